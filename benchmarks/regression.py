@@ -136,7 +136,7 @@ def one(kernel: str, m: int, n: int, d: int, dtype: torch.dtype, rounds: int) ->
     del sums
     found = {
         "seconds": round(seconds(lambda: kernel_sums(kernel, x, keys, values, h), rounds), 3),
-        "way": plan_sums(kernel, x, keys, values, h).way,
+        "way": plan_sums(kernel, x, keys, values, h).method,
         "error": float(gap),
     }
     print(f"{kernel}, {m:,} x {n:,}, d {d}, {str(dtype).removeprefix('torch.')}: {found}", flush=True)

@@ -284,7 +284,7 @@ def written_by(writer: str, path: Path) -> object:
     if writer == "pictures.save()":
         return pictures.save(pictures.sheet(1, 1), path, dpi=20)
     if writer == "save_text()":
-        return save_text("text", path, "report")
+        return save_text("text", path)
     if writer == "predict_file()":
         return predict_file(AttentionRegressor(bandwidth=1.0).fit(X, X[:, 0]), X, path)
     if writer == "AttentionRegressor.save()":

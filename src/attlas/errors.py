@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
     "GradientError", "MissingExtraError", "ModifiedError", "PortError", "RecordingError", "RecordingWarning",
-    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind",
+    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind", "listed",
 ]  # fmt: skip
 
 
@@ -153,3 +153,16 @@ def kind(value: object) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("nd") else f"a {name}"
+
+
+def listed(names: Iterable[object], most: int = 12) -> str:
+    """Word the first of some names, and how many more there are.
+
+    Examples
+    --------
+    >>> listed(range(5), most=3)
+    '0, 1, 2 and 2 more'
+    """
+    words = [str(name) for name in names]
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

@@ -140,12 +140,12 @@ class LazyTensor:
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
         return lambda *args, **kwargs: _dispatched(f"{self.label}.{name}()", found, name, (self, *args), kwargs)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return what the method of the dense tensor gives."""
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
+        """Return what the method of the dense tensor gives: a tensor, of some methods several or another type."""
         sign = _SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
         where = f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"
         args, kwargs = written_out(where, ((self, *args), kwargs))
-        return getattr(torch.Tensor, name)(*args, **kwargs)
+        return getattr(torch.Tensor, name)(*args, **kwargs)  # type: ignore[no-any-return]
 
     @classmethod
     def __torch_function__(

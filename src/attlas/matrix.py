@@ -124,8 +124,7 @@ class AttentionMatrix(TensorLike):
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
-            dense: Tensor = self._call("__rmatmul__", x)
-            return dense
+            return self._call("__rmatmul__", x)
         return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
 
     def detach(self) -> AttentionMatrix:

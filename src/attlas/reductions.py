@@ -104,8 +104,7 @@ def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Ten
     keys, queries = A.ndim - 1, A.ndim - 2
     if name == "argmax":
         if len(dims) > 1 or not dims & {keys, queries}:
-            found: Tensor = A._call("argmax", dim, keepdim)
-            return found
+            return A._call("argmax", dim, keepdim)
     elif A.needs_graph and (name != "amax" and dims & {keys, queries}):
         return _recorded(A, name, dims, keepdim)
     if not dims & {keys, queries}:

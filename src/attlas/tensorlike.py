@@ -190,8 +190,7 @@ class TensorLike(LazyTensor):
         first, second = axis_of(A, "diagonal", dim1), axis_of(A, "diagonal", dim2)
         length = min(m, n - offset) - max(0, -offset)
         if (first, second) != (A.ndim - 2, A.ndim - 1) or length <= 0:
-            found: Tensor = self._call("diagonal", offset, dim1, dim2)
-            return found
+            return self._call("diagonal", offset, dim1, dim2)
         start = max(0, -offset)
         queries = torch.arange(start, start + length, device="cpu")
         cells: Tensor = A[..., queries, queries + offset]
@@ -292,15 +291,13 @@ class TensorLike(LazyTensor):
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
         A = _me(self)
         if A.problem.is_symbolic or transforming():
-            found: Tensor = self._call("count_nonzero", dim)
-            return found
+            return self._call("count_nonzero", dim)
         return Cellwise(A, lambda cells: cells != 0, (), constant=True).sum(dim)
 
     def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """Return the Euclidean norm of the weights over axes; other norms are those of the dense tensor."""
         if p not in ("fro", None, 2) or dtype is not None:
-            found: Tensor = self._call("norm", p, dim, keepdim, dtype)
-            return found
+            return self._call("norm", p, dim, keepdim, dtype)
         cells: Any = self
         return _sqrt(cells.square().sum(dim, keepdim))
 

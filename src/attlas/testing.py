@@ -7,9 +7,9 @@ first that does not: put one call into your tests.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,38 @@ from attlas.tiles import Tile, cut
 
 __all__ = ["ContractError", "check_mask", "check_score", "check_statistic"]
 
-Given: TypeAlias = Mapping[str, object]
-
 _CLOSE = 1e-8  # in float64: far above rounding, far below any mistake
 # Whole, several blocks of rows and of columns, and next to no memory: the result must not depend on it.
 _PLANS = (Plan("tiled"), Plan("tiled", rows=3, columns=4), Plan("tiled", cells=16), Plan())
 _PLANS_FOR_MASKS = (Plan("tiled"), Plan("tiled", rows=31, columns=47), Plan(rows=64), Plan())
+
+
+@dataclass(frozen=True)
+class _Contract:
+    """A check of one object: the function and the object that its errors name.
+
+    Parameters
+    ----------
+    where : str
+        The function, with the class of the object.
+    given : mapping of str to object
+        The object.
+    """
+
+    where: str
+    given: Mapping[str, object]
+
+    def broken(self, rule: str, found: str, fix: str) -> ContractError:
+        """Return the error of a broken rule."""
+        return ContractError(self.where, rule, self.given, found=found, fix=fix)
+
+    def check_close(
+        self, rule: str, results: Sequence[Tensor], expected: Sequence[Tensor], fix: str, found: str = "off by {}"
+    ) -> None:
+        """Raise the error of a rule unless tensors are equal up to rounding; `found` takes the largest difference."""
+        error = max((_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
+        if error > _CLOSE:
+            raise self.broken(rule, found.format(f"{error:.2g}"), fix)
 
 
 def check_score(score: Score, query_size: int = 8, key_size: int | None = None, heads: int = 2) -> None:
@@ -87,20 +113,21 @@ def check_score(score: Score, query_size: int = 8, key_size: int | None = None, 
       fix: let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().
     """
     if not isinstance(score, Score):
-        raise _broken("check_score()", "score must be an attlas.Score.", found=repr(score), fix="class MyScore(Score)")
-    where, given = f"check_score({type(score).__name__})", {"score": repr(score)}
+        rule, fix = "score must be an attlas.Score.", "class MyScore(Score)"
+        raise ContractError("check_score()", rule, found=repr(score), fix=fix)
+    contract = _Contract(f"check_score({type(score).__name__})", {"score": repr(score)})
     score = copy.deepcopy(score).double()
     q = _numbers(2, heads, 7, query_size).requires_grad_()
     k = _numbers(2, heads, 9, query_size if key_size is None else key_size, seed=1).requires_grad_()
     score.check(q, k, heads)
     problem = attend(q, k, score=score).problem
     before = [t.detach().clone() for t in (q, k)]
-    _check_tiles_of_score(where, given, problem)
+    _check_tiles_of_score(contract, problem)
     if not all(torch.equal(a, b) for a, b in zip((q, k), before, strict=True)):
         fix = "leave out in-place operations, or work on a copy."
-        raise _broken(where, "forward() must not write to its tokens.", given, found="q or k has changed", fix=fix)
-    _check_words_of_score(where, given, problem)
-    _check_products(where, given, lambda plan: attend(q, k, score=score, mask=_some_pairs(), plan=plan), score)
+        raise contract.broken("forward() must not write to its tokens.", "q or k has changed", fix)
+    _check_attributes_of_score(contract, problem)
+    _check_products(contract, lambda plan: attend(q, k, score=score, mask=_some_pairs(), plan=plan), score)
 
 
 def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: int = 1, heads: int = 1) -> None:
@@ -148,8 +175,9 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
       fix: return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right.
     """
     if not isinstance(mask, Mask):
-        raise _broken("check_mask()", "mask must be an attlas.Mask.", found=repr(mask), fix="from_function(mask_mod)")
-    where, given = f"check_mask({type(mask).__name__})", {"mask": mask.name()}
+        rule, fix = "mask must be an attlas.Mask.", "from_function(mask_mod)"
+        raise ContractError("check_mask()", rule, found=repr(mask), fix=fix)
+    contract = _Contract(f"check_mask({type(mask).__name__})", {"mask": mask.name()})
     own_m, own_n = mask.size()
     n = n or own_n or 150
     m = m or own_m or min(70, n)
@@ -157,17 +185,13 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
     try:
         problem = attend(q, k, mask=mask).problem
     except ShapeError as error:
-        raise _broken(
-            where,
-            "check() must accept the sizes that the mask is made for.",
-            given,
-            found=str(error).splitlines()[0],
-            fix=f"check_mask(mask, m={m}, n={n}, batch={batch}, heads={heads}) with the sizes that fit.",
-        ) from error
-    whole = _allowed(where, given, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
+        rule = "check() must accept the sizes that the mask is made for."
+        fix = f"check_mask(mask, m={m}, n={n}, batch={batch}, heads={heads}) with the sizes that fit."
+        raise contract.broken(rule, str(error).splitlines()[0], fix) from error
+    whole = _allowed(contract, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
     for at in _rectangles(problem):
-        _check_tile_of_mask(where, given, mask, at, whole)
-    _check_products(where, given, lambda plan: attend(q, k, mask=mask, plan=plan), None)
+        _check_tile_of_mask(contract, mask, at, whole)
+    _check_products(contract, lambda plan: attend(q, k, mask=mask, plan=plan), None)
 
 
 def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None = None) -> None:
@@ -213,72 +237,72 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
       fix: compare statistic and dense on one row; a row that sees no key has weights 0.
     """
     if not isinstance(statistic, Statistic):
-        fix = "class MyStatistic(stats.Statistic)"
-        raise _broken("check_statistic()", "statistic must be a Statistic.", found=repr(statistic), fix=fix)
-    where = f"check_statistic({type(statistic).__name__})"
-    given = {"statistic": type(statistic).__name__}
+        rule, fix = "statistic must be a Statistic.", "class MyStatistic(stats.Statistic)"
+        raise ContractError("check_statistic()", rule, found=repr(statistic), fix=fix)
+    name = type(statistic).__name__
+    contract = _Contract(f"check_statistic({name})", {"statistic": name})
     for sink in (None, _numbers(3, seed=7)):
         for mask in (None, _some_pairs(), Causal(-3)):
             q, k = _numbers(2, 3, 13, 4), _numbers(2, 3, 17, 4, seed=1)
             matrices = {plan: attend(q, k, mask=mask, sink=sink, plan=plan) for plan in _PLANS}
-            _check_results(where, given, statistic, matrices, dense, ties=isinstance(mask, Causal))
+            _check_results(contract, statistic, matrices, dense, ties=isinstance(mask, Causal))
             # A gradient from next to no memory takes as long as all the others, and one of the six matrices tells.
             hardest = sink is not None and mask is not None and not isinstance(mask, Causal)
             some = {plan: A for plan, A in matrices.items() if hardest or not plan.cells}
-            _check_gradient(where, given, statistic, some)
+            _check_gradient(contract, statistic, some)
 
 
-def _check_tiles_of_score(where: str, given: Given, problem: Problem) -> None:
-    at = problem.tile(*map(range, problem.shape))
-    whole = _scores(where, given, problem, at)
+def _check_tiles_of_score(contract: _Contract, problem: Problem) -> None:
+    whole = _scores(contract, problem, problem.tile(*map(range, problem.shape)))
     for tile in _rectangles(problem):
-        part = _scores(where, given, problem, tile)
-        error = _difference(part, _part(whole, tile))
-        if error > _CLOSE:
-            raise _broken(
-                where,
-                "a tile must equal that part of the whole matrix.",
-                given,
-                found=f"{_place(tile)}, off by {error:.2g}",
-                fix="let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().",
-            )
+        contract.check_close(
+            "a tile must equal that part of the whole matrix.",
+            [_scores(contract, problem, tile)],
+            [_part(whole, tile)],
+            "let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().",
+            found=f"{_place(tile)}, off by {{}}",
+        )
 
 
-def _scores(where: str, given: Given, problem: Problem, at: Tile) -> Tensor:
+def _scores(contract: _Contract, problem: Problem, at: Tile) -> Tensor:
     """Run `forward` on one tile, as the engine does."""
     rows: Any = slice(at.rows.start, at.rows.stop) if at.row_index is None else at.row_index
     columns: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index
     b, h, _ = at.place
     q, k = problem.tokens
     logits = problem.score(tree_map(lambda t: t[b, h, rows], q), tree_map(lambda t: t[b, h, columns], k), at)
-    shape, dtype = tuple(getattr(logits, "shape", ())), getattr(logits, "dtype", None)
-    fits = len(shape) <= 4 and all(a in (1, b) for a, b in zip(shape[::-1], at.shape[::-1], strict=False))
-    if not fits or not isinstance(logits, Tensor) or not logits.is_floating_point():
-        raise _broken(
-            where,
-            "forward() must return floating point log-weights that broadcast to (batches, heads, rows, columns).",
-            given,
-            found=f"shape {shape}, {dtype}, for a tile of {at.shape}",
-            fix="q.unsqueeze(-2) and k.unsqueeze(-3) give one cell for each pair; sum over the last axis.",
-        )
+    if not _broadcasts(logits, at) or not logits.is_floating_point():
+        rule = "forward() must return floating point log-weights that broadcast to (batches, heads, rows, columns)."
+        fix = "q.unsqueeze(-2) and k.unsqueeze(-3) give one cell for each pair; sum over the last axis."
+        raise contract.broken(rule, _form(logits, at), fix)
     return logits.detach().double().expand(at.shape)
 
 
-def _check_words_of_score(where: str, given: Given, problem: Problem) -> None:
+def _broadcasts(result: Any, at: Tile) -> bool:
+    """Return whether a result is a tensor that broadcasts to the shape of a tile."""
+    if not isinstance(result, Tensor) or result.ndim > 4:
+        return False
+    return all(size in (1, full) for size, full in zip(result.shape[::-1], at.shape[::-1], strict=False))
+
+
+def _form(result: Any, at: Tile) -> str:
+    shape, dtype = tuple(getattr(result, "shape", ())), getattr(result, "dtype", None)
+    return f"shape {shape}, {dtype}, for a tile of {at.shape}"
+
+
+def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
     """Check what a score says of itself: finite, positional, as_dot."""
     score, at = problem.score, problem.tile(*map(range, problem.shape))
-    logits = _scores(where, given, problem, at)
+    logits = _scores(contract, problem, at)
     if score.finite and not bool(logits.isfinite().all()):
         found = f"{int((~logits.isfinite()).sum())} of {logits.numel()} log-weights of finite tokens are not"
         rule = "a score that says finite = True must give finite log-weights."
-        raise _broken(where, rule, given, found=found, fix="leave `finite` at False.")
+        raise contract.broken(rule, found, "leave `finite` at False.")
     if score.positional:
         other = attend(problem.q.detach() + 1, problem.k.detach() - 1, score=score).problem
-        if _difference(_scores(where, given, other, at), logits) > _CLOSE:
-            rule = "a score that says positional = True must not look at the tokens."
-            raise _broken(
-                where, rule, given, found="other tokens, other log-weights", fix="leave `positional` at False."
-            )
+        rule = "a score that says positional = True must not look at the tokens."
+        found, fix = "other tokens, other log-weights", "leave `positional` at False."
+        contract.check_close(rule, [_scores(contract, other, at)], [logits], fix, found)
     with torch.no_grad():
         dot = score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
         if dot is None:
@@ -287,33 +311,28 @@ def _check_words_of_score(where: str, given: Given, problem: Problem) -> None:
         product = product if dot.row is None else product + dot.row.unsqueeze(-1)
         product = product if dot.bias is None else product + dot.bias(problem.q, problem.k, at)
         product = torch.tanh(product / dot.cap) * dot.cap if dot.cap else product
-    error = _difference(product.expand(at.shape), logits)
-    if error > _CLOSE:
-        rule = "as_dot() must be the score that forward() gives."
-        fix = "check scale, row, bias and cap; or return None."
-        raise _broken(where, rule, given, found=f"off by {error:.2g}", fix=fix)
+    rule, fix = "as_dot() must be the score that forward() gives.", "check scale, row, bias and cap; or return None."
+    contract.check_close(rule, [product.expand(at.shape)], [logits], fix)
 
 
-def _check_products(where: str, given: Given, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:
+def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:
     """Check output and gradients of all plans against the definition, and that against finite differences."""
     exact = make(Plan("reference"))
     q, k, n = exact.problem.q, exact.problem.k, exact.problem.shape[3]
     v = _numbers(n, 3, seed=2).requires_grad_()
     leaves = [q, k, v, *(p for p in (() if score is None else score.parameters()) if p.requires_grad)]
+    names = ["q", "k", "v", *(f"parameter {i} {tuple(p.shape)}" for i, p in enumerate(leaves[3:]))]
     wanted = exact @ v
     slope = _numbers(*wanted.shape, seed=3)
     gradients = _gradients(wanted, leaves, slope)
     for plan in _PLANS_FOR_MASKS if score is None else _PLANS:
-        found = make(plan) @ v
-        if (error := _difference(found.detach(), wanted.detach())) > _CLOSE:
-            rule = "the output must be that of the definition, whatever the plan."
-            fix = "compare A[:, :] with the formula on a small matrix."
-            raise _broken(where, rule, given, found=f"off by {error:.2g} with {plan}", fix=fix)
-        for name, a, b in zip(_names(leaves), _gradients(found, leaves, slope), gradients, strict=True):
-            if (error := _difference(a, b)) > _CLOSE * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
-                rule = "the gradients must be those of the definition, whatever the plan."
-                fix = "keep to torch's operations, or check the backward of your own."
-                raise _broken(where, rule, given, found=f"gradient of {name} off by {error:.2g} with {plan}", fix=fix)
+        out = make(plan) @ v
+        rule = "the output must be that of the definition, whatever the plan."
+        fix = "compare A[:, :] with the formula on a small matrix."
+        contract.check_close(rule, [out.detach()], [wanted.detach()], fix, f"off by {{}} with {plan}")
+        rule = "the gradients must be those of the definition, whatever the plan."
+        fix = "keep to torch's operations, or check the backward of your own."
+        _compare_gradients(contract, rule, fix, names, _gradients(out, leaves, slope), gradients, plan)
     if score is None:
         return
     try:
@@ -321,52 +340,47 @@ def _check_products(where: str, given: Given, make: Callable[[Plan], AttentionMa
     except RuntimeError as error:
         rule = "the gradients of forward() must be those of finite differences."
         fix = "check the backward of your own autograd function, and where a parameter is detached."
-        raise _broken(where, rule, given, found=str(error).strip().splitlines()[0][:100], fix=fix) from error
+        raise contract.broken(rule, str(error).strip().splitlines()[0][:100], fix) from error
 
 
-def _check_tile_of_mask(where: str, given: Given, mask: Mask, at: Tile, whole: Tensor) -> None:
-    allowed = _allowed(where, given, mask, at)
+def _compare_gradients(
+    contract: _Contract, rule: str, fix: str, names: Sequence[str], results: list[Tensor], expected: list[Tensor],
+    plan: Plan,
+) -> None:  # fmt: skip
+    """Raise the error of a rule unless each gradient is the expected one, relative to its largest number."""
+    for name, a, b in zip(names, results, expected, strict=False):
+        scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
+        if (error := _difference(a, b)) > _CLOSE * scale:
+            raise contract.broken(rule, f"gradient of {name} off by {error:.2g} with {plan}", fix)
+
+
+def _check_tile_of_mask(contract: _Contract, mask: Mask, at: Tile, whole: Tensor) -> None:
+    allowed = _allowed(contract, mask, at)
     wanted = _part(whole, at)
     if not torch.equal(allowed, wanted):
-        raise _broken(
-            where,
-            "a tile must equal that part of the whole mask.",
-            given,
-            found=f"{_place(at)}, {int((allowed != wanted).sum())} of {allowed.numel()} pairs differ",
-            fix="ask at.i, at.j, at.b and at.h for places: they count in the whole matrix.",
-        )
+        found = f"{_place(at)}, {int((allowed != wanted).sum())} of {allowed.numel()} pairs differ"
+        fix = "ask at.i, at.j, at.b and at.h for places: they count in the whole matrix."
+        raise contract.broken("a tile must equal that part of the whole mask.", found, fix)
     coverage = mask.coverage(at)
-    for amount, right in ((BlockState.EMPTY, not bool(wanted.any())), (BlockState.FULL, bool(wanted.all()))):
-        if coverage is amount and not right:
-            everywhere = "False" if amount is BlockState.EMPTY else "True"
-            count = f"{int(wanted.sum())} of {wanted.numel()} pairs may attend"
-            raise _broken(
-                where,
-                f"coverage() must be {amount.name} only where allows() is {everywhere} everywhere.",
-                given,
-                found=f"{_place(at)} are said to be {amount.name}, and {count}",
-                fix="return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right.",
-            )
+    wrong = {BlockState.EMPTY: bool(wanted.any()), BlockState.FULL: not bool(wanted.all())}
+    if wrong.get(coverage, False):
+        rule = f"coverage() must be {coverage.name} only where allows() is {coverage is BlockState.FULL} everywhere."
+        count = f"{int(wanted.sum())} of {wanted.numel()} pairs may attend"
+        fix = "return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right."
+        raise contract.broken(rule, f"{_place(at)} are said to be {coverage.name}, and {count}", fix)
 
 
-def _allowed(where: str, given: Given, mask: Mask, at: Tile) -> Tensor:
+def _allowed(contract: _Contract, mask: Mask, at: Tile) -> Tensor:
     allowed = mask.allows(at)
-    shape, dtype = tuple(getattr(allowed, "shape", ())), getattr(allowed, "dtype", None)
-    fits = len(shape) <= 4 and all(a in (1, b) for a, b in zip(shape[::-1], at.shape[::-1], strict=False))
-    if not fits or dtype is not torch.bool:
-        raise _broken(
-            where,
-            "allows() must return a bool tensor that broadcasts to (batches, heads, rows, columns).",
-            given,
-            found=f"shape {shape}, {dtype}, for a tile of {at.shape}",
-            fix="compare at.i and at.j, whose shapes broadcast: at.j <= at.i.",
-        )
+    if not _broadcasts(allowed, at) or allowed.dtype is not torch.bool:
+        rule = "allows() must return a bool tensor that broadcasts to (batches, heads, rows, columns)."
+        fix = "compare at.i and at.j, whose shapes broadcast: at.j <= at.i."
+        raise contract.broken(rule, _form(allowed, at), fix)
     return allowed.expand(at.shape)
 
 
 def _check_results(
-    where: str,
-    given: Given,
+    contract: _Contract,
     statistic: Statistic,
     matrices: dict[Plan, AttentionMatrix],
     dense: Callable[[Tensor], Any] | None,
@@ -378,43 +392,35 @@ def _check_results(
         if tuple(t.shape[:2]) != (2, 3):
             fix = "carry (batch, heads, ...) and write into carry[at.place]."
             rule = "the first axes of a result must be (batch, heads)."
-            raise _broken(where, rule, given, found=f"shape {tuple(t.shape)}, expected (2, 3, ...)", fix=fix)
+            raise contract.broken(rule, f"shape {tuple(t.shape)}, expected (2, 3, ...)", fix)
 
     def parts(result: Any) -> list[Tensor]:
         return [t for t in _tensors(result) if t.is_floating_point() or not ties]
 
     wanted = [t.clone() for t in parts(first.collect(statistic)[0])]
     again = "start() must return a fresh carry."
-    runs = [("a second run gives the same", first.collect(statistic)[0], again)]
-    runs += [(f"{plan} gives the same", A.collect(statistic)[0], "sum over parts; leave nothing to their order.")
-             for plan, A in matrices.items()]  # fmt: skip
+    contract.check_close("a second run gives the same result.", parts(first.collect(statistic)[0]), wanted, again)
+    for plan, A in matrices.items():
+        fix = "sum over parts; leave nothing to their order."
+        contract.check_close(f"{plan} gives the same result.", parts(A.collect(statistic)[0]), wanted, fix)
     beside = first.collect(statistic, mass, statistic)
-    runs.append(("it gives the same beside others", beside[2], again))
-    for rule, result, fix in runs:
-        error = max((_difference(a, b) for a, b in zip(parts(result), wanted, strict=True)), default=0.0)
-        if error > _CLOSE:
-            raise _broken(where, f"{rule} result.", given, found=f"off by {error:.2g}", fix=fix)
-    if _difference(beside[1], first.collect(mass)[0]) > _CLOSE:
-        rule = "a step must not write into the tensors of its part."
-        raise _broken(where, rule, given, found="other statistics change", fix="work on a copy: part.weights.clone().")
+    contract.check_close("it gives the same result beside others.", parts(beside[2]), wanted, again)
+    rule, fix = "a step must not write into the tensors of its part.", "work on a copy: part.weights.clone()."
+    contract.check_close(rule, [beside[1]], first.collect(mass), fix, "other statistics change")
     one = parts(first[1, 2].collect(statistic)[0])
-    if max((_difference(a, b[1, 2]) for a, b in zip(one, wanted, strict=True)), default=0.0) > _CLOSE:
-        rule, found = "a head must give alone what it gives in the whole matrix.", "A[1, 2] differs from [1, 2] of A"
-        raise _broken(where, rule, given, found=found, fix="do not mix batches or heads.")
-    _check_merge(where, given, statistic, first, wanted, parts)
+    rule, found = "a head must give alone what it gives in the whole matrix.", "A[1, 2] differs from [1, 2] of A"
+    contract.check_close(rule, one, [t[1, 2] for t in wanted], "do not mix batches or heads.", found)
+    _check_merge(contract, statistic, first, wanted, parts)
     if dense is not None:
         expected = parts(dense(first.to_dense()))
         for plan, A in matrices.items():
-            results = parts(A.collect(statistic)[0])
-            error = max((_difference(a, b) for a, b in zip(results, expected, strict=True)), default=0.0)
-            if error > _CLOSE:
-                rule, fix = "the result must be that of the dense formula.", "compare statistic and dense on one row; "
-                found = f"off by {error:.2g} with plan {plan}"
-                raise _broken(where, rule, given, found=found, fix=fix + "a row that sees no key has weights 0.")
+            rule = "the result must be that of the dense formula."
+            fix = "compare statistic and dense on one row; a row that sees no key has weights 0."
+            contract.check_close(rule, parts(A.collect(statistic)[0]), expected, fix, f"off by {{}} with plan {plan}")
 
 
 @torch.enable_grad()
-def _check_gradient(where: str, given: Given, statistic: Statistic, matrices: dict[Plan, AttentionMatrix]) -> None:
+def _check_gradient(contract: _Contract, statistic: Statistic, matrices: dict[Plan, AttentionMatrix]) -> None:
     """Check the gradient of a statistic against that of autograd through its steps over the whole matrix."""
     if not statistic.differentiable:
         return
@@ -423,31 +429,29 @@ def _check_gradient(where: str, given: Given, statistic: Statistic, matrices: di
         problem = A.problem
         leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, problem.sink) if t is not None]
         A = attend(leaves[0], leaves[1], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
-        wanted = wanted or _slopes(graph.collect(where, A.problem, [statistic])[0], leaves)
-        for name, a, b in zip(("q", "k", "the sink"), _slopes(A.collect(statistic)[0], leaves), wanted, strict=False):
-            if (error := _difference(a, b)) > _CLOSE * max(1.0, float(b.abs().max())):
-                rule = "gradient() must give the gradient that autograd finds in the steps."
-                fix = (
-                    "derive it from finish(step(start())), cell by cell; or leave it out: autograd then runs the steps."
-                )
-                raise _broken(where, rule, given, found=f"gradient in {name} off by {error:.2g} with {plan}", fix=fix)
+        wanted = wanted or _slopes(graph.collect(contract.where, A.problem, [statistic])[0], leaves)
+        rule = "gradient() must give the gradient that autograd finds in the steps."
+        fix = "derive it from finish(step(start())), cell by cell; or leave it out: autograd then runs the steps."
+        results = _slopes(A.collect(statistic)[0], leaves)
+        _compare_gradients(contract, rule, fix, ("q", "k", "the sink"), results, wanted, plan)
 
 
 def _slopes(result: Any, leaves: list[Tensor]) -> list[Tensor]:
     """Return the gradients of a loss that weighs the numbers of a result."""
-    found = [t for t in _tensors(result) if t.requires_grad]
-    loss = torch.zeros((), dtype=torch.float64)
-    for t in found:
-        loss = (
-            loss + (t.nan_to_num(0.0, 0.0, 0.0) * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape)).sum()
-        )
-    return _gradients(loss, leaves, torch.ones_like(loss)) if found else [torch.zeros_like(t) for t in leaves]
+    terms = [
+        (t.nan_to_num(0.0, 0.0, 0.0) * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape)).sum()
+        for t in _tensors(result)
+        if t.requires_grad
+    ]
+    if not terms:
+        return [torch.zeros_like(t) for t in leaves]
+    loss = torch.stack([term.double() for term in terms]).sum()
+    return _gradients(loss, leaves, torch.ones_like(loss))
 
 
 @torch.no_grad()
 def _check_merge(
-    where: str,
-    given: Given,
+    contract: _Contract,
     statistic: Statistic,
     A: AttentionMatrix,
     wanted: list[Tensor],
@@ -463,12 +467,9 @@ def _check_merge(
         halves["columns"] = [(range(m), range(n // 2)), (range(m), range(n // 2, n))]
     for what, spans in halves.items():
         carries = [_carry(statistic, problem, lse, *span) for span in spans]
-        found = parts(statistic.finish(statistic.merge(*carries)))
-        error = max((_difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
-        if error > _CLOSE:
-            rule = f"merge() of two halves of the {what} must give the whole."
-            fix = "join what start() and step() carry: sums add up, of maxima the larger stays."
-            raise _broken(where, rule, given, found=f"off by {error:.2g}", fix=fix)
+        rule = f"merge() of two halves of the {what} must give the whole."
+        fix = "join what start() and step() carry: sums add up, of maxima the larger stays."
+        contract.check_close(rule, parts(statistic.finish(statistic.merge(*carries))), wanted, fix)
 
 
 def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, columns: range) -> Any:
@@ -525,10 +526,6 @@ def _gradients(out: Tensor, leaves: list[Tensor], slope: Tensor) -> list[Tensor]
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
 
 
-def _names(leaves: list[Tensor]) -> list[str]:
-    return ["q", "k", "v", *(f"parameter {i} {tuple(p.shape)}" for i, p in enumerate(leaves[3:]))]
-
-
 def _tensors(result: Any) -> list[Tensor]:
     return tree_flatten(result if isinstance(result, Tensor) else tuple(result))
 
@@ -540,7 +537,3 @@ def _difference(a: Tensor, b: Tensor) -> float:
     a, b = a.double(), b.double()
     gap = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
     return float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
-
-
-def _broken(where: str, rule: str, given: Given | None = None, *, found: str, fix: str) -> ContractError:
-    return ContractError(where, rule, given, found=found, fix=fix)

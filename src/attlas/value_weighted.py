@@ -14,7 +14,7 @@ from attlas.scores import Score
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["norms_of", "value_weighted"]
+__all__ = ["KeyWeighted", "norms_of", "value_weighted"]
 
 
 def norms_of(values: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     >>> from attlas.value_weighted import norms_of, value_weighted
     >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
     >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0]
-    AttentionMatrix(shape=(2, 2), torch.float32, score=_KeyWeighted)
+    AttentionMatrix(shape=(2, 2), torch.float32, score=KeyWeighted)
     >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0, 1].tolist()
     [2.5, 0.0]
     """
@@ -75,7 +75,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
         problem,
         q=torch.cat([q, torch.ones_like(q[..., :1])], dim=-1),
         k=torch.cat([k, logs.unsqueeze(-1)], dim=-1),
-        score=_KeyWeighted(problem.score, finite=bool((norms > 0).all())),
+        score=KeyWeighted(problem.score, finite=bool((norms > 0).all())),
         sink=None,  # it is part of the log-sum-exp
         partial=True,
         weighted=True,
@@ -84,8 +84,10 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     return AttentionMatrix(problem, A.plan, A._axes, A._exact_lse())
 
 
-class _KeyWeighted(Score):
+class KeyWeighted(Score):
     """A score of keys whose last coordinate is added to it: the logarithm of a factor of their weights."""
+
+    stored = ("inner", "finite")
 
     def __init__(self, inner: Score, *, finite: bool) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class _KeyWeighted(Score):
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
         inner = self.inner.translate(rows, columns, m, n)
-        return None if inner is None else _KeyWeighted(inner, finite=self.finite)
+        return None if inner is None else KeyWeighted(inner, finite=self.finite)
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
         dot = self.inner.as_dot(q[0], k[0])

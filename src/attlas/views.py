@@ -159,8 +159,7 @@ class LogitMatrix(_View):
         """Largest log-weight of each row, shape (..., m); without the keys' axis that of the dense tensor."""
         dims = sorted(axes_of(self, "amax", dim))
         if self.ndim - 1 not in dims:
-            dense: Tensor = self._call("amax", dims, keepdim)
-            return dense
+            return self._call("amax", dims, keepdim)
         return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:

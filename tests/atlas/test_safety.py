@@ -429,7 +429,7 @@ def test_links_are_not_followed(folder: Path) -> None:
     path = folder / "0001.safetensors"
     path.rename(folder.parent / "elsewhere")
     path.symlink_to(folder.parent / "elsewhere")
-    refusal(folder, path.name, "a link")
+    refusal(folder, path.name, "a symbolic link")
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

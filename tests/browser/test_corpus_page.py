@@ -35,7 +35,7 @@ def model() -> Any:
     from attlas import models
     from attlas.cli.loading import load
 
-    return load(models.path(), "test")
+    return load(models.path())
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import torch
 import attlas
 from attlas import processor
 from attlas.cli import bench_cases, main
-from attlas.cli.file_lock import LockedError, hold
+from attlas.cli.file_lock import hold
+from attlas.cli.terminal import UsageError
 from attlas.cli.timing import ratios
 from attlas.work import kernels
 
@@ -85,7 +86,7 @@ def test_limits_are_rates_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import sys; from pathlib import Path; from attlas.cli.file_lock import hold\n"
-        f"with hold(Path({str(folder / 'bench.lock')!r})): print('held', flush=True); sys.stdin.read()"
+        f"with hold(Path({str(folder / 'bench.lock')!r}), 'rule'): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -97,9 +98,9 @@ def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixtur
         assert "attlas: bench: one run at a time: two would measure each other." in err
         assert re.search(rf"  found: process {first.pid}, since \d\d:\d\d:\d\d\n", err)
         first.kill()
-    with hold(folder / "bench.lock"):  # a process that was killed holds nothing
+    with hold(folder / "bench.lock", "one at a time."):  # a process that was killed holds nothing
         assert f"process {os.getpid()}, since " in (folder / "bench.lock").read_text("utf-8")
-        with pytest.raises(LockedError), hold(folder / "bench.lock"):
+        with pytest.raises(UsageError), hold(folder / "bench.lock", "one at a time."):
             pass
 
 

@@ -13,8 +13,7 @@ import transformers
 
 from attlas import models
 from attlas.cli import main
-from attlas.cli.demo_result import DemoResult
-from attlas.cli.demo_run import read
+from attlas.cli.demo_run import DemoResult, read
 from attlas.cli.loading import load, texts, tokenize
 from attlas.cli.terminal import Terminal
 
@@ -110,13 +109,14 @@ def test_numbers_equal_those_of_full_matrices(reading: DemoResult, weights: torc
             assert math.isclose(getattr(head, name), float(value), rel_tol=2e-4, abs_tol=1e-6), name
     assert ids.shape == (n,)
     top = weights.topk(8)
-    torch.testing.assert_close(reading.values, top.values, atol=1e-5, rtol=1e-4)
-    window = slice(reading.window.start, reading.window.stop)
-    allowed = torch.ones(len(reading.window), len(reading.window), dtype=torch.bool).tril()
-    torch.testing.assert_close(
-        reading.closeups[..., allowed], weights[:, :, window, window][..., allowed], atol=1e-5, rtol=1e-4
-    )
-    assert reading.closeups[..., ~allowed].isnan().all()
+    values = torch.stack([entry.statistics["top_k"].values[0] for entry in reading.atlas.entries])
+    torch.testing.assert_close(values, top.values, atol=1e-5, rtol=1e-4)
+    window, closeup = reading.closeup()
+    span, head = slice(window.start, window.stop), reading.most_telling
+    allowed = torch.ones(len(window), len(window), dtype=torch.bool).tril()
+    expected = weights[head.layer, head.head, span, span]
+    torch.testing.assert_close(closeup[allowed], expected[allowed], atol=1e-5, rtol=1e-4)
+    assert closeup[~allowed].isnan().all()
 
 
 def test_induction_on_the_text_equals_its_definition(

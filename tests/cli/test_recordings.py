@@ -17,7 +17,7 @@ from tests.cli.conftest import Run
 
 import attlas
 from attlas import pictures, stats
-from attlas.cli import main, record
+from attlas.cli import main
 from attlas.cli.demo_run import read
 from attlas.cli.formatting import secondary_patterns
 from attlas.cli.head_statistics import classify_entry, selected
@@ -108,7 +108,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
-    monkeypatch.setattr(record, "_block", lambda *given: None)
     return found
 
 
@@ -142,7 +141,7 @@ def test_steps_give_what_the_whole_gives(
     n = len(found.tokens)
     assert n == 110 + (2 if "--generate" in steps else 0)
     loaded = load(model_folder)
-    with attlas.record(loaded.model, statistics=selected(None, found.ids[0], 6, "record")) as wanted, torch.no_grad():
+    with attlas.record(loaded.model, statistics=selected(None, found.ids[0], 6)) as wanted, torch.no_grad():
         loaded.model(found.ids, use_cache=False)
     assert found.details["keep"] == keep
     for one, other in zip(found.entries, wanted.entries, strict=True):

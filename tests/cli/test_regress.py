@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import importlib.util
 import io
 import itertools
 import json
@@ -449,8 +450,8 @@ def test_options_that_do_not_go_together_are_named(
 def test_extras_are_named(
     data: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find = regress.importlib.util.find_spec
-    monkeypatch.setattr(regress.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     told = refusal([data, "--target", "y", "--plot", "fit.png"], capsys)
     assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
 

@@ -160,7 +160,7 @@ def test_one_process_leaves_out_what_has_no_weight(kernel: str, d: int) -> None:
     random = torch.Generator().manual_seed(0)
     keys, x = (torch.rand(60_000, d, generator=random).double() for _ in range(2))
     h, values = (0.001, 0.01, 0.05)[d - 1], torch.randn(60_000, 2, generator=random).double()
-    assert plan_sums(kernel, x, keys, values, h, tolerance=0).way == "boxes"
+    assert plan_sums(kernel, x, keys, values, h, tolerance=0).method == "boxes"
     found = kernel_sums(kernel, x, keys, values, h, tolerance=0)
     some = slice(0, 2000)
     task = checked_task(kernel, x[some] / h, keys / h, values, 1.0, None, 0.0, False, 0, None)

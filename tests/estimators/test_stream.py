@@ -1,6 +1,5 @@
 """Chunk by chunk gives what a whole gives: arrays on disk, Parquet, keys in parts; and no half file is ever seen."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("sklearn", reason="the room of the estimators needs scikit-learn (attlas[sklearn])")
+pytest.importorskip("sklearn", reason="the estimators need scikit-learn (attlas[sklearn])")
 
 from sklearn.linear_model import LinearRegression
 from tests.messages import said
 
 from attlas import errors
-from attlas.estimators import parquet
 from attlas.estimators.chunks import Chunks
 from attlas.estimators.parquet import ParquetFile
 from attlas.estimators.stream import predict_chunks, predict_file, sum_chunks
@@ -38,16 +36,6 @@ class Sure(LinearRegression):
     def predict(self, X, return_std=False):
         mean = super().predict(X)
         return (mean, np.abs(mean)) if return_std else mean
-
-
-@pytest.fixture(params=["polars", "pyarrow"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each library that reads Parquet, alone."""
-    pytest.importorskip(request.param, reason=f"Parquet through {request.param}")
-    find = importlib.util.find_spec
-    other = {"polars": "pyarrow", "pyarrow": "polars"}[request.param]
-    monkeypatch.setattr(parquet.importlib.util, "find_spec", lambda name: None if name == other else find(name))
-    return request.param
 
 
 # -------------------------------------------------------------------------------------------------------------- chunks
@@ -100,14 +88,15 @@ def test_what_cannot_be_read_is_refused(call, text: str) -> None:
 
 
 def write(path: Path, groups: int = 128) -> Path:
-    polars = pytest.importorskip("polars", reason="the test writes Parquet through polars")
+    pandas = pytest.importorskip("pandas", reason="pandas writes the Parquet file of the test")
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
     columns = {"c": X[:, 2], "odd": [str(i) for i in range(1000)], "a": X[:, 0], "b": X[:, 1], "flag": X[:, 0] > 0}
-    polars.DataFrame(columns).write_parquet(path, row_group_size=groups)
+    pandas.DataFrame(columns).to_parquet(path, row_group_size=groups)
     return path
 
 
 @pytest.mark.parametrize("rows", [50, 128, 300, 4096])
-def test_parquet_is_read_in_chunks(tmp_path: Path, library: str, rows: int) -> None:
+def test_parquet_is_read_in_chunks(tmp_path: Path, rows: int) -> None:
     path = write(tmp_path / "x.parquet")
     chunks = Chunks(path, columns=["a", "b", "c", "flag"], rows=rows)
     assert chunks.total == 1000
@@ -117,30 +106,39 @@ def test_parquet_is_read_in_chunks(tmp_path: Path, library: str, rows: int) -> N
     np.testing.assert_array_equal(np.concatenate(found), np.column_stack([X, X[:, 0] > 0]))
 
 
-def test_parquet_says_what_it_holds(tmp_path: Path, library: str) -> None:
+def test_missing_values_of_every_kind_of_number_are_nan(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")
+    decimal = arrow.array(["1.5", None]).cast(arrow.decimal128(4, 2))
+    table = arrow.table({"whole": [3, None], "flag": [True, None], "real": [0.5, None], "decimal": decimal})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    (found,) = Chunks(tmp_path / "x.parquet")
+    np.testing.assert_array_equal(found, [[3.0, 1.0, 0.5, 1.5], [np.nan] * 4])
+
+
+def test_parquet_says_what_it_holds(tmp_path: Path) -> None:
     file = ParquetFile(write(tmp_path / "x.parquet"), "here")
     assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)
-    assert [file.kinds[name] for name in ("c", "flag")] == ["number", "bool"]
-    assert file.kinds["odd"] not in ("number", "bool")
     with pytest.raises(errors.ShapeError) as caught:
         ParquetFile(file.path, "here", ["a", "z"])
     assert said(caught.value) == "here: no column 'z' in x.parquet"
 
 
-def test_parquet_is_written_in_chunks(tmp_path: Path, library: str) -> None:
-    polars = pytest.importorskip("polars", reason="the test reads Parquet through polars")
+def test_parquet_is_written_in_chunks(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas reads the Parquet file of the test")
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
     out = predict_file(Sure().fit(X, Y), X, tmp_path / "out.parquet", rows=300, return_std=True, names=["y"])
-    frame = polars.read_parquet(out)
+    frame = pandas.read_parquet(out)
     np.testing.assert_array_equal(frame["y"].to_numpy(), WHOLE)
     np.testing.assert_array_equal(frame["y_std"].to_numpy(), np.abs(WHOLE))
 
 
-def test_parquet_without_a_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet.importlib.util, "find_spec", lambda name: None)
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(errors.MissingExtraError) as caught:
         Chunks(tmp_path / "x.parquet")
-    assert said(caught.value) == ("Chunks(): no module named polars or pyarrow")
-    with pytest.raises(errors.MissingExtraError, match="to write Parquet"):
+    assert said(caught.value) == ("Chunks(): no module named pyarrow")
+    with pytest.raises(errors.MissingExtraError, match="pyarrow must be installed"):
         predict_file(MODEL, X, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
 

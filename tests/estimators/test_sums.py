@@ -110,7 +110,7 @@ def test_every_way_is_the_definition(kernel: str, dtype: torch.dtype, d: int, mo
         for tolerance, way in ((1e-7, "line" if d == 1 else "boxes"), (0.0, exact)):
             error = max(tolerance, 1e-13) if dtype is torch.float64 else 2e-5
             more = {"weights": w, "tolerance": tolerance, "leave_one_out": loo, "moments": moments}
-            assert plan_sums(kernel, x, keys, values, h, **more).way == way
+            assert plan_sums(kernel, x, keys, values, h, **more).method == way
             sums = kernel_sums(kernel, x, keys, values, h, **more)
             assert sums.numerator.dtype == sums.denominator.dtype == dtype
             # Differences near one bandwidth have lost digits; a weight has an error of that many units.
@@ -272,8 +272,8 @@ def test_progress_ends_with_all_queries() -> None:
 def test_a_plan_says_why() -> None:
     x = torch.randn(3000, 1)
     plan = plan_sums("gaussian", x, x, x, 0.1)
-    assert plan.way == "line"
-    assert repr(plan).startswith("way: line, since keys on a line: exact sums")
+    assert plan.method == "line"
+    assert repr(plan).startswith("method: line, since keys on a line: exact sums")
     assert "tolerance=0 asks for every pair" in repr(plan_sums("gaussian", x, x, x, 0.1, tolerance=0.0))
     small = plan_sums("gaussian", x[:5], x, x, 0.1)
     assert "not line: 15,000 pairs are too few for it to pay" in repr(small)
@@ -283,7 +283,7 @@ def test_boxes_leave_pairs_out_and_direct_is_taken_where_they_cannot() -> None:
     keys = torch.randn(50_000, 2).double()
     narrow = plan_sums("gaussian", keys, keys, keys[:, :1], 0.02)
     wide = plan_sums("gaussian", keys, keys, keys[:, :1], 5.0)
-    assert (narrow.way, wide.way) == ("boxes", "direct")
+    assert (narrow.method, wide.method) == ("boxes", "direct")
     assert "100% of the pairs lie in boxes" in wide.others["boxes"]
 
 

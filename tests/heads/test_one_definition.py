@@ -13,6 +13,7 @@ from attlas import heads
 from attlas.atlas import Atlas, Entry
 from attlas.cli import head_statistics, stats
 from attlas.cli.__main__ import main
+from attlas.cli.terminal import Terminal
 from attlas.heads.classification import detectable
 from attlas.view.service import Service
 
@@ -104,15 +105,8 @@ def test_short_texts_name_nothing_that_chance_reaches(tmp_path, capsys) -> None:
     assert main(["stats", str(tmp_path / "run.atlas")]) == 0
     said = capsys.readouterr().out
     assert said.count("too short a text (11 tokens) to name heads local, broad") == 1
-    rows = stats._rows(stats.open_atlas(tmp_path / "run.atlas", _Quiet(), "stats"))
+    rows = stats._rows(stats.open_atlas(tmp_path / "run.atlas", Terminal()))
     assert [row["what"] for row in rows] == ["previous token", "mixed"]
-
-
-class _Quiet:
-    def step(self, *args):
-        from contextlib import nullcontext
-
-        return nullcontext(lambda: None)
 
 
 @pytest.mark.parametrize("tokens", [11, 40, 200])

@@ -34,7 +34,7 @@ MATRIX = attlas.attend(torch.zeros(1, 4, 5, 8), torch.zeros(1, 4, 5, 8))
         (lambda: Suppress(keys=3, heads=[]), DtypeError, "Suppress(): heads must be whole numbers"),
         (lambda: Suppress(keys=3, layers=1.5), DtypeError, "Suppress(): layers must be numbers or names"),
         (lambda: ScaleLogits(float("nan")), ShapeError, "factor must be a finite number"),
-        (lambda: Temperature(0.0), ShapeError, "the temperature must be above 0"),
+        (lambda: Temperature(0.0), ShapeError, "temperature must be a finite number above 0"),
         (lambda: Ablate(value=torch.zeros(2, 2, 2)), ShapeError, "shape (e,) or (chosen heads, e)"),
         (lambda: Ablate(value="mean"), ShapeError, "value must be a finite number"),
         (lambda: ReplaceWeights(torch.zeros(3)), DtypeError, "an Atlas, one of its entries, or an AttentionMatrix"),

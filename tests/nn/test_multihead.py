@@ -7,6 +7,7 @@ import sys
 import types
 import unittest
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -220,6 +221,11 @@ def test_head_mean_reads_like_the_dense_mean():
     for dim, keepdim in itertools.product((-1, -2, 1, 2), (True, False)):
         torch.testing.assert_close(mean.sum(dim, keepdim), dense.sum(dim, keepdim))
         torch.testing.assert_close(mean.mean(dim, keepdim), dense.mean(dim, keepdim))
+    for dim in (0, (0, -1), (1, 2), None):  # the batch is an axis of the mean, and the heads are none
+        torch.testing.assert_close(mean.sum(dim), dense.sum(dim))
+        torch.testing.assert_close(mean.mean(dim, keepdim=True), dense.mean(dim, keepdim=True))
+    torch.testing.assert_close(torch.relu(mean), dense)
+    np.testing.assert_array_equal(mean.numpy(), mean.to_dense().numpy())
     v = torch.randn(2, 7, 6)
     torch.testing.assert_close(mean @ v, dense @ v)
     torch.testing.assert_close(mean @ v[0, :, 0], dense @ v[0, :, 0])

@@ -10,14 +10,14 @@ from torch import nn
 
 import attlas
 from attlas.recording import hooks
-from attlas.recording.hooks import is_recording, offer, subscribed
+from attlas.recording.hooks import AttentionCall, is_recording, offer, subscribed
 
 
 class Heard:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def on_attention(self, *call: Any) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         self.calls.append(call[:4])
 
 

@@ -79,6 +79,22 @@ def test_a_value_of_norm_zero_adds_nothing() -> None:
     assert (dense[..., 3] == 0).all()
 
 
+@pytest.mark.parametrize("score", [attlas.ScaledDot(), attlas.ScaledDot() + attlas.Alibi(2), attlas.Gaussian(1.5)])
+def test_a_weighted_matrix_is_saved_and_loaded(score: attlas.Score, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    A = attlas.attend(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4), score=score, mask=attlas.Causal())
+    norms = 9 * torch.rand(1, 2, 9)
+    norms[0, 1, 3] = 0
+    weighted = value_weighted(A, norms)
+    attlas.Atlas([attlas.Entry("a", 0, "self", 0, (0, 1), (0, 9), 0, (1, 2, 9, 9), weighted)]).save(
+        tmp_path / "w.atlas"
+    )
+    loaded = attlas.load(tmp_path / "w.atlas").entry(0).need_matrix("the test")
+    torch.testing.assert_close(loaded.to_dense(), A.to_dense() * norms.unsqueeze(2), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match="shares"):
+        stats.entropy(loaded)
+
+
 @pytest.mark.parametrize("keep", ["device", "disk"])
 def test_generation_is_one_text(llama: nn.Module, ids: Tensor, keep: Any, tmp_path: Path) -> None:
     settings = {"folder": tmp_path / "run.atlas"} if keep == "disk" else {}

@@ -259,6 +259,19 @@ def test_nosink_says_what_is_left_of_a_row() -> None:
     service.close()
 
 
+def test_nosink_of_a_part_keeps_what_the_rest_of_a_row_has() -> None:
+    torch.manual_seed(0)
+    whole = attlas.attend(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), mask=attlas.Causal())
+    part = whole.window((5, 40), (3, 20))
+    expected = part.to_dense()[0, 1] / (1 - part.to_dense()[0, 1, :, :1])
+    expected[:, 0] = 0
+    service = Service(part)
+    rows = [numbers(service, "row", entry=0, head=1, variant="nosink", i=i) for i in range(35)]
+    np.testing.assert_allclose(rows, expected.numpy(), rtol=1e-5, atol=1e-7)
+    assert expected[20].sum() < 0.9, "the rest of this row stands outside of the part"
+    service.close()
+
+
 @pytest.mark.parametrize(
     "score",
     [

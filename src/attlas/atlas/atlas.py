@@ -13,13 +13,11 @@ from attlas.atlas.bookmarks import Bookmark
 from attlas.atlas.entry import KINDS, Entry, statistic_names
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
 __all__ = ["Atlas"]
-
-_SHOWN = 12  # names that an error lists
 
 
 class Atlas:
@@ -177,7 +175,7 @@ class Atlas:
             "atlas[...]",
             "the second number names a pass of the layer.",
             {"key": repr(key)},
-            found=f"passes {', '.join(map(str, numbers[:_SHOWN]))} of {passes[0].path}",
+            found=f"passes {listed(numbers)} of {passes[0].path}",
             fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
         )
 
@@ -208,13 +206,11 @@ class Atlas:
         return str(entry.layer) if entry.kind == self._main() else repr(entry.path)
 
     def _contents(self) -> str:
-        """Word what may be asked for: the layers of each kind, and the first names."""
+        """Word the layers of each kind, and the first modules."""
         if not self.entries:
             return "an empty atlas"
-        parts = [f"{name}: {_numbers('layer', self.layers(name))}" for name in self.kinds]
-        names = list(dict.fromkeys(entry.name for entry in self.entries))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return "; ".join(parts) + f"; modules {', '.join(names[:_SHOWN])}{more}"
+        parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
+        return "; ".join([*parts, f"modules {listed(dict.fromkeys(entry.name for entry in self.entries))}"])
 
     def table(self, data: str = "records") -> Any:
         """Return one record for each recorded head, with each statistic as one number.
@@ -359,12 +355,11 @@ class Atlas:
         torch.Size([1, 1, 4, 2])
         """
         names = statistic_names(statistics)
-        kept = [entry for entry in self.entries if entry.matrix is not None]
-        for entry in self.entries if not kept else ():
-            entry.need_matrix("atlas.collect()")
-        for done, entry in enumerate(kept):
-            results = entry.need_matrix("atlas.collect()").collect(*statistics)
-            entry.statistics.update(zip(names, results, strict=True))
+        kept = [(entry, entry.matrix) for entry in self.entries if entry.matrix is not None]
+        if self.entries and not kept:
+            self.entries[0].need_matrix("atlas.collect()")
+        for done, (entry, matrix) in enumerate(kept):
+            entry.statistics.update(zip(names, matrix.collect(*statistics), strict=True))
             if progress is not None:
                 progress(done + 1, len(kept))
 
@@ -444,48 +439,50 @@ class Atlas:
         title = f"Atlas of {self.model}" if self.model else "Atlas"
         if not self.entries:
             return f"{title}: empty"
-        main = [entry for entry in self.entries if entry.kind == self._main()]
-        heads = _between([len(entry.heads) for entry in main])
+        heads = _heads([entry for entry in self.entries if entry.kind == self._main()])
         size = _bytes(sum(entry.nbytes for entry in self.entries))
         batch = len(self.texts or ())
         tokens = "" if self.tokens is None else f", {f'{batch} × ' if batch > 1 else ''}{len(self.tokens):,} tokens"
-        layers = _many(str(len(self)), "layer")
-        lines = [f"{title}: {layers} × {_many(heads, 'head')}{tokens}, {size}"]
-        for name in self.kinds:
-            lines.append("  " + self._line(name))
-        numbers = list(dict.fromkeys(key for entry in self.entries for key in entry.statistics))
-        lines += [f"  statistics: {', '.join(numbers)}"] if numbers else []
+        lines = [f"{title}: {_many(str(len(self)), 'layer')} × {heads}{tokens}, {size}"]
+        lines += [f"  {self._line(name)}" for name in self.kinds]
+        statistics = dict.fromkeys(name for entry in self.entries for name in entry.statistics)
+        lines += [f"  statistics: {', '.join(statistics)}"] if statistics else []
         lines += [f"  spans: {', '.join(self.spans)}"] if self.spans else []
         return "\n".join(lines)
 
     def _line(self, name: str) -> str:
+        """Describe the attentions of one kind."""
         entries = [entry for entry in self.entries if entry.kind == name]
-        heads = _between([len(entry.heads) for entry in entries])
         m, n = (_between([entry.shape[axis] for entry in entries]) for axis in (2, 3))
         passes = max(entry.call for entry in entries) + 1
         kept = sum(entry.matrix is not None for entry in entries)
         keeps = "q and k kept" if kept == len(entries) else "statistics only" if not kept else f"q and k of {kept} kept"
         keeps = "q, k and v kept" if all(entry.values is not None for entry in entries) else keeps
         again = f", {passes} passes" if passes > 1 else ""
-        layers = _numbers("layer", self.layers(name))
-        return f"{name}: {layers}, {_many(heads, 'head')}, {m} queries × {n} keys{again}, {keeps}"
+        layers = _layers(self.layers(name))
+        return f"{name}: {layers}, {_heads(entries)}, {m} queries × {n} keys{again}, {keeps}"
 
 
 def _many(count: str, name: str) -> str:
     return f"{count} {name}" if count == "1" else f"{count} {name}s"
 
 
-def _numbers(word: str, numbers: list[int]) -> str:
-    """Word a list of numbers, as a range where it is one."""
+def _heads(entries: list[Entry]) -> str:
+    """Word how many heads entries have: "4 heads", "2 to 8 heads"."""
+    return _many(_between([len(entry.heads) for entry in entries]), "head")
+
+
+def _layers(numbers: list[int]) -> str:
+    """Word a list of layers, as a range where it is one."""
     if len(numbers) == 1:
-        return f"{word} {numbers[0]}"
+        return f"layer {numbers[0]}"
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{word}s {numbers[0]} to {numbers[-1]}"
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"{word}s {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+        return f"layers {numbers[0]} to {numbers[-1]}"
+    return f"layers {listed(numbers)}"
 
 
 def _between(numbers: list[int]) -> str:
+    """Word the smallest and the largest of some numbers."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

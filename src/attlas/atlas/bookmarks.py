@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attlas.atlas.manifest import errors_name_file
+from attlas.atlas.manifest import errors_name_file, plain_file_size
 from attlas.atlas.serialization import FormatError
 from attlas.errors import RecordingError
 from attlas.files import whole_file
@@ -76,12 +77,11 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
     """
     path = folder / BOOKMARKS
     with errors_name_file(folder, BOOKMARKS):
-        if path.is_symlink():  # also one that leads nowhere, which exists() does not see
-            raise FormatError("a symbolic link, and no plain file")
-        if not path.exists():
+        if not os.path.lexists(path):
             return []
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            raise FormatError("not a plain file of bookmarks")
+        size = plain_file_size(path)
+        if size > _LARGEST:
+            raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise FormatError(f"JSON, but not of the format {_FORMAT!r}, version {_VERSION}")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attlas.atlas.bookmarks import read_bookmarks
 from attlas.atlas.entry import VALUES, Entry
-from attlas.atlas.manifest import FILE, MANIFEST, check_files, check_type, errors_name_file, read_manifest
-from attlas.atlas.serialization import FormatError, UserScores, mask_from, result_from, score_from
+from attlas.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
+from attlas.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes
@@ -161,8 +161,8 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
         raise FormatError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
     mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
     score = score_from(record.get("score"), reader.take, user_scores)
-    partial = check_type(record.get("partial", False), "partial", bool)
-    problem = Problem(q, k, score, mask, sink, *ids, partial=partial)
+    kinds = {name: check_type(record.get(name, False), name, bool) for name in ("partial", "weighted")}
+    problem = Problem(q, k, score, mask, sink, *ids, **kinds)
     _check_corners(problem)
     return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
 

@@ -115,8 +115,7 @@ class Entry:
             rule = "query_mask must be a tensor of bool of shape (batch, m)."
             found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
             fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
-        elif self._wrong_values():
-            found = self._wrong_values()
+        elif found := self._wrong_values():
             rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
             fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
         if rule:
@@ -176,20 +175,14 @@ class Entry:
         >>> entry.value_weighted().to_dense()[0, 0].tolist()
         [[2.5, 0.5], [2.5, 0.5]]
         """
-        matrix, norms = self.need_matrix("Entry.value_weighted()"), self.output_norms if output else self.value_norms
+        where, field = "Entry.value_weighted()", "output_norms" if output else "value_norms"
+        matrix, norms = self.need_matrix(where), getattr(self, field)
         if norms is not None:
             return value_weighted(matrix, norms)
-        raise RecordingError(
-            "Entry.value_weighted()",
-            "the output projection of the layer must be known."
-            if output and self.value_norms is not None
-            else "the norms of the values must have been recorded.",
-            {"entry": f"{self.path} ({self.name}), call {self.call}"},
-            found=f"no {'output_norms' if output else 'value_norms'}",
-            fix="value_weighted(output=False)"
-            if output and self.value_norms is not None
-            else 'attlas.record(model, values=True), or values="norms".',
-        )
+        rule, fix = "the norms of the values must have been recorded.", 'record(model, values=True), or values="norms".'
+        if output and self.value_norms is not None:
+            rule, fix = "the output projection of the layer must be known.", "value_weighted(output=False)"
+        raise RecordingError(where, rule, {"entry": self._label}, found=f"no {field}", fix=fix)
 
     @property
     def path(self) -> str:
@@ -199,16 +192,13 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
-        tensors = [*tensors_in(self.statistics), *self.values_and_norms.values()]
-        tensors += [] if self.query_mask is None else [self.query_mask]
-        return sum(t.numel() * t.element_size() for t in tensors) + self._matrix_bytes()
+        problem = None if self.matrix is None else self.matrix.problem
+        tokens = () if problem is None else (problem.q, problem.k, problem.sink)
+        return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
 
-    def _matrix_bytes(self) -> int:
-        if self.matrix is None:
-            return 0
-        problem = self.matrix.problem
-        tensors = [problem.q, problem.k, *(() if problem.sink is None else (problem.sink,))]
-        return sum(t.numel() * t.element_size() for t in tensors)
+    @property
+    def _label(self) -> str:
+        return f"{self.path} ({self.name}), call {self.call}"
 
     def __repr__(self) -> str:
         _, _, m, n = self.shape
@@ -235,14 +225,10 @@ class Entry:
         """
         if self.matrix is not None:
             return self.matrix
-        names = ", ".join(self.statistics) or "no statistic"
-        raise RecordingError(
-            where,
-            "the weights of a layer are made from its q and k, and these were not kept.",
-            {"entry": f"{self.path} ({self.name}), call {self.call}"},
-            found=f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics',
-            fix='record with keep="disk" (or "cpu") to keep q and k.',
-        )
+        names, fix = ", ".join(self.statistics) or "no statistic", 'record with keep="disk" (or "cpu") to keep q and k.'
+        rule = "the weights of a layer are made from its q and k, and these were not kept."
+        found = f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics'
+        raise RecordingError(where, rule, {"entry": self._label}, found=found, fix=fix)
 
 
 def statistic_names(statistics: Iterable[Statistic]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from attlas.atlas.serialization import FormatError
+from attlas.atlas.serialization import FormatError, check_type
 from attlas.atlas.tensors import Written, sha256_of
 from attlas.errors import AttlasError, RecordingError
 
@@ -24,9 +24,9 @@ __all__ = [
     "FILE",
     "MANIFEST",
     "check_files",
-    "check_type",
     "errors_name_file",
     "folder_error",
+    "plain_file_size",
     "read_manifest",
     "write_manifest",
 ]
@@ -72,32 +72,24 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise folder_error(folder, "", "a saved atlas is a folder.", found, fix)
     path = folder / MANIFEST
     if not path.exists():
-        fix = "the folder that save(), or `attlas record`, has written."
-        raise folder_error(
-            folder, "", "the folder must hold a recording.", f"no recording in this folder: it has no {MANIFEST}", fix
-        )
+        rule, found = "the folder must hold a recording.", f"no recording in this folder: it has no {MANIFEST}"
+        raise folder_error(folder, "", rule, found, "the folder that save(), or `attlas record`, has written.")
     with errors_name_file(folder, MANIFEST):
-        _regular(path)
-        size = path.stat().st_size
+        size = plain_file_size(path)
         if size > _LARGEST:
             raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
         text = path.read_bytes()
         content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise FormatError(f"JSON, but not of the format {_FORMAT!r}")
-        version = content.get("version")
+        version, digest = content.get("version"), _DIGEST.search(text)
         if type(version) is int and version > _VERSION:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
             raise folder_error(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
-        match = _DIGEST.search(text)
-        if (
-            version not in range(1, _VERSION + 1)
-            or isinstance(version, bool)
-            or match is None
-            or match[1].decode() != content.get("sha256")
-        ):
+        known = type(version) is int and version >= 1
+        if not known or digest is None or digest[1].decode() != content.get("sha256"):
             raise FormatError(f"format version {str(version)[:60]} without a checksum")
-        blank = text[: match.start(1)] + _EMPTY.encode() + text[match.end(1) :]
+        blank = text[: digest.start(1)] + _EMPTY.encode() + text[digest.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:
             raise FormatError("a checksum that is not that of its text: it was changed, or cut off")
         return content
@@ -121,8 +113,7 @@ def check_files(folder: Path, files: Any, *, verify: bool) -> None:
             check_type(file.get("sha256"), f"sha256 of {name}", str)
     for name, file in listed.items():
         with errors_name_file(folder, name):
-            _regular(folder / name)
-            size = (folder / name).stat().st_size
+            size = plain_file_size(folder / name)
             if size != file["bytes"]:
                 raise FormatError(f"{size:,} bytes, and {file['bytes']:,} were written")
     if not verify:
@@ -133,13 +124,6 @@ def check_files(folder: Path, files: Any, *, verify: bool) -> None:
             with errors_name_file(folder, name):
                 if next(digests) != listed[name]["sha256"]:
                     raise FormatError("a checksum that is not the one that was written: its contents were changed")
-
-
-def check_type(value: Any, name: str, kind: type) -> Any:
-    """Return a value of plain data that is exactly of a type, or raise a FormatError."""
-    if type(value) is kind:
-        return value
-    raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
 
 
 @contextmanager
@@ -168,11 +152,12 @@ def folder_error(folder: Path, file: str, rule: str, found: str, fix: str) -> Re
     return RecordingError("load()", rule, arguments, found=found, fix=fix)
 
 
-def _regular(path: Path) -> None:
-    """Raise unless a path is a plain file: no link out of the folder, no pipe that would never end."""
-    mode = path.lstat().st_mode
-    if not stat.S_ISREG(mode):
-        raise FormatError("a link" if stat.S_ISLNK(mode) else "no plain file")
+def plain_file_size(path: Path) -> int:
+    """Return the bytes of a plain file; raise for a link, which may lead out of the folder, and for a pipe."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError("a symbolic link" if stat.S_ISLNK(status.st_mode) else "no plain file")
+    return status.st_size
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

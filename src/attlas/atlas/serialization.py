@@ -14,6 +14,7 @@ from attlas import masks as m
 from attlas import scores as s
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.stats import Largest, Moments
+from attlas.value_weighted import KeyWeighted
 from attlas.windows import TranslatedScore
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LoadTensor",
     "StoreTensor",
     "UserScores",
+    "check_type",
     "mask_from",
     "mask_spec",
     "result_from",
@@ -50,7 +52,11 @@ def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
     return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
 
 
-_SCORES: dict[str, type[s.Score]] = _exported_classes(s, s.Score) | {"MovedScore": TranslatedScore}
+_SCORES: dict[str, type[s.Score]] = {
+    **_exported_classes(s, s.Score),
+    "MovedScore": TranslatedScore,
+    "KeyWeighted": KeyWeighted,
+}
 _MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
 # Version 2 writes these two as it writes a score of the user's own.
 _STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")
@@ -186,14 +192,15 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a whole number")
         elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
-        settings[key] = nn.Parameter(value) if wrapped is not None and "t" in data and _flag(data, "learn") else value
+        is_parameter = wrapped is not None and "t" in data and check_type(_get(data, "learn"), "learn", bool)
+        settings[key] = nn.Parameter(value) if is_parameter else value
     if wrapped is None:
         del settings["class"]
     return settings
 
 
 def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, depth: int) -> s.Score:
-    name = _text(spec, "name")
+    name = check_type(_get(spec, "name"), "name", str)
     match = user_scores.get(name) if isinstance(user_scores, Mapping) else user_scores
     if isinstance(match, s.Score) and type(match).__name__ == name:
         return match
@@ -253,27 +260,21 @@ def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:
 # --------------------------------------------------------------------------------------------------------- plain data
 
 
+def check_type(value: Any, name: str, kind: type) -> Any:
+    """Return a value of plain data that is exactly of a type, or raise a FormatError."""
+    if type(value) is kind:
+        return value
+    raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
+
+
 def _class_of(spec: Any, depth: int) -> str:
+    """Return the class that plain data names; `depth` is the number of scores, masks or results around it."""
     if depth > _DEPTH:
         raise FormatError(f"more than {_DEPTH} parts within parts")
-    return _text(spec, "class")
+    return str(check_type(_get(spec, "class"), "class", str))
 
 
 def _get(spec: Any, key: str) -> Any:
     if not isinstance(spec, dict) or key not in spec:
         raise FormatError(f"no {key!r} where there must be one")
     return spec[key]
-
-
-def _text(spec: Any, key: str) -> str:
-    value = _get(spec, key)
-    if not isinstance(value, str):
-        raise FormatError(f"{key} = {str(value)[:60]}, not a text")
-    return value
-
-
-def _flag(spec: Any, key: str) -> bool:
-    value = _get(spec, key)
-    if not isinstance(value, bool):
-        raise FormatError(f"{key} = {str(value)[:60]}, not true or false")
-    return value

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from glob import escape
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
 from attlas.atlas.serialization import Spec, mask_spec, result_spec, score_spec
 from attlas.atlas.tensors import Written, fingerprint, storable, write_tensors
+from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, RecordingError
 from attlas.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
@@ -90,7 +94,7 @@ class Writer:
 
     def begin(self) -> tuple[Path, int]:
         """Return a new hidden folder beside the target, and a handle that locks it."""
-        with self._writing():
+        with self.errors_name_folder():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _clear_leftovers(self.folder)
             self._check_target()
@@ -135,8 +139,7 @@ class Writer:
         self._check_open("Writer.add()")
         record = self._record(entry)
         self.flush()
-        problem = None if entry.matrix is None else entry.matrix.problem
-        parts = [] if problem is None else problem.score.modules()
+        parts = [] if entry.matrix is None else entry.matrix.problem.score.modules()
         own = {type(part).__name__: part for part in parts if isinstance(part, Score)}
         written = entry_from(record, self._reader, own)
         self._records[id(written)] = (written, record, dict(written.statistics))
@@ -179,7 +182,7 @@ class Writer:
             "entries": records,
         }
         _check_plain(content)
-        with self._writing():
+        with self.errors_name_folder():
             write_bookmarks(self.partial, atlas.bookmarks)
         self.seal(content)
         self._done = True
@@ -187,7 +190,7 @@ class Writer:
 
     def seal(self, content: Mapping[str, Any]) -> None:
         """Write ``atlas.json`` and give the folder its name."""
-        with self._writing():
+        with self.errors_name_folder():
             write_manifest(self.partial, content, self.files)
             sync_folder(self.partial)
             self._check_target()
@@ -214,15 +217,16 @@ class Writer:
         record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
         record["matrix"] = None
         if entry.matrix is not None:
-            problem, find = entry.matrix.problem, self._runs_for(entry)
+            problem = entry.matrix.problem
+            find_runs = partial(self._runs_in, problem)
             record["matrix"] = {
                 "q": self.put("q", problem.q),
                 "k": self.put("k", problem.k),
                 "lse": self.put("lse", entry.matrix._exact_lse()),
                 "sink": None if problem.sink is None else self.put("sink", problem.sink),
-                **({"partial": True} if problem.partial else {}),
+                **{name: True for name in ("partial", "weighted") if getattr(problem, name)},
                 "score": score_spec(problem.score, self._put_shared),
-                "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find),
+                "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find_runs),
                 "batch_ids": problem.batch_ids.tolist(),
                 "head_ids": problem.head_ids.tolist(),
             }
@@ -230,20 +234,15 @@ class Writer:
         record["statistics"] = {name: result_spec(name, result, self.put) for name, result in results}
         return record
 
-    def _runs_for(self, entry: Entry) -> Callable[[Mask], Mask]:
-        """Return what finds the runs of a mask, once for all entries of one size."""
-        problem = entry.need_matrix("save()").problem
+    def _runs_in(self, problem: Problem, mask: Mask) -> Mask:
+        """Return the runs of a mask in a matrix, found once for all entries of one size."""
         ids = (problem.batch_ids, problem.head_ids)
         batch, heads = (int(index.max()) + 1 if index.numel() else 0 for index in ids)
         sizes = (batch, heads, *problem.shape[2:])
-
-        def find(mask: Mask) -> Mask:
-            runs = self._runs.setdefault(mask, {})
-            if sizes not in runs:
-                runs[sizes] = runs_of(mask, *sizes, device=problem.device)
-            return runs[sizes]
-
-        return find
+        runs = self._runs.setdefault(mask, {})
+        if sizes not in runs:
+            runs[sizes] = runs_of(mask, *sizes, device=problem.device)
+        return runs[sizes]
 
     def part(self, name: str, t: Tensor) -> Tensor:
         """Return what is stored of a tensor."""
@@ -252,10 +251,8 @@ class Writer:
     def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
         own = self.part(name, t)
-        key, number = name, 1
-        while key in self._pending:
-            number += 1
-            key = f"{name}_{number}"
+        keys = chain([name], (f"{name}_{number}" for number in count(2)))
+        key = next(key for key in keys if key not in self._pending)
         self._pending[key] = own
         return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
 
@@ -274,13 +271,12 @@ class Writer:
         """Write the tensors that are kept to a file of their own."""
         if not self._pending:
             return
-        name, tensors = self._file(), self._pending
-        self._pending = {}
+        name, tensors, self._pending = self._file(), self._pending, {}
         self.files[name] = self.write(name, tensors)
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> Written:
         """Write one file of tensors, and return its size and checksum."""
-        with self._writing():
+        with self.errors_name_folder():
             return write_tensors(self.partial / name, tensors)
 
     def _check_open(self, where: str) -> None:
@@ -289,17 +285,16 @@ class Writer:
             raise RecordingError(where, "a writer writes one folder.", found="a closed writer", fix=fix)
 
     def _check_target(self) -> None:
-        """Raise unless the folder may get its name."""
+        """Raise unless there is no folder of this name, an empty one, or an atlas that may be replaced."""
         folder = self.folder
-        if not folder.exists() and not folder.is_symlink():
+        is_folder = folder.is_dir() and not folder.is_symlink()
+        names = sorted(path.name for path in folder.iterdir()) if is_folder else []
+        if not names and (is_folder or not os.path.lexists(folder)):
             return
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else None
-        if names == []:
-            return
-        foreign = [name for name in names or () if name not in (MANIFEST, BOOKMARKS) and FILE.fullmatch(name) is None]
-        if names is None or foreign or MANIFEST not in names:
+        foreign = [name for name in names if name not in (MANIFEST, BOOKMARKS) and FILE.fullmatch(name) is None]
+        if foreign or MANIFEST not in names:
             rule, fix = "only a folder that holds an atlas and nothing else is replaced.", "give another folder."
-            found = "no folder" if names is None else (", ".join(foreign[:4]) or f"no {MANIFEST}")
+            found = ", ".join(foreign[:4]) or (f"no {MANIFEST}" if is_folder else "no folder")
         elif not self.overwrite:
             rule, found = "the folder must not be there yet.", "an atlas"
             fix = "give another folder, or remove this one."
@@ -309,39 +304,27 @@ class Writer:
             return
         raise RecordingError(self.asked_by, rule, {"folder": str(folder)}, found=found, fix=fix)
 
-    def _writing(self) -> _Writing:
-        return _Writing(self.folder)
-
-
-class _Writing:
-    """Say of an error of the disk which folder it was about."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
+    @contextmanager
+    def errors_name_folder(self) -> Iterator[None]:
+        """Turn an error of the file system into a RecordingError that names the folder."""
+        try:
+            yield
+        except OSError as error:
             rule, fix = "the folder must be one that can be written.", "give a folder on a disk with room."
-            found = f"{error.strerror or error}"
+            found = error.strerror or str(error)
             raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix) from error
 
 
 def _check_unique(entries: Iterable[Entry]) -> None:
-    places: dict[tuple[str, int], str] = {}
+    """Raise if two entries have the same kind, layer and call."""
+    names: dict[tuple[str, int], str] = {}
     for entry in entries:
         key = (entry.path, entry.call)
-        if key in places:
-            raise RecordingError(
-                "save()",
-                "each pass of each layer may stand in an atlas once.",
-                {"entries": f"{places[key]} and {entry.name}"},
-                found=f"both are {entry.path}, call {entry.call}",
-                fix="give the passes of one layer the calls 0, 1, 2 ...",
-            )
-        places[key] = entry.name
+        if key in names:
+            rule, fix = "each pass of each layer may stand in an atlas once.", "give the passes of one layer the calls "
+            both, found = {"entries": f"{names[key]} and {entry.name}"}, f"both are {entry.path}, call {entry.call}"
+            raise RecordingError("save()", rule, both, found=found, fix=fix + "0, 1, 2 ...")
+        names[key] = entry.name
 
 
 def _check_plain(content: Mapping[str, Any]) -> None:
@@ -350,11 +333,9 @@ def _check_plain(content: Mapping[str, Any]) -> None:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
+            rule = f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts."
             raise DtypeError(
-                "save()",
-                f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts.",
-                found=str(error),
-                fix=f"atlas.{key} = ... without other objects.",
+                "save()", rule, found=str(error), fix=f"atlas.{key} = ... without other objects."
             ) from error
 
 
@@ -398,8 +379,8 @@ def _clear_leftovers(folder: Path) -> None:
             old.rename(folder)
     if os.name == "nt":  # a leftover is not told from a writer at work, and stays
         return
-    for partial in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
-        handle = _lock(partial)
+    for leftover in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
+        handle = _lock(leftover)
         if handle is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
             os.close(handle)

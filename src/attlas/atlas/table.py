@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attlas.atlas.entry import Entry
 from attlas.atlas.padding import included_rows
@@ -35,21 +36,15 @@ def records(entries: Iterable[Entry]) -> list[Record]:
     list of dict
         A statistic that an entry does not have is None.
     """
-    tables = []
-    names: dict[str, None] = dict.fromkeys(_HEAD_COLUMNS)
-    for entry in entries:
-        columns = columns_of(entry)
-        names |= dict.fromkeys(columns)
-        tables.append((entry, columns))
-    table = []
+    tables = [(entry, columns_of(entry)) for entry in entries]
+    names = dict.fromkeys(name for _, columns in tables for name in columns)
+    table: list[Record] = []
     for entry, columns in tables:
-        m, n = entry.shape[2:]
+        _, _, m, n = entry.shape
         for index, head in enumerate(entry.heads):
-            values = (entry.layer, head, entry.kind, entry.name, entry.call, m, n)
-            record: Record = dict.fromkeys(names)
-            record |= zip(_HEAD_COLUMNS, values, strict=True)
-            record |= {name: numbers[index] for name, numbers in columns.items()}
-            table.append(record)
+            fields = (entry.layer, head, entry.kind, entry.name, entry.call, m, n)
+            numbers = {name: columns[name][index] if name in columns else None for name in names}
+            table.append(dict(zip(_HEAD_COLUMNS, fields, strict=True)) | numbers)
     return table
 
 
@@ -103,18 +98,17 @@ def token_records(
         raise OutOfRangeError(where, rule, {"sequence": sequence}, found=found, fix="sequence=0")
     index = entry.heads.index(head)
     matrix = entry.need_matrix(where)[sequence : sequence + 1, index : index + 1]
-    tokens, attending = torch.ones(m, dtype=torch.bool), torch.ones(m, dtype=torch.bool)
-    query_mask = included_rows(entry)
-    if query_mask is not None:
-        attending = query_mask.expand(entry.shape[:3])[sequence, index].cpu()
-        of_text = query_mask.expand(entry.shape[:3])[sequence].any(0).cpu()
-        tokens = of_text if entry.query_mask is None else entry.query_mask[sequence].cpu()
-    ends = torch.diff(tokens.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
-    spans = list(zip(ends[::2], ends[1::2], strict=True))  # queries of padding give no mass
-    row_statistics = (Entropy(), EffectiveKeys(), MaxWeight(), ArgMax())
     if not m * n:
         return []
-    results = matrix.collect(*row_statistics, *(ColumnMass(rows=span) for span in spans))
+    included = included_rows(entry)
+    rows = torch.ones(1, dtype=torch.bool) if included is None else included.cpu()
+    rows = rows.expand(entry.shape[:3])[sequence]
+    attending = rows[index]
+    tokens = rows.any(0) if entry.query_mask is None else entry.query_mask[sequence].cpu()
+    # Runs of tokens: queries of padding give no mass.
+    spans = functional.pad(tokens.int(), (1, 1)).diff().nonzero().view(-1, 2).tolist()
+    row_statistics = (Entropy(), EffectiveKeys(), MaxWeight(), ArgMax())
+    results = matrix.collect(*row_statistics, *(ColumnMass(rows=(start, stop)) for start, stop in spans))
     entropy, effective, weight, top = (t[0, 0].tolist() for t in results[: len(row_statistics)])
     mass = torch.stack([t[0, 0].double() for t in results[len(row_statistics) :]]).sum(0).tolist() if spans else []
     records_of_tokens: list[Record] = []
@@ -235,24 +229,17 @@ def frame(table: list[Record], library: str, where: str = "atlas.table()") -> An
     MissingExtraError
         If it is not installed.
     """
+    fix = 'data="records" for a list of dicts.'
     if library not in ("records", "pandas", "polars"):
-        raise ShapeError(
-            where,
-            'data must be "records", "pandas" or "polars".',
-            found=f"data = {library!r}",
-            fix='data="records" for a list of dicts.',
-        )
+        rule = 'data must be "records", "pandas" or "polars".'
+        raise ShapeError(where, rule, found=f"data = {library!r}", fix=fix)
     if library == "records":
         return table
     try:
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            where,
-            f"{library} must be installed to make its data frame.",
-            found=f"no module named {library}",
-            fix=f'pip install {library}, or data="records" for a list of dicts.',
-        ) from error
+        rule, found = f"{library} must be installed to make its data frame.", f"no module named {library}"
+        raise MissingExtraError(where, rule, found=found, fix=f"pip install {library}, or {fix}") from error
     return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
 
 

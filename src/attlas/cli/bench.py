@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from attlas.cli.file_lock import LockedError, hold
+from attlas.cli.file_lock import hold
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.timing import Ratio, ratios
+from attlas.cli.timing import ratios
 
 if TYPE_CHECKING:
     from attlas.processor import Limits
@@ -23,20 +23,17 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     for name in ("tokens", "heads", "size", "seconds"):
         if not getattr(arguments, name) > 0:
             found = f"--{name} {getattr(arguments, name):g}"
-            raise UsageError("bench", f"--{name} must be more than 0.", found=found, fix=f"leave --{name} out")
+            raise UsageError(f"--{name} must be more than 0.", found, f"leave --{name} out")
     from attlas.processor import cache_folder  # torch is loaded from here on
 
     file = cache_folder() / "bench.lock"
     try:
-        with hold(file):
+        with hold(file, "one run at a time: two would measure each other."):
             _measure(arguments, terminal)
-    except LockedError as other:
-        rule = "one run at a time: two would measure each other."
-        raise UsageError("bench", rule, {"lock": file}, found=str(other), fix="wait until it has ended.") from None
     except OSError as error:
         rule = "it keeps its lock and the limits of the processor in the user's cache folder."
         fix = "XDG_CACHE_HOME=FOLDER attlas bench"
-        raise UsageError("bench", rule, {"folder": file.parent}, found=str(error), fix=fix) from error
+        raise UsageError(rule, str(error), fix, {"folder": file.parent}) from error
 
 
 def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -77,10 +74,6 @@ def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal
     """Measure some cases, and print their ratios to the first."""
     with terminal.step(title) as tick:
         measured = ratios(cases, next(iter(cases)), _ROUNDS, tick, seconds)
-    _say_table(title, measured, terminal)
-
-
-def _say_table(title: str, measured: dict[str, Ratio], terminal: Terminal) -> None:
     wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from attlas.cli.options import parser
+from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
@@ -27,15 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, 2 for what the user can mend, 130 after Ctrl-C.
     """
-    top, terminal = parser(), Terminal()
-    arguments = top.parse_args(argv)
-    if not hasattr(arguments, "module"):
-        top.print_help(sys.stderr)
-        top.exit(2)
+    arguments, terminal = parse(sys.argv[1:] if argv is None else argv), Terminal()
     try:
         importlib.import_module(f"attlas.cli.{arguments.module}").run(arguments, terminal)
     except AttlasError as error:
-        terminal.complain(str(error))
+        terminal.complain(str(error.replaced(where=arguments.module)))
         return 2
     except KeyboardInterrupt:
         terminal.complain("stopped.")

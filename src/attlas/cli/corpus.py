@@ -16,7 +16,6 @@ import torch
 
 import attlas
 from attlas import models
-from attlas.cli.formatting import count
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 
@@ -25,24 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "say", "write_demo"]
 
-_HEADVIS = "headvis"
 _SHOWN = 8  # heads in the list at the end
 # Held out of the shipped model's training: its card lists them.
-_UNSEEN = (
-    "_bootsubprocess",
-    "_compat_pickle",
-    "_osx_support",
-    "_py_abc",
-    "_strptime",
-    "argparse",
-    "collections",
-    "ipaddress",
-    "quopri",
-    "subprocess",
-    "tempfile",
-    "timeit",
-    "turtledemo",
-)
+_UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse", "collections",
+           "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -51,15 +36,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         _export(arguments, terminal)
         return
     if arguments.source is None or arguments.out is None:
-        fix = "attlas corpus MODEL SOURCE -o DIR"
-        raise UsageError("corpus", "a model, a source and -o are needed.", found="fewer", fix=fix)
+        raise UsageError("a model, a source and -o are needed.", "fewer", "attlas corpus MODEL SOURCE -o DIR")
     rank = int(os.environ.get("RANK", "0"))
     device = arguments.device
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     loaded = load(
         models.path() if arguments.model == "shipped" else arguments.model,
-        "corpus",
         attention="sdpa" if arguments.patch_sdpa else "attlas",
         dtype=getattr(torch, arguments.dtype),
         device=device,
@@ -81,7 +64,7 @@ def _read(
         def progress(texts: int, tokens: int, share: float) -> None:
             took = max(time.monotonic() - begin, 1e-9)
             left = f", {_time(took / share - took)} left" if share > 0.01 else ""
-            show(f"{count(texts)} texts, {count(tokens)} tokens, {count(round(tokens / took))} tokens/s{left}", share)
+            show(f"{texts:,} texts, {tokens:,} tokens, {round(tokens / took):,} tokens/s{left}", share)
 
         given = options | {"tokenizer": loaded.tokenizer, "progress": progress if shown else None}
         return attlas.corpus(loaded.model, source, out, **given)
@@ -97,13 +80,11 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> None:
     from attlas.corpus.headvis import export_headvis
 
     kind, out = arguments.export
-    if kind != _HEADVIS:
-        raise UsageError("corpus", "--export writes headvis.", found=kind, fix="--export headvis OUT")
+    if kind != "headvis":
+        raise UsageError("--export writes headvis.", kind, "--export headvis OUT")
     corpus = attlas.load(arguments.model)
     if not isinstance(corpus, Corpus):
-        raise UsageError(
-            "corpus", "--export takes a corpus.", found=str(arguments.model), fix="attlas corpus DIR --export"
-        )
+        raise UsageError("--export takes a corpus.", str(arguments.model), "attlas corpus DIR --export")
     with terminal.step("writing"):
         export_headvis(corpus, out)
     terminal.say(f"  {terminal.style(str(out), 'bold')}  the tree of HeadVis, {len(corpus.heads)} heads")
@@ -112,10 +93,10 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> None:
 def say(corpus: Corpus, terminal: Terminal) -> None:
     """Say what was read, which kinds of heads there are, and where the result is."""
     counts, model = corpus.config["counts"], corpus.config["model"]
-    failed = f", {count(counts['failed'])} failed" if counts["failed"] else ""
+    failed = f", {counts['failed']:,} failed" if counts["failed"] else ""
     terminal.prose(
-        f"{model['name']}, {len(corpus.heads)} heads over {count(counts['texts'])} texts of "
-        f"{corpus.config['source']}, {count(counts['tokens'])} tokens{failed}",
+        f"{model['name']}, {len(corpus.heads)} heads over {counts['texts']:,} texts of "
+        f"{corpus.config['source']}, {counts['tokens']:,} tokens{failed}",
         "bold",
         indent="",
     )

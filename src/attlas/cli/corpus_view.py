@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import attlas
-from attlas.cli.formatting import count, in_bytes
+from attlas.cli.formatting import in_bytes
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import RecordingError
@@ -56,9 +56,9 @@ def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namesp
         terminal.say(terminal.style(url, "bold"))
         for corpus in corpora:
             counts = corpus.config["counts"]
-            size = f"{count(counts['tokens'])} tokens in {count(counts['texts'])} texts"
+            size = f"{counts['tokens']:,} tokens in {counts['texts']:,} texts"
             name = corpus.config["model"]["name"]
-            terminal.say(terminal.style(f"  {count(len(corpus.heads))} heads of {name}, {size}", "dim"))
+            terminal.say(terminal.style(f"  {len(corpus.heads):,} heads of {name}, {size}", "dim"))
         terminal.say(terminal.style("  Ctrl-C closes it", "dim"))
 
     loaders = [_loader(corpus, arguments.model) for corpus in corpora]
@@ -100,12 +100,9 @@ def _opened(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
     for folder in folders:
         if not is_corpus(folder):
             rule = "several folders must be corpora; a recording is opened alone."
-            raise UsageError("view", rule, found=str(folder), fix=f"attlas view {folder}")
+            raise UsageError(rule, str(folder), f"attlas view {folder}")
         with terminal.step(f"opening {folder.name}"):
-            try:
-                corpora.append(attlas.load(folder))
-            except RecordingError as error:
-                raise error.replaced(where="view") from error
+            corpora.append(attlas.load(folder))
     return corpora
 
 
@@ -123,7 +120,7 @@ def _loader(corpus: Corpus, given: str | None) -> Loader | str:
     def loaded() -> Any:
         from attlas.corpus.reading import fingerprint
 
-        model = load(source, "view", dtype=getattr(torch, facts["dtype"])).model
+        model = load(source, dtype=getattr(torch, facts["dtype"])).model
         if fingerprint(model) != facts["fingerprint"]:
             rule = "the model must be the one that the corpus was made with."
             raise RecordingError("view", rule, found=f"another one in {source}", fix="attlas view DIR --model FOLDER")

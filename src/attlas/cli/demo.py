@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import shlex
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attlas import models, pictures
-from attlas.atlas import load as load_atlas
+from attlas.cli.checks import check_folder
 from attlas.cli.corpus import write_demo
 from attlas.cli.corpus_view import export, is_corpus
 from attlas.cli.demo_figures import atlas_figure, head_figure
-from attlas.cli.demo_result import DemoResult
-from attlas.cli.demo_run import read
+from attlas.cli.demo_run import DemoResult, read
 from attlas.cli.files import read_text, title_of
-from attlas.cli.formatting import COLUMNS, count, memory, percent, secondary_patterns
+from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
 from attlas.cli.loading import load, tokenize
 from attlas.cli.report import write
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import open_if_attended
 from attlas.heads import MIXED, PATTERNS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["run"]
 
-_RUN = "run.atlas"
+# Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
+_COLUMNS = (
+    ("layer", "layer", "d"),
+    ("head", "head", "d"),
+    ("entropy", "entropy", ".2f"),
+    ("effective_keys", "keys", ",.1f"),
+    ("first", "first", ".2f"),
+    ("previous", "previous", ".2f"),
+    ("induction", "induction", ".2f"),
+    ("induction_text", "on text", ".2f"),
+    ("distance", "distance", ",.0f"),
+)
+_SHOWN_BY = {"breadth": "effective_keys"}  # the column that shows the measure of a pattern, where names differ
 _COLOURS = {
     "induction": ("red", "bold"),
     "duplicate": ("yellow",),
@@ -46,97 +50,75 @@ _COLOURS = {
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
-    text_file, text = read_text(arguments.text, "demo")
-    folder = models.path() if arguments.model is None else arguments.model
-    _writable(arguments.out)
-    run_folder = arguments.out / _RUN
-    if run_folder.exists() and not (run_folder / "atlas.json").is_file():
-        found = f"no recording, and in the place of one: {run_folder}"
-        raise _error("--out must be a folder where the run can be saved.", found, "--out ./attlas-demo")
+    text_file, text = read_text(arguments.text)
+    out = arguments.out
+    run_folder = _run_folder(out)
     terminal.say(terminal.style("attlas demo", "bold"))
     with terminal.step("loading the model"):
-        loaded = load(folder)
+        loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
-    held_out = arguments.text is None and arguments.model is None  # its card lists the modules that were held out
-    result = read(loaded, ids, text_file.name, _command(arguments), terminal, held_out=held_out, keep=run_folder)
+    as_shipped = arguments.text is None and arguments.model is None  # the model's card lists what was held out
+    result = read(loaded, ids, text_file.name, arguments.command, terminal, held_out=as_shipped, folder=run_folder)
     terminal.say()
     _table(result, terminal)
     terminal.say()
     _patterns(result, terminal)
     terminal.say()
-    terminal.prose(memory(result.cost))
+    terminal.prose(_memory(result))
     terminal.say()
     with terminal.step("writing the report"):
-        atlas = load_atlas(run_folder)
-        report = write(atlas, arguments.out / "report.html", title_of(atlas, run_folder))
+        report = write(result.atlas, out / "report.html", title_of(result.atlas, run_folder))
     _write(result, report, terminal)
-    if arguments.text is None and arguments.model is None:
+    if as_shipped:
         terminal.say()
-        write_demo(loaded, arguments.out / "corpus", terminal)
-        if is_corpus(arguments.out / "corpus"):
-            export([arguments.out / "corpus"], arguments.out / "heads.html", terminal)
+        write_demo(loaded, out / "corpus", terminal)
+        if is_corpus(out / "corpus"):
+            export([out / "corpus"], out / "heads.html", terminal)
         terminal.say()
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
-def _writable(out: Path) -> None:
-    """Make the folder, so that an error comes before the work and not after it."""
+def _run_folder(out: Path) -> Path:
+    """Make the folder of the results, and return where the run is saved; an error comes before the work."""
+    rule, fix = "--out must be a folder that can be written.", "--out ./attlas-demo"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
     except OSError as error:
-        found = f"{error.strerror or error}: {out}"
-        raise _error("--out must be a folder that can be written.", found, "--out ./attlas-demo") from None
-
-
-def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError("demo", rule, found=found, fix=fix)
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    words = ["attlas", "demo"]
-    for name in ("text", "tokens", "model"):
-        value = getattr(arguments, name)
-        if value is not None:
-            words += [f"--{name}", shlex.quote(str(value))]
-    return " ".join(words)
+        raise UsageError(rule, f"{error.strerror or error}: {out}", fix) from None
+    check_folder(out, rule, fix)
+    folder = out / "run.atlas"
+    if folder.exists() and not (folder / "atlas.json").is_file():
+        found = f"no recording, and in the place of one: {folder}"
+        raise UsageError("--out must be a folder where the run can be saved.", found, fix)
+    return folder
 
 
 def _table(result: DemoResult, terminal: Terminal) -> None:
-    held_out = ", which it never saw in training" if result.held_out else ""
-    title = (
-        f"{result.model}, {result.layers} layers × {result.per_layer} heads, "
-        f"reads {count(len(result.tokens))} tokens of {result.source}{held_out} ({result.loss:.2f} nats a token)"
-    )
-    terminal.prose(title, "bold", indent="")
+    atlas, heads = result.atlas, result.heads
+    held_out = ", which it never saw in training" if atlas.details["unseen"] else ""
+    shape = f"{atlas.model}, {len(atlas)} layers × {len(atlas.entries[0].heads)} heads, "
+    text = f"{result.title.removeprefix(f'{atlas.model} ')}{held_out} ({result.loss:.2f} nats a token)"
+    terminal.prose(shape + text, "bold", indent="")
     terminal.say()
-    widths = [max(len(column.short), *(len(column.show(head)) for head in result.heads)) for column in COLUMNS]
-    room = (
-        terminal.width
-        - 2
-        - max(len(", ".join((head.patterns[0].name, *secondary_patterns(head)))) for head in result.heads)
+    kinds, strong = [], set()
+    for i, head in enumerate(heads):
+        also = "".join(f", {name}" for name in secondary_patterns(head))
+        main = head.patterns[0]
+        coloured = terminal.style(main.name, *_COLOURS.get(main.measure, ("dim",))) + terminal.style(also, "dim")
+        kinds.append((main.name + also, coloured))
+        measures = {_SHOWN_BY.get(kind.measure, kind.measure) for kind in head.patterns}
+        strong |= {(i, j) for j, (name, *_) in enumerate(_COLUMNS) if name in measures}
+    left = print_heads(
+        terminal,
+        [heading for _, heading, _ in _COLUMNS],
+        [[format(getattr(head, name), form) for name, _, form in _COLUMNS] for head in heads],
+        kinds,
+        breaks={i for i, head in enumerate(heads) if head.head == 0 and head.layer > 0},
+        strong=strong,
     )
-    keep = len(COLUMNS)
-    while keep > 4 and sum(widths[:keep]) + 2 * keep > room:  # those further right give way
-        keep -= 1
-    left, columns, widths = COLUMNS[keep:], COLUMNS[:keep], widths[:keep]
-    header = "  ".join(column.short.rjust(width) for column, width in zip(columns, widths, strict=True))
-    terminal.say(terminal.style(f"  {header}  what it is", "dim"))
-    for head in result.heads:
-        if head.head == 0 and head.layer > 0:
-            terminal.say()
-        cells = []
-        for column, width in zip(columns, widths, strict=True):
-            strong = column.measure in {kind.measure for kind in head.patterns} - {""}
-            cells.append(terminal.style(column.show(head).rjust(width), *(("bold",) if strong else ())))
-        also = terminal.style("".join(f", {name}" for name in secondary_patterns(head)), "dim")
-        named = terminal.style(head.patterns[0].name, *_COLOURS.get(head.patterns[0].measure, ("dim",)))
-        terminal.say(f"  {'  '.join(cells)}  {named}{also}")
     if left:
         terminal.say()
-        names = ", ".join(column.short for column in left)
-        terminal.prose(f"not shown for want of room: {names}; the report has everything", "dim")
+        terminal.prose(f"not shown for want of room: {', '.join(left)}; the report has everything", "dim")
 
 
 def _patterns(result: DemoResult, terminal: Terminal) -> None:
@@ -150,20 +132,25 @@ def _patterns(result: DemoResult, terminal: Terminal) -> None:
         terminal.prose(rule, "dim", indent="    ")
 
 
+def _memory(result: DemoResult) -> str:
+    """Say what full matrices would have taken, and what was used."""
+    n, matrices, peak = result.atlas.entries[0].shape[2], len(result.heads), result.atlas.details["peak"]
+    line = f"{matrices} full matrices of {n:,} × {n:,} in float32 would take {in_bytes(matrices * n * n * 4)}; "
+    line += f"attlas kept {in_bytes(result.held)}: the layers' own queries, keys and values, and one number a row."
+    return line if peak is None else f"{line} Reading every cell took {in_bytes(peak)} more at the peak."
+
+
 def _write(result: DemoResult, report: Path, terminal: Terminal) -> None:
     """Draw the pictures beside the report, where matplotlib is installed, and say what was written."""
-    out, written = report.parent, [(report, "opens in any browser, also offline")]
-    drawn: list[tuple[str, str, Callable[[DemoResult], Figure]]] = [
+    head, written = result.most_telling, [(report, "opens in any browser, also offline")]
+    plots = importlib.util.find_spec("matplotlib") is not None
+    for name, text, figure in (
         ("atlas.png", "every head on the text", atlas_figure),
-        ("head.png", f"layer {result.most_telling.layer}, head {result.most_telling.head} close up", head_figure),
-    ]
-    missing = importlib.util.find_spec("matplotlib") is None
-    for name, what, figure in drawn:
-        if not missing:
+        ("head.png", f"layer {head.layer}, head {head.head} close up", head_figure),
+    ):
+        if plots:
             with terminal.step(f"drawing {name}"):
-                written.append((pictures.save(figure(result), out / name), what))
-    width = max(len(str(path)) for path, _ in written)
-    for path, what in written:
-        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")
-    if missing:
+                written.append((pictures.save(figure(result), report.with_name(name)), text))
+    terminal.files(written)
+    if not plots:
         terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")

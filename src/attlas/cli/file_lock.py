@@ -8,25 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attlas.cli.terminal import UsageError
 from attlas.files import lock
 
-__all__ = ["LockedError", "hold"]
-
-
-class LockedError(Exception):
-    """Another process holds the lock; the text says which one, and since when."""
+__all__ = ["hold"]
 
 
 @contextmanager
-def hold(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, or raise `LockedError`."""
+def hold(file: Path, rule: str) -> Iterator[None]:
+    """Hold the lock of a file, or raise a UsageError with this rule, which names the process that holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             lock(handle)
         except OSError:
-            raise LockedError(file.read_text(encoding="utf-8") or "a process that has just begun") from None
+            holder = file.read_text(encoding="utf-8") or "a process that has just begun"
+            raise UsageError(rule, holder, "wait until it has ended.", {"lock": file}) from None
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode())
         yield

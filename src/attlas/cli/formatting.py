@@ -1,53 +1,17 @@
-"""Formats numbers for people: shares, bytes, the columns of the table of heads, the line about memory."""
+"""Formats numbers for people, reports as JSON, and the table of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import Any
 
-from attlas.cli.demo_result import MemoryCost
+from attlas.cli.terminal import Terminal
 from attlas.heads import Head
 
-__all__ = ["COLUMNS", "HeadColumn", "count", "in_bytes", "memory", "percent", "secondary_patterns", "visible"]
-
-
-@dataclass(frozen=True)
-class HeadColumn:
-    """One column of the table of heads.
-
-    Parameters
-    ----------
-    short : str
-        Heading.
-    value : callable
-        Head to number.
-    form : str
-        Format of the number.
-    measure : str
-        Field of `Head` that decides about a pattern, if the column shows one.
-    """
-
-    short: str
-    value: Callable[[Head], float]
-    form: str = ".2f"
-    measure: str = ""
-
-    def show(self, head: Head) -> str:
-        """Return the value as it is printed."""
-        return format(self.value(head), self.form)
-
-
-COLUMNS = (
-    HeadColumn("layer", lambda head: head.layer, "d"),
-    HeadColumn("head", lambda head: head.head, "d"),
-    HeadColumn("entropy", lambda head: head.entropy),
-    HeadColumn("keys", lambda head: head.effective_keys, ",.1f", "breadth"),
-    HeadColumn("first", lambda head: head.first, measure="first"),
-    HeadColumn("previous", lambda head: head.previous, measure="previous"),
-    HeadColumn("induction", lambda head: head.induction, measure="induction"),
-    HeadColumn("on text", lambda head: head.induction_text),
-    HeadColumn("distance", lambda head: head.distance, ",.0f"),
-)
+__all__ = ["in_bytes", "json_text", "percent", "print_heads", "secondary_patterns", "visible"]
 
 
 def secondary_patterns(head: Head) -> list[str]:
@@ -55,6 +19,51 @@ def secondary_patterns(head: Head) -> list[str]:
     if head.nearest is not None:
         return [f"some {head.nearest.short}"]
     return [kind.name for kind in head.patterns[1:]]
+
+
+def print_heads(
+    terminal: Terminal,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    kinds: Sequence[tuple[str, str]],
+    *,
+    breaks: Collection[int] = (),
+    strong: Collection[tuple[int, int]] = (),
+) -> Sequence[str]:
+    """Print a table with one line per head.
+
+    Parameters
+    ----------
+    terminal : Terminal
+        Where it is printed.
+    headings : sequence of str
+        Names of the columns.
+    rows : sequence of sequence of str
+        The cells.
+    kinds : sequence of (str, str)
+        What each head is, in a last column: plain, and with its colours. Empty for a table without this column.
+    breaks : collection of int
+        Rows before which a line is left out.
+    strong : collection of (int, int)
+        Row and column of the cells that are printed bold.
+
+    Returns
+    -------
+    sequence of str
+        The columns on the right that do not fit into the terminal and are not printed.
+    """
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    room = terminal.width - 2 - max((len(plain) for plain, _ in kinds), default=0)
+    shown = max(4, sum(total <= room for total in accumulate(width + 2 for width in widths)))
+    header = "  ".join(map(str.rjust, headings[:shown], widths))
+    terminal.say(terminal.style(f"  {header}{'  what it is' if kinds else ''}", "dim"))
+    for i, row in enumerate(rows):
+        if i in breaks:
+            terminal.say()
+        cells = map(str.rjust, row[:shown], widths)
+        styled = [terminal.style(cell, *(("bold",) if (i, j) in strong else ())) for j, cell in enumerate(cells)]
+        terminal.say(f"  {'  '.join([*styled, *(coloured for _, coloured in kinds[i : i + 1])])}")
+    return headings[shown:]
 
 
 def percent(share: float) -> str:
@@ -67,11 +76,6 @@ def percent(share: float) -> str:
     """
     value = 100 * share
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.995 else f"{value:.2f} %"
-
-
-def count(number: int) -> str:
-    """Return a whole number with thousands set apart."""
-    return f"{number:,}"
 
 
 def in_bytes(size: float) -> str:
@@ -89,19 +93,20 @@ def in_bytes(size: float) -> str:
     return f"{size:.0f} {name}" if unit == 0 or size >= 9.95 else f"{size:.1f} {name}"
 
 
-def memory(cost: MemoryCost) -> str:
-    """Return the line that says what full matrices would have cost against what was used."""
-    side = count(cost.tokens)
-    line = (
-        f"{cost.matrices} full matrices of {side} × {side} in float32 would take {in_bytes(cost.full)}; attlas kept "
-        f"{in_bytes(cost.held)}: {cost.what}"
-    )
-    if cost.peak is None:
-        return line + "."
-    return line + f". Reading every cell took {in_bytes(cost.peak)} more at the peak."
-
-
 def visible(text: str) -> str:
     """Return a token's text with its white space made visible."""
     shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍").replace(" ", "␣")
     return shown or "⋯"
+
+
+def json_text(report: Any) -> str:
+    """Return a report as JSON, with null for the numbers that JSON does not know: NaN and infinity."""
+    return json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

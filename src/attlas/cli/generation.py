@@ -1,4 +1,4 @@
-"""Runs a model over a text once, whole or in chunks, and over the text that it generates."""
+"""Runs a model over a text once, whole or in chunks, over the text that it generates, and over random tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ProgressListener", "read_and_generate", "run_model"]
+import attlas
+from attlas.heads import repeated_block
+from attlas.matrix import AttentionMatrix
+from attlas.recording.hooks import AttentionCall
+
+__all__ = ["ProgressListener", "read_and_generate", "run_model", "run_on_repeated_block"]
+
+_PERIOD = 128  # length of the random block that occurs twice, at most
 
 
 class ProgressListener:
@@ -18,7 +25,7 @@ class ProgressListener:
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
 
-    def on_attention(self, *attention: Any) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
         self.tick()
 
@@ -111,3 +118,19 @@ def read_and_generate(
     run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
     tokens: Tensor = out.sequences[0].cpu()
     return tokens
+
+
+def run_on_repeated_block(model: Any, tokens: int) -> tuple[AttentionMatrix, ...]:
+    """Return the attention of each layer to a random block of tokens that occurs twice.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model.
+    tokens : int
+        Length of the text beside which it is run; the block is at most half as long.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    with attlas.record(model) as atlas:
+        run_model(model, repeated_block(vocabulary, min(_PERIOD, tokens // 2)))
+    return tuple(atlas)

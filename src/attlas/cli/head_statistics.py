@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import isabstract, signature
 from typing import Any
 
@@ -12,22 +12,19 @@ from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.terminal import UsageError
-from attlas.heads.classification import text_statistics
+from attlas.heads.classification import measure_block, text_statistics
 from attlas.heads.from_recording import STATISTIC_NAMES, classify_entry
+from attlas.matrix import AttentionMatrix
 from attlas.stats.pooled import count_blocks
 
-__all__ = ["HEAD_PATTERNS", "NAMES", "block_details", "classify_entry", "missing", "selected", "side_of", "weights_of"]
+__all__ = ["NAMES", "block_details", "classify_entry", "missing", "selected", "side_of"]
 
-HEAD_PATTERNS = "kinds"
+_HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,
 _SMALL = 80  # and where there are many heads
 _MANY = 48
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
-
-
-def _picture(side: int) -> stats.Picture:
-    return stats.Picture(side, side, pool="max")
 
 
 def _made_alone() -> dict[str, type[stats.Statistic]]:
@@ -43,13 +40,19 @@ def _make(name: str, n: int, heads: int) -> stats.Statistic:
     return _SIZED[name](n, heads) if name in _SIZED else _ALONE[name]()
 
 
+def _top_k(n: int, heads: int) -> stats.TopK:
+    return stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0])))
+
+
+def _picture(n: int, heads: int) -> stats.Picture:
+    side = count_blocks(n, side_of(heads))
+    return stats.Picture(side, side, pool="max")
+
+
 # Statistics whose size depends on the number of tokens and of heads.
-_SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {
-    "top_k": lambda n, heads: stats.TopK(weights_of(n, heads)),
-    "picture": lambda n, heads: _picture(count_blocks(n, side_of(heads))),
-}
+_SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {"top_k": _top_k, "picture": _picture}
 _DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
-          HEAD_PATTERNS)  # fmt: skip
+          _HEAD_PATTERNS)  # fmt: skip
 _ALONE = _made_alone()
 NAMES = (*_DEFAULT, *(name for name in _ALONE if name not in _DEFAULT))
 
@@ -59,12 +62,7 @@ def side_of(heads: int) -> int:
     return _SIDE if heads <= _MANY else _SMALL
 
 
-def weights_of(n: int, heads: int) -> int:
-    """Return how many weights are kept for each of n queries of each of some heads."""
-    return min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0]))
-
-
-def selected(names: str | None, ids: Tensor, heads: int, where: str) -> list[stats.Statistic]:
+def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic]:
     """Return the statistics with some names, and those that the patterns of heads need.
 
     Parameters
@@ -75,8 +73,6 @@ def selected(names: str | None, ids: Tensor, heads: int, where: str) -> list[sta
         The text.
     heads : int
         How many heads are recorded, in all layers.
-    where : str
-        The command, for the error text.
 
     Raises
     ------
@@ -86,32 +82,32 @@ def selected(names: str | None, ids: Tensor, heads: int, where: str) -> list[sta
     wanted = list(_DEFAULT) if names is None else [name.strip() for name in names.split(",") if name.strip()]
     wrong = [name for name in wanted if name not in NAMES]
     if wrong or not wanted:
-        known = ", ".join(NAMES)
-        found = f"--statistics {names}"
-        raise UsageError(
-            where, f"--statistics must be some of {known}.", found=found, fix="--statistics entropy,max_logit"
-        )
-    if HEAD_PATTERNS in wanted:
+        rule = f"--statistics must be some of {', '.join(NAMES)}."
+        raise UsageError(rule, f"--statistics {names}", "--statistics entropy,max_logit")
+    if _HEAD_PATTERNS in wanted:
         wanted += [name for name in STATISTIC_NAMES if name in NAMES]
-    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != HEAD_PATTERNS]
-    return [*found_all, *text_statistics(ids)[2:]] if HEAD_PATTERNS in wanted else found_all
+    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != _HEAD_PATTERNS]
+    return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 
-def block_details(layers: Sequence[Mapping[str, Tensor]], period: int) -> dict[str, Any]:
-    """Return what an atlas keeps of the layers' behaviour on a random block that occurs twice, as plain data.
+def block_details(matrices: Sequence[AttentionMatrix]) -> dict[str, Any] | None:
+    """Measure every head on a random block that occurs twice, for the details of a recording.
 
     Parameters
     ----------
-    found : sequence of mapping
-        What `measure_block` gave for each layer.
-    period : int
-        Length of the block.
+    matrices : sequence of AttentionMatrix, each of shape (batch, heads, m, n)
+        What `run_on_repeated_block` gave.
+
+    Returns
+    -------
+    dict or None
+        The length of the block, and for each layer a list of numbers; None where a layer does not see the whole block.
     """
-    return {
-        "period": period,
-        "induction": [x["induction"].tolist() for x in layers],
-        "duplicate": [x["duplicate"].tolist() for x in layers],
-    }
+    size = matrices[0].shape[-1]
+    if any(A.ndim != 4 or A.shape[2:] != (size, size) for A in matrices):
+        return None
+    layers = [measure_block(A, size // 2) for A in matrices]
+    return {"period": size // 2} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
 
 
 def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
@@ -121,7 +117,7 @@ def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:
         return []
     n, count = first.shape[3], sum(len(entry.heads) for entry in atlas.entries)
     square = first.shape[2] == n and ids is not None and ids.shape[-1] == n
-    plain = [name for name in _DEFAULT if name != HEAD_PATTERNS and (square or name != "picture")]
+    plain = [name for name in _DEFAULT if name != _HEAD_PATTERNS and (square or name != "picture")]
     wanted = [_make(name, n, count) for name in plain]
     wanted += text_statistics(ids)[2:] if square and ids is not None else []
     names = statistic_names(wanted)

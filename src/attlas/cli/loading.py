@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from attlas._compat import causal_models
+from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
 from attlas.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LoadedModel", "load", "texts", "tokenize"]
+__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "first_line", "load", "texts", "tokenize"]
 
-_MOST = 2048  # tokens that are read unless more are asked for
+DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
 _CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")  # what may be a name on the Hugging Face hub
+_FULL_NAME = "--model DIR, a folder that the model was saved in, or its full name on huggingface.co, owner/name"
 _SAVE = "model.save_pretrained(folder); tokenizer.save_pretrained(folder)"
 _BACK = 4  # tokens that are decoded again before each, so that a tokenizer sees where it stands
 
@@ -54,7 +56,6 @@ class LoadedModel:
 
 def load(
     source: Path | str,
-    where: str = "demo",
     *,
     attention: str | None = "attlas",
     dtype: torch.dtype = torch.float32,
@@ -74,12 +75,8 @@ def load(
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError(
-            where,
-            "transformers must be installed to run a model.",
-            found="no module named transformers",
-            fix="pip install 'attlas[hf]'",
-        ) from error
+        rule, found = "transformers must be installed to run a model.", "no module named transformers"
+        raise MissingExtraError("", rule, found=found, fix="pip install 'attlas[hf]'") from error
     import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours
@@ -88,21 +85,26 @@ def load(
     folder = Path(source)
     if not remote and not (folder / "config.json").is_file():
         found = f"no config.json in {folder}" if folder.is_dir() else f"no folder {folder}"
-        raise _usage(where, "--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
-    name = str(source) if remote else folder
+        raise UsageError("--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
     options: dict[str, Any] = {"local_files_only": not remote, "trust_remote_code": False}
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
-        config = transformers.AutoConfig.from_pretrained(name, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(source), **options)
+        config = transformers.AutoConfig.from_pretrained(str(source), **options)
         model = _class(transformers, config).from_pretrained(
-            name, dtype=dtype, use_safetensors=True, **chosen, **options
+            str(source), dtype=dtype, use_safetensors=True, **chosen, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise UsageError(where, rule, found=found, fix=_fix(error, remote=remote)) from error
-    return LoadedModel(str(name) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
+        raise UsageError(
+            rule, f"{type(error).__name__}: {first_line(error)}", _FULL_NAME if remote else _SAVE
+        ) from error
+    return LoadedModel(str(source) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def _class(transformers: Any, config: Any) -> Any:
@@ -112,14 +114,16 @@ def _class(transformers: Any, config: Any) -> Any:
     return transformers.AutoModelForCausalLM if causal is not None and named in ("", causal) else transformers.AutoModel
 
 
-def _fix(error: Exception, *, remote: bool) -> str:
-    if remote:
-        return "--model DIR, a folder that the model was saved in, or its full name on huggingface.co, owner/name"
-    return _SAVE
+def encode(loaded: LoadedModel, text: str, size: int | None) -> Tensor:
+    """Return the first `size` tokens of a text, after the model's token for the beginning where it has one."""
+    cut = text if size is None else text[: _CHARACTERS * size]
+    ids = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
+    first = loaded.tokenizer.bos_token_id
+    return torch.tensor(([] if first is None else [first]) + ids)[:size]
 
 
-def tokenize(loaded: LoadedModel, text: str, tokens: int | None, where: str = "demo") -> Tensor:
-    """Return the first tokens of a text, with the model's token for the beginning where it has one.
+def tokenize(loaded: LoadedModel, text: str, tokens: int | None) -> Tensor:
+    """Return the first tokens of a text: as many as are asked for, else as many as the model reads, up to 2,048.
 
     Raises
     ------
@@ -127,29 +131,15 @@ def tokenize(loaded: LoadedModel, text: str, tokens: int | None, where: str = "d
         If there are too few tokens, or more are asked for than the model or the text has.
     """
     limit = loaded.context
-    if tokens is not None and tokens < _FEWEST:
-        raise _usage(where, f"--tokens must be at least {_FEWEST}.", f"--tokens {tokens}", f"--tokens {_FEWEST}")
+    check_least("tokens", tokens, _FEWEST, _FEWEST)
     if tokens is not None and limit is not None and tokens > limit:
-        raise _usage(
-            where,
-            f"--tokens must fit into the context of the model, {limit:,} tokens.",
-            f"--tokens {tokens}",
-            f"--tokens {limit}",
-        )
-    size = tokens or min(limit or _MOST, _MOST)
-    text_ids: list[int] = loaded.tokenizer(
-        text[: _CHARACTERS * size], add_special_tokens=False, verbose=False, return_attention_mask=False
-    )["input_ids"]
-    first = loaded.tokenizer.bos_token_id
-    ids = ([] if first is None else [first]) + text_ids
+        rule = f"--tokens must fit into the context of the model, {limit:,} tokens."
+        raise UsageError(rule, f"--tokens {tokens}", f"--tokens {limit}")
+    ids = encode(loaded, text, tokens or min(limit or DEFAULT_TOKENS, DEFAULT_TOKENS))
     if len(ids) < (tokens or _FEWEST):
-        raise _usage(
-            where,
-            f"the text must have at least {tokens or _FEWEST:,} tokens.",
-            f"{len(ids):,} tokens",
-            f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text",
-        )
-    return torch.tensor(ids[:size])
+        fix = f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text"
+        raise UsageError(f"the text must have at least {tokens or _FEWEST:,} tokens.", f"{len(ids):,} tokens", fix)
+    return ids
 
 
 def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
@@ -170,7 +160,3 @@ def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-
-def _usage(where: str, rule: str, found: str, fix: str) -> UsageError:
-    return UsageError(where, rule, found=found, fix=fix)

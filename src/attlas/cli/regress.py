@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import math
 import shlex
 import time
@@ -17,23 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas import pictures
-from attlas.cli.files import check_target
+from attlas.cli.checks import check_target, need
+from attlas.cli.formatting import json_text
 from attlas.cli.options import KERNELS
 from attlas.cli.regress_columns import Column
 from attlas.cli.regress_report import print_report
-from attlas.cli.regress_table import (
-    DELIMITERS,
-    Table,
-    choose_features,
-    finite,
-    no_module,
-    number,
-    plural,
-    read,
-    split,
-    usage_error,
-)
-from attlas.cli.terminal import Terminal
+from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, plural, read, split
+from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import CheckpointError
 from attlas.files import whole_file
 
@@ -75,20 +63,20 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         weights = values[:, -1]
         if len(weights) and weights.min() < 0:
             found = f"{weights.min():g} in the column {arguments.weights}"
-            raise usage_error("weights must be 0 or more.", found, "another --weights")
+            raise UsageError("weights must be 0 or more.", found, "another --weights")
         x, y, weights = (part[weights > 0] for part in (x, y, weights))
     if len(y) < 2:
-        raise usage_error(
+        raise UsageError(
             "there must be at least 2 rows.", f"{plural(len(y), 'row')} of {table.source}", "a longer table"
         )
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
-        raise usage_error("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
+        raise UsageError("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
     columns, x, bandwidth = _expanded(columns, x, bandwidth)
     model, report = _fit(arguments, bandwidth, columns, (x, y, weights), terminal)
     report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
-        terminal.say(json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False))
+        terminal.say(json_text(report))
     else:
         print_report(report, terminal)
     _write(arguments, model, report, (x, y), terminal)
@@ -174,11 +162,11 @@ def _linear(x: Floats, y: Floats, weights: Floats | None) -> Floats:
     out. Least squares are linear in y: the residual of a row that is left out is ``(y - ŷ) / (1 - H_ii)``, with H the
     hat matrix of all rows. Time: O(n d²).
     """
-    from attlas.estimators.observations import Observations, are_copies, by_place
+    from attlas.estimators.observations import Observations, are_copies, average_copies
 
     data, rows = Observations(x, y[:, None], weights), np.arange(len(y))
     if x.shape[1] and are_copies(data):
-        data, rows = by_place(data)
+        data, rows = average_copies(data)
     n, w = len(data.X), np.ones(len(data.X)) if data.weights is None else data.weights
     varied = data.X[:, data.X.max(0) > data.X.min(0)]  # rounding of a constant would look like a feature
     centred = varied - np.average(varied, axis=0, weights=w)
@@ -233,12 +221,9 @@ def _write(
     if arguments.save is not None:
         model.save(arguments.save)
         written.append((arguments.save, "the fit: --load and AttentionRegressor.load() open it"))
-    if arguments.json or not written:
-        return
-    width = max(len(str(path)) for path, _ in written)
-    terminal.say()
-    for path, text in written:
-        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {text}")
+    if written and not arguments.json:
+        terminal.say()
+        terminal.files(written)
 
 
 def _load(path: Path) -> AttentionRegressor:
@@ -250,10 +235,10 @@ def _load(path: Path) -> AttentionRegressor:
         detail = next((line.strip() for line in str(error).splitlines() if "found:" in line), "found: something else")
         rule, fix = "--load must be a file that attlas regress --save wrote.", f"{path.stem}.safetensors"
         found = f"{path}: {detail.removeprefix('found: ')}"
-        raise usage_error(rule, found, f"attlas regress TABLE --target COLUMN --save {shlex.quote(fix)}") from error
+        raise UsageError(rule, found, f"attlas regress TABLE --target COLUMN --save {shlex.quote(fix)}") from error
     if model.y_.ndim > 1:
         found = f"{model.y_.shape[1]} targets"
-        raise usage_error("the fit must have one target.", found, "attlas.estimators.stream.predict_file(model, ...)")
+        raise UsageError("the fit must have one target.", found, "attlas.estimators.stream.predict_file(model, ...)")
     return model
 
 
@@ -267,7 +252,7 @@ def _columns_of(model: AttentionRegressor, table: Table, arguments: argparse.Nam
     names = split(arguments.features) if arguments.features is not None else table.names
     if len(names) != len(kept):
         found = f"{len(names)} columns, {plural(len(kept), 'feature')}"
-        raise usage_error("there must be a column for each feature of the fit.", found, "--features A,B,...")
+        raise UsageError("there must be a column for each feature of the fit.", found, "--features A,B,...")
     return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(names, kept, strict=True)]
 
 
@@ -285,7 +270,7 @@ def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal:
         if absent:
             rule = "every feature must be one column of the rows to predict for."
             found = f"no column {absent[0]} in {table.source}, which has {', '.join(table.names[:24])}"
-            raise usage_error(rule, found, "rename the column, or leave it out with --features")
+            raise UsageError(rule, found, "rename the column, or leave it out with --features")
         values = table.numbers(columns, arguments)
         x = np.column_stack([column.expand(part) for column, part in zip(columns, values.T, strict=True)])
         x[np.isnan(values).any(1)] = np.nan  # no level is not one of them
@@ -314,36 +299,35 @@ def _check(arguments: argparse.Namespace) -> None:
         options += ["--json"] if arguments.json else []
         if data is not None:
             fix = f"--load {load} --predict {data} -o out.csv"
-            raise usage_error("--load takes the place of a table to learn from.", f"{data} and --load {load}", fix)
+            raise UsageError("--load takes the place of a table to learn from.", f"{data} and --load {load}", fix)
         if options:
             named = " and ".join(options)
-            raise usage_error("a saved fit only predicts.", f"{named} with --load", f"leave {named} out")
+            raise UsageError("a saved fit only predicts.", f"{named} with --load", f"leave {named} out")
         if predict is None:
             fix = "--load FILE --predict new.csv -o out.csv"
-            raise usage_error("--load needs rows to predict for.", "no --predict", fix)
+            raise UsageError("--load needs rows to predict for.", "no --predict", fix)
     elif data is None or arguments.target is None:
         missing = "no table" if data is None else "no --target"
-        raise usage_error("a table and --target say what to learn.", missing, "attlas regress FILE --target COLUMN")
+        raise UsageError("a table and --target say what to learn.", missing, "attlas regress FILE --target COLUMN")
     if (predict is None) != (out is None):
         one, other = ("--predict", "-o FILE") if out is None else ("-o", "--predict FILE")
-        raise usage_error("--predict and -o go together.", f"{one} alone", f"{one} ... {other}")
+        raise UsageError("--predict and -o go together.", f"{one} alone", f"{one} ... {other}")
     if arguments.std and predict is None:
-        raise usage_error("--std goes with --predict.", "--std without --predict", "--predict new.csv -o out.csv --std")
+        raise UsageError("--std goes with --predict.", "--std without --predict", "--predict new.csv -o out.csv --std")
     if predict is not None and str(predict) == "-" == str(data):
-        raise usage_error("only one table can be read from the pipe.", "- twice", "--predict FILE")
+        raise UsageError("only one table can be read from the pipe.", "- twice", "--predict FILE")
     if predict is not None and str(predict) != "-" and not predict.is_file():
-        raise usage_error("--predict must be a file.", f"no such file: {predict}", "--predict FILE")
+        raise UsageError("--predict must be a file.", f"no such file: {predict}", "--predict FILE")
     _check_outputs(arguments)
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter)
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\"'\r\n.+-" or delimiter.isalnum()):
-        raise usage_error("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
+        raise UsageError("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
     if arguments.thousands == arguments.decimal:
-        raise usage_error("--decimal and --thousands must differ.", "one sign for both", "leave --thousands out")
-    for library, module in (("scikit-learn", "sklearn"), ("pandas", "pandas")):
-        if importlib.util.find_spec(module) is None:
-            raise no_module(library, "attlas regress", "'attlas[sklearn]'")
-    if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise no_module("matplotlib", "--plot", "'attlas[plot]'")
+        raise UsageError("--decimal and --thousands must differ.", "one sign for both", "leave --thousands out")
+    need("sklearn", "attlas regress", "'attlas[sklearn]'", "scikit-learn")
+    need("pandas", "attlas regress", "'attlas[sklearn]'")
+    if arguments.plot is not None:
+        need("matplotlib", "--plot", "'attlas[plot]'")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -353,11 +337,11 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     for path, option, suffixes in outputs:
         if path is None:
             continue
-        check_target(path, option, suffixes, "regress")
+        check_target(path, option, suffixes)
         for source in (arguments.data, arguments.predict, arguments.load):
             if source is not None and path.exists() and source.exists() and path.samefile(source):
                 fix = f"{option} {path.with_stem(path.stem + '-new').name}"
-                raise usage_error(f"{option} must not be a file that is read.", f"{option} {path} is {source}", fix)
+                raise UsageError(f"{option} must not be a file that is read.", f"{option} {path} is {source}", fix)
 
 
 def _bandwidth(text: str) -> str | float | list[float]:
@@ -369,5 +353,5 @@ def _bandwidth(text: str) -> str | float | list[float]:
         numbers = []
     if not numbers or not all(math.isfinite(h) and h > 0 for h in numbers):
         rule = "--bandwidth must be loo, scott, silverman, or numbers above 0 with commas between."
-        raise usage_error(rule, f"--bandwidth {text}", "--bandwidth loo")
+        raise UsageError(rule, f"--bandwidth {text}", "--bandwidth loo")
     return numbers[0] if len(numbers) == 1 else numbers

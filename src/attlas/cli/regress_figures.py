@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas import pictures
+from attlas.cli.figures import DEEP, draw_frame, set_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figure"]
 
-_DEEP, _BAND = "#174268", "#8fcbc8"
+_BAND = "#8fcbc8"
 _POINTS = 4_000  # points that are drawn
 _GRID = 256  # positions at which the curve of one feature is computed
 _STEPS = 100  # and those of several
@@ -87,7 +88,7 @@ def _curve(
     at = grid[:, 0]
     ax.fill_between(at, bands[:, 0], bands[:, 1], color=_BAND, alpha=0.28, linewidth=0, zorder=1)
     ax.scatter(x[drawn, 0], y[drawn], s=9, color=pictures.SOFT, alpha=alpha, linewidths=0, zorder=2, rasterized=True)
-    ax.fill_between(at, mean - error, mean + error, color=_DEEP, alpha=0.25, linewidth=0, zorder=3)
+    ax.fill_between(at, mean - error, mean + error, color=DEEP, alpha=0.25, linewidth=0, zorder=3)
     ax.plot(at, mean, color=pictures.ACCENT, linewidth=2.0, zorder=4)
     ax.set_xlabel(feature["name"], fontsize=9, color=pictures.SOFT, parse_math=False)
     ax.set_ylabel(texts[0], fontsize=9, color=pictures.SOFT, parse_math=False)
@@ -114,17 +115,20 @@ def _dependence(
     across = 1 if len(order) == 1 else 4 if len(order) > 6 else 2 if len(order) in (2, 4) else 3
     down = math.ceil(len(order) / across)
     figure = pictures.sheet(max(2.9 * across + 0.6, 7.2), 2.5 * down + 1.2)
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.set(hspace=0.08, wspace=0.04)  # type: ignore[call-arg]  # of this engine
+    set_layout(figure, hspace=0.08, wspace=0.04)
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
     rows = int(np.clip(_PAIRS / (_STEPS * len(order) * len(y)), 20, 200))
     some = x[np.random.default_rng(0).permutation(len(x))[:rows]]
     for ax, group in zip(axes.ravel(), order, strict=False):
-        if features[group[0]]["kind"] == "category":
-            _levels(ax, model, [features[index] for index in sorted(group)], some, sorted(group))
+        own = [features[index] for index in sorted(group)]
+        if own[0]["kind"] == "category":
+            _draw_levels(ax, own, _partial_dependence(model, some, sorted(group), np.eye(len(group))))
         else:
-            _panel(ax, model, features[group[0]], some, x[:, group[0]], group[0])
+            known = np.unique(x[:, group[0]])
+            # A feature of few values is asked at these; another between its outermost hundredths, where there are data.
+            low, high = np.quantile(x[:, group[0]], [0.01, 0.99])
+            grid = known if len(known) <= _FEW else np.linspace(low, high, _STEPS)
+            _draw_curves(ax, own[0], grid, _partial_dependence(model, some, group, grid[:, None]), x[:, group[0]])
         if ax in axes[:, 0]:
             ax.set_ylabel(texts[0], fontsize=8.5, color=pictures.SOFT, parse_math=False)
     for ax in axes.ravel()[len(order) :]:
@@ -137,57 +141,49 @@ def _dependence(
     return figure
 
 
-def _panel(
+def _partial_dependence(
+    model: AttentionRegressor, rows: NDArray[np.float64], columns: list[int], settings: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the prediction for each row with its columns set to each of the settings, shape (rows, settings)."""
+    asked = np.repeat(rows, len(settings), axis=0)
+    asked[:, columns] = np.tile(settings, (len(rows), 1))
+    return np.asarray(model.predict(asked)).reshape(len(rows), len(settings))
+
+
+def _draw_curves(
     ax: Axes,
-    model: AttentionRegressor,
     feature: dict[str, Any],
-    some: NDArray[np.float64],
+    grid: NDArray[np.float64],
+    lines: NDArray[np.float64],
     column: NDArray[np.float64],
-    index: int,
 ) -> None:
-    known = np.unique(column)
-    # A feature of few values is asked at these; another between its outermost hundredths, where there are data.
-    grid = known if len(known) <= _FEW else _between(column)
-    asked = np.repeat(some, len(grid), axis=0)
-    asked[:, index] = np.tile(grid, len(some))
-    lines = np.asarray(model.predict(asked)).reshape(len(some), len(grid))
-    ax.plot(grid, lines[:24].T, color=_BAND, linewidth=0.9, zorder=2)
-    mark = "o" if len(known) <= 8 else ""
-    ax.plot(grid, np.nanmean(lines, axis=0), color=pictures.ACCENT, linewidth=2.0, marker=mark, markersize=4, zorder=3)
+    """Draw the predictions over a feature: the mean, some single rows, and the deciles of the feature."""
+    _draw_lines(ax, grid, lines, marker="o" if len(grid) <= 8 else "", linewidth=2.0, markersize=4)
     deciles = np.unique(np.quantile(column, np.linspace(0.1, 0.9, 9)))
     ax.plot(
-        deciles, np.zeros_like(deciles), "|", color=_DEEP, markersize=6, transform=ax.get_xaxis_transform(), zorder=4
+        deciles, np.zeros_like(deciles), "|", color=DEEP, markersize=6, transform=ax.get_xaxis_transform(), zorder=4
     )
     ax.set_title(feature["name"], fontsize=9.5, loc="left", color=pictures.INK, parse_math=False)
     ax.set_title(f"h = {float(format(feature['bandwidth'], '.3g')):,g}", fontsize=8, loc="right", color=pictures.SOFT)
     _frame(ax, 4, dates=feature["kind"].endswith("date"))
 
 
-def _levels(
-    ax: Axes,
-    model: AttentionRegressor,
-    features: Sequence[dict[str, Any]],
-    some: NDArray[np.float64],
-    group: list[int],
-) -> None:
-    """Draw the partial dependence on a category: each row is asked at every level."""
-    asked = np.repeat(some, len(group), axis=0)
-    asked[:, group] = np.tile(np.eye(len(group)), (len(some), 1))
-    lines = np.asarray(model.predict(asked)).reshape(len(some), len(group))
-    at = np.arange(len(group))
-    ax.plot(at, lines[:24].T, color=_BAND, linewidth=0.9, zorder=2)
-    ax.plot(at, np.nanmean(lines, axis=0), "o", color=pictures.ACCENT, markersize=5, zorder=3)
+def _draw_levels(ax: Axes, features: Sequence[dict[str, Any]], lines: NDArray[np.float64]) -> None:
+    """Draw the predictions over the levels of a category."""
+    at = np.arange(len(features))
+    _draw_lines(ax, at, lines, linestyle="", marker="o", markersize=5)
     ax.set_title(features[0]["column"], fontsize=9.5, loc="left", color=pictures.INK, parse_math=False)
-    _frame(ax, len(group))
+    _frame(ax, len(features))
     texts = [feature["name"].removeprefix(f"{feature['column']}=") for feature in features]
     short = [text if len(text) <= 10 else text[:9] + "…" for text in texts]
     ax.set_xticks(at, short, fontsize=8, parse_math=False, rotation=90 if sum(map(len, short)) > 24 else 0)
     ax.margins(x=0.1)
 
 
-def _between(column: NDArray[np.float64]) -> NDArray[np.float64]:
-    low, high = np.quantile(column, [0.01, 0.99]).tolist()
-    return np.linspace(low, high, _STEPS)
+def _draw_lines(ax: Axes, at: NDArray[Any], lines: NDArray[np.float64], **style: Any) -> None:
+    """Draw some rows as thin lines, and the mean of all in a style."""
+    ax.plot(at, lines[:24].T, color=_BAND, linewidth=0.9, zorder=2)
+    ax.plot(at, np.nanmean(lines, axis=0), color=pictures.ACCENT, zorder=3, **style)
 
 
 def _titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
@@ -201,9 +197,7 @@ def _titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
     figure.text(0.01, 1.0 - 0.40 / height, lines[0], va="top", **style)
     figure.text(0.01, 0.06 / height, lines[1], va="bottom", **style)
     bottom = (0.26 + 0.14 * lines[1].count("\n")) / height
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.set(rect=(0.0, bottom, 1.0, 1.0 - top / height - bottom))  # type: ignore[call-arg]  # of this engine
+    set_layout(figure, rect=(0.0, bottom, 1.0, 1.0 - top / height - bottom))
 
 
 def _frame(ax: Axes, ticks: int, *, dates: bool = False) -> None:
@@ -213,7 +207,4 @@ def _frame(ax: Axes, ticks: int, *, dates: bool = False) -> None:
     ax.xaxis.set_major_locator(AutoDateLocator(maxticks=ticks) if dates else MaxNLocator(ticks))
     if dates:  # matplotlib counts days since 1970-01-01, too
         ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
-    ax.tick_params(labelsize=8, colors=pictures.SOFT, length=2.5)
-    ax.grid(color="#e6ebec", linewidth=0.7, zorder=0)
-    for side, spine in ax.spines.items():
-        spine.set(color=pictures.SOFT, linewidth=0.6, visible=side in ("left", "bottom"))
+    draw_frame(ax)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attlas.cli.checks import need
 from attlas.cli.regress_columns import NUMBER, Column, cell_value, is_missing, trouble
 from attlas.cli.terminal import UsageError
-from attlas.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,13 +29,10 @@ __all__ = [
     "DELIMITERS",
     "Table",
     "choose_features",
-    "finite",
-    "no_module",
     "number",
     "plural",
     "read",
     "split",
-    "usage_error",
 ]
 
 Floats = NDArray[np.float64]
@@ -86,7 +83,7 @@ class Table:
             choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
-            raise usage_error(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
+            raise UsageError(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
         return table
 
     def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
@@ -112,23 +109,21 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
     piped = str(path) == "-"
     source = "standard input" if piped else path.name
     if path.suffix.lower() in (".parquet", ".pq"):
+        need("pyarrow", "Parquet", "pyarrow")
         try:
             frame = pd.read_parquet(path)
-        except ImportError:
-            raise no_module("pyarrow", "Parquet", "pyarrow") from None
         except (OSError, ValueError) as error:
-            raise usage_error(
-                "the file must be Parquet.", f"{str(error)[:200]}: {path}", "a file that exists"
-            ) from None
+            found = f"{str(error)[:200]}: {path}"
+            raise UsageError("the file must be Parquet.", found, "a file that exists") from None
         return Table(source, frame, [str(name) for name in frame.columns])
     try:
         raw = sys.stdin.buffer.read() if piped else path.read_bytes()
     except OSError as error:
         found = f"{error.strerror or error}: {path}"
-        raise usage_error("the table must be a file that can be read.", found, "a file that exists") from None
+        raise UsageError("the table must be a file that can be read.", found, "a file that exists") from None
     text = _decoded(raw, path, source)
     if not text.strip():
-        raise usage_error("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
+        raise UsageError("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
     cells, lines = _rows(text, delimiter, source)
     named = arguments.header == "yes" or (
@@ -142,14 +137,14 @@ def _decoded(raw: bytes, path: Path, source: str) -> str:
     quoted = shlex.quote(str(path))
     if raw.startswith(b"\x1f\x8b"):
         fix = "zcat | attlas regress -" if str(path) == "-" else f"zcat {quoted} | attlas regress - ..."
-        raise usage_error("the table must be text.", f"a gzip file: {source}", fix)
+        raise UsageError("the table must be text.", f"a gzip file: {source}", fix)
     encoding = next((name for mark, name in _ENCODINGS.items() if raw.startswith(mark)), "utf-8")
     try:
         return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         fix = "iconv -f latin1 -t utf-8 |" if str(path) == "-" else f"iconv -f latin1 -t utf-8 {quoted} > table.csv"
         found = f"byte {error.object[error.start]:#04x} in {source}"
-        raise usage_error("the table must be text in UTF-8.", found, fix) from None
+        raise UsageError("the table must be text in UTF-8.", found, fix) from None
 
 
 def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray[np.int64]]:
@@ -175,7 +170,7 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray
         if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
             columns, line, cells = map(int, ragged.groups())
             raise _uneven(cells, columns, delimiter, line + before, source) from None
-        raise usage_error(rule, str(error).strip(), fix, {source: f"the delimiter is {delimiter!r}"}) from None
+        raise UsageError(rule, str(error).strip(), fix, {source: f"the delimiter is {delimiter!r}"}) from None
     missing, values = frame.isna().to_numpy(), frame.fillna("").to_numpy()
     inside = np.array([sum(cell.count("\n") for cell in row) for row in values], dtype=np.int64)
     lines = np.arange(len(frame)) + 1 + before + np.concatenate([[0], inside.cumsum()[:-1]]).astype(np.int64)
@@ -192,7 +187,7 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray
 def _uneven(cells: int, columns: int, delimiter: str, line: int, source: str) -> UsageError:
     found = f"{plural(cells, 'cell')}, {plural(columns, 'column')} (the delimiter is {delimiter!r})"
     fix = "mend that row, or name another --delimiter"
-    return usage_error("every row must have as many cells as the first.", found, fix, {source: f"line {line}"})
+    return UsageError("every row must have as many cells as the first.", found, fix, {source: f"line {line}"})
 
 
 def _delimiter(text: str) -> str:
@@ -233,14 +228,14 @@ def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.5) or [other for other in names if other][:1]
         fix = f"rename one of the columns {name}" if name in names else f"{option} {''.join(close)}"
         rule = f"--target{', --weights' if weights else ''} and --features {rule}."
-        raise usage_error(rule, f"{option} {name}; {table.source} has {has}", fix)
+        raise UsageError(rule, f"{option} {name}; {table.source} has {has}", fix)
     every = [arguments.target, *weights, *features]
     if len(set(every)) < len(every):
         twice = next(name for name in every if every.count(name) > 1)
-        raise usage_error("every column can be used once.", f"{twice} twice", "leave it out of --features")
+        raise UsageError("every column can be used once.", f"{twice} twice", "leave it out of --features")
     if not features:
         found = f"{table.source} has one column: {arguments.target}"
-        raise usage_error("there must be a feature.", found, "--delimiter ';'")
+        raise UsageError("there must be a feature.", found, "--delimiter ';'")
     return features
 
 
@@ -265,27 +260,6 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:,.{max(0, digits - 1 - size)}f}" if -5 < size < 9 else f"{value:.{digits - 1}g}"
 
 
-def finite(value: Any) -> Any:
-    """Return a report with None in the place of numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {name: finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def plural(number: int, word: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {word}{'s' if number != 1 else ''}"
-
-
-def no_module(library: str, what: str, package: str) -> MissingExtraError:
-    """Return the error of a library that is not installed."""
-    module = {"scikit-learn": "sklearn"}.get(library, library)
-    rule = f"{library} must be installed for {what}."
-    return MissingExtraError("regress", rule, found=f"no module named {module}", fix=f"pip install {package}")
-
-
-def usage_error(rule: str, found: str, fix: str, given: dict[str, object] | None = None) -> UsageError:
-    """Return an error of this command."""
-    return UsageError("regress", rule, given, found=found, fix=fix)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from attlas.atlas import Atlas
 from attlas.cli import head_statistics
-from attlas.cli.demo_result import closeup_window, most_telling
-from attlas.cli.files import check_target, title_of
+from attlas.cli.checks import check_target
+from attlas.cli.closeup import closeup_window
+from attlas.cli.files import title_of
 from attlas.cli.formatting import in_bytes
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.errors import AttlasError
 
 __all__ = ["run", "write"]
 
@@ -23,12 +23,11 @@ _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Read the folder, and write the page."""
-    check_target(arguments.out, "-o", (".html", ".htm"), "report")
+    check_target(arguments.out, "-o", (".html", ".htm"))
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
-    atlas = open_atlas(arguments.atlas, terminal, "report")
+    atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
-        title = title_of(atlas, arguments.atlas)
-        write(atlas, arguments.out, title, heads, tell)
+        write(atlas, arguments.out, title_of(atlas, arguments.atlas), heads, tell)
     size = in_bytes(arguments.out.stat().st_size)
     terminal.say(f"{terminal.style(str(arguments.out), 'bold')}  {size}, opens in any browser, also offline")
 
@@ -43,36 +42,28 @@ def write(
     """Write the page of a recording, with a query in colour from which its first head shows what it does."""
     from attlas.view import export  # the viewer, which commands that write no page do without
 
-    first = heads[0] if heads else _telling(atlas)
-    query = None if first is None else _query(atlas, *first)
-    chosen = heads or (None if first is None else [first])
-    try:
-        return export(atlas, path, heads=chosen, title=title, query=query, progress=tell)
-    except AttlasError as error:
-        raise error.replaced(where="report") from error
+    chosen = heads or _most_telling(atlas)
+    query = _query(atlas, *chosen[0]) if chosen else None
+    return export(atlas, path, heads=chosen or None, title=title, query=query, progress=tell)
 
 
-def _telling(atlas: Atlas) -> tuple[int, int] | None:
-    """Return layer and head of the most telling head, None where the kinds of heads are not recorded."""
+def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
+    """Return layer and head of the most telling head; none where the kinds of heads are not recorded."""
     measured = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
-    if not measured:
-        return None
-    head = most_telling(measured)
-    return head.layer, head.head
+    best = max(measured, key=lambda head: head.prominence, default=None)
+    return [] if best is None else [(best.layer, best.head)]
 
 
 def _query(atlas: Atlas, layer: int, head: int) -> int | None:
-    entries = [entry for entry in atlas.entries if entry.layer == layer and head in entry.heads]
-    top = entries[0].statistics.get("top_k") if entries else None
-    if top is None or atlas.ids is None or atlas.ids.shape[-1] != entries[0].shape[2]:
+    entry = next((entry for entry in atlas.entries if entry.layer == layer and head in entry.heads), None)
+    if entry is None or "top_k" not in entry.statistics or atlas.ids is None:
         return None
-    index = entries[0].heads.index(head)
-    return closeup_window(top.values[0, index].float(), top.indices[0, index], atlas.ids[0])[1]
+    return closeup_window(entry, head, atlas.ids[0])[1] if atlas.ids.shape[-1] == entry.shape[2] else None
 
 
 def _head(text: str, option: str) -> tuple[int, int]:
     match = _HEAD.fullmatch(text.strip())
     if match is None:
         rule = "--heads must be layers and heads, with commas between them."
-        raise UsageError("report", rule, found=f"--heads {option}", fix="--heads 2.4,3.2")
+        raise UsageError(rule, f"--heads {option}", "--heads 2.4,3.2")
     return int(match[1]), int(match[2])

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attlas import pictures, scaling
-from attlas.cli.files import check_target, read_text, save_text
-from attlas.cli.formatting import count, percent
+from attlas.cli.checks import check_least, check_target, need
+from attlas.cli.files import read_text, save_text
+from attlas.cli.formatting import json_text, percent
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import ShapeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["run"]
 
@@ -30,10 +32,10 @@ _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that r
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Measure, print the table, and write what was asked for."""
     if arguments.plot is not None:
-        check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"), "scaling")
-        _need_matplotlib()
+        check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
+        need("matplotlib", "--plot", "'attlas[plot]'")
     if arguments.json is not None:
-        check_target(arguments.json, "--json", (".json",), "scaling")
+        check_target(arguments.json, "--json", (".json",))
     (_random if arguments.model is None else _model)(arguments, terminal)
 
 
@@ -41,71 +43,71 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Measure random vectors."""
     for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
-            raise _error(f"--{name} goes with --model.", f"--{name} without --model", f"--model DIR --{name} ...")
-    keys = _at_least("keys", arguments.keys, KEYS, 2)
-    queries = _at_least("queries", arguments.queries, QUERIES, 2)
-    distribution = arguments.distribution or next(iter(scaling.DISTRIBUTIONS))
+            raise UsageError(f"--{name} goes with --model.", f"--{name} without --model", f"--model DIR --{name} ...")
+    check_least("keys", arguments.keys, 2, KEYS)
+    check_least("queries", arguments.queries, 2, QUERIES)
+    settings: dict[str, Any] = {
+        "distribution": arguments.distribution or next(iter(scaling.DISTRIBUTIONS)),
+        "keys": arguments.keys or KEYS,
+        "queries": arguments.queries or QUERIES,
+        "seed": arguments.seed or 0,
+    }
+    distribution = settings["distribution"]
     if distribution not in scaling.DISTRIBUTIONS:
-        names = ", ".join(scaling.DISTRIBUTIONS)
-        raise _error(
-            f"--distribution must be one of {names}.", f"--distribution {distribution}", "--distribution normal"
-        )
-    sizes = _sizes(arguments.sizes, keys)
-    seed = arguments.seed or 0
+        rule = f"--distribution must be one of {', '.join(scaling.DISTRIBUTIONS)}."
+        raise UsageError(rule, f"--distribution {distribution}", "--distribution normal")
+    sizes = _sizes(arguments.sizes, settings["keys"])
     rows: list[scaling.Measured] = []
     terminal.say(terminal.style("attlas scaling", "bold"))
     with terminal.step("drawing random queries and keys", len(sizes)) as tick:
         for d in sizes:
-            rows += scaling.study([d], keys=keys, queries=queries, distribution=distribution, seed=seed).rows
+            rows += scaling.study([d], **settings).rows
             tick()
-    study = scaling.Study(distribution, keys, queries, seed, tuple(rows))
+    study = scaling.Study(**settings, rows=tuple(rows))
     terminal.say()
     _say_study(study, terminal)
-    head = {"distribution": distribution, "keys": keys, "queries": queries, "seed": seed}
-    _write(arguments, terminal, head, study.table(), lambda: study_figure(study))
+    _write(arguments, terminal, settings, study.table(), lambda: study_figure(study))
 
 
 def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Measure the heads of a model."""
     for name in _RANDOM:
         if getattr(arguments, name) is not None:
-            raise _error(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
-    target, target_value = _target(arguments.target)
-    text_file, text = read_text(arguments.text, "scaling")
+            raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
+    target, wanted = _target(arguments.target)
+    text_file, text = read_text(arguments.text)
     terminal.say(terminal.style("attlas scaling", "bold"))
     with terminal.step("loading the model"):
-        loaded = load(arguments.model, "scaling")
-    ids = tokenize(loaded, text, arguments.tokens, "scaling")
-    with terminal.step(f"reading {count(len(ids))} tokens"), torch.no_grad():
+        loaded = load(arguments.model)
+    ids = tokenize(loaded, text, arguments.tokens)
+    with terminal.step(f"reading {len(ids):,} tokens"), torch.no_grad():
         attentions = loaded.model(ids[None], output_attentions=True, use_cache=False).attentions
     heads: list[scaling.HeadScaling] = []
     factors: list[float] = []
     with terminal.step("measuring every head", len(attentions)) as tick:
         for layer, A in enumerate(attentions):
-            of_layer = scaling.heads([A]).heads
-            heads += [scaling.HeadScaling(**{**vars(head), "layer": layer}) for head in of_layer]
-            factors += _factors(A, of_layer, target, target_value)
+            of_layer = [replace(head, layer=layer) for head in scaling.heads([A]).heads]
+            heads += of_layer
+            factors += _factors(A, of_layer, target, wanted)
             tick()
     result = scaling.Heads(tuple(heads))
-    title = f"{loaded.name} reads {count(len(ids))} tokens of {text_file.name}"
-    size = getattr(attentions[0].problem.q, "shape", (0,))[-1]
+    title = f"{loaded.name} reads {len(ids):,} tokens of {text_file.name}"
+    size = attentions[0].problem.q.shape[-1]
     terminal.say()
-    _say_heads(result, factors, f"{target} {target_value:g}", f"{title}; heads of size {size}", terminal)
-    table = result.table()
-    for row, factor in zip(table, factors, strict=True):
-        row["factor"] = factor
-    head = {"model": loaded.name, "text": text_file.name, "tokens": len(ids), "target": target, "wanted": target_value}
+    _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
+    table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]
+    head = {"model": loaded.name, "text": text_file.name, "tokens": len(ids), "target": target, "wanted": wanted}
     _write(arguments, terminal, head, table, lambda: heads_figure(result, title))
 
 
-def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, target_value: float) -> list[float]:
+def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
     """Return the factor of the logits of each head that meets the target."""
     if target == "variance":
-        return [head.factor * math.sqrt(target_value) for head in heads]
+        return [head.factor * math.sqrt(wanted) for head in heads]
     try:
-        return [float(factor) for factor in scaling.temperature(A[0], entropy=target_value).factor]
+        return scaling.temperature(A[0], entropy=wanted).factor.tolist()
     except ShapeError as error:
-        raise error.replaced(UsageError, where="scaling", fix=f"--target {error.fix}") from error
+        raise error.replaced(fix=f"--target {error.fix}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -113,73 +115,71 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, target_v
 
 @dataclass(frozen=True)
 class _Group:
-    """Some columns under one heading; the cells of each row are already words."""
+    """Some columns under one heading: the name of each, and its cells as texts."""
 
     title: str
-    columns: Sequence[str]
-    cells: Sequence[Sequence[str]]
-    strong: int = -1  # the column that is printed bold; those after it are dim
+    columns: Mapping[str, Sequence[str]]
+    strong: bool = True  # whether the first column is printed bold, and the others dim
 
-    def widths(self) -> list[int]:
-        widths = [max(map(len, texts)) for texts in zip(self.columns, *self.cells, strict=True)]
+    def lines(self, terminal: Terminal) -> list[str]:
+        """Return the title, the names of the columns, and the rows."""
+        widths = [max(map(len, (name, *cells))) for name, cells in self.columns.items()]
         widths[-1] += max(0, len(self.title) - sum(widths) - 2 * (len(widths) - 1))
-        return widths
+        styles = [("bold",) if i == 0 else ("dim",) for i in range(len(widths))] if self.strong else [()] * len(widths)
+        lines = [self.title.ljust(sum(widths) + 2 * (len(widths) - 1)), "  ".join(map(str.rjust, self.columns, widths))]
+        for row in zip(*self.columns.values(), strict=True):
+            cells = map(str.rjust, row, widths)
+            lines.append("  ".join(terminal.style(cell, *names) for cell, names in zip(cells, styles, strict=True)))
+        return lines
 
 
-def _print(groups: Sequence[_Group], breaks: dict[int, str], terminal: Terminal) -> None:
+def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Terminal) -> None:
     """Print groups of columns side by side; a line of words stands before the rows named in `breaks`."""
-    widths = [group.widths() for group in groups]
-    titles = [g.title.ljust(sum(w) + 2 * (len(w) - 1)) for g, w in zip(groups, widths, strict=True)]
-    names = ["  ".join(map(str.rjust, g.columns, w)) for g, w in zip(groups, widths, strict=True)]
-    terminal.say(("  " + "   ".join(titles)).rstrip())
-    terminal.say(terminal.style(("  " + "   ".join(names)).rstrip(), "dim"))
-    for row in range(len(groups[0].cells)):
-        if row in breaks:
+    titles, names, *rows = (
+        "  " + "   ".join(parts) for parts in zip(*(g.lines(terminal) for g in groups), strict=True)
+    )
+    terminal.say(titles.rstrip())
+    terminal.say(terminal.style(names.rstrip(), "dim"))
+    for index, row in enumerate(rows):
+        if index in breaks:
             terminal.say()
-            if breaks[row]:
-                terminal.say(f"  {terminal.style(breaks[row], 'bold')}")
-        parts = []
-        for group, width in zip(groups, widths, strict=True):
-            cells = [text.rjust(w) for text, w in zip(group.cells[row], width, strict=True)]
-            styles = [
-                ("bold",) if i == group.strong else ("dim",) if i > group.strong else () for i in range(len(cells))
-            ]
-            parts.append("  ".join(terminal.style(c, *s) for c, s in zip(cells, styles, strict=True)))
-        terminal.say("  " + "   ".join(parts).rstrip())
+            if breaks[index]:
+                terminal.say(f"  {terminal.style(breaks[index], 'bold')}")
+        terminal.say(row.rstrip())
+
+
+def _groups(
+    table: list[dict[str, Any]], headings: Mapping[str, str], predicted: str, *, errors: bool = False
+) -> list[_Group]:
+    """Return the columns of each measure of a table: measured, with standard errors if wanted, and predicted."""
+    groups = []
+    for name, heading in headings.items():
+        columns = {"measured": [_number(row[name], name) for row in table]}
+        if name != "frobenius":  # there is no theory of its mean
+            if errors:
+                columns[""] = [f"± {_number(row[f'{name}_error'], name)}" for row in table]
+            columns[predicted] = [_number(row[f"{name}_predicted"], name) for row in table]
+        groups.append(_Group(heading, columns))
+    return groups
 
 
 def _say_study(study: scaling.Study, terminal: Terminal) -> None:
-    rows = [*study.rows[::2], *study.rows[1::2]]  # without, then with the scale
-    half = len(study.rows) // 2
-    most = math.log(study.keys)
-    title = (
-        f"{count(study.queries)} random queries with {count(study.keys)} keys each, "
-        f"{study.distribution} coordinates of mean 0 and variance 1"
-    )
+    table = study.table()
+    table = [*table[::2], *table[1::2]]  # without, then with the scale
+    title = f"{study.queries:,} random queries with {study.keys:,} keys each, "
+    title += f"{study.distribution} coordinates of mean 0 and variance 1"
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
-    titles = {
+    headings = {
         "variance": "variance of the logits",
-        "entropy": f"entropy, of ln n = {most:.2f}",
+        "entropy": f"entropy, of ln n = {math.log(study.keys):.2f}",
         "largest": "largest weight",
         "trace": "slope: trace of J",
         "frobenius": "‖J‖",
     }
-    groups = [_Group("", ("d",), [(count(row.d),) for row in rows])]
-    wide = terminal.width >= 104
-    for name, heading in titles.items():
-        columns, cells = ["measured"], [[_number(getattr(row, name).value, name)] for row in rows]
-        if name != "frobenius":  # there is no theory of its mean
-            if wide:
-                columns.append("")
-                cells = [
-                    [*cell, f"± {_number(getattr(row, name).error, name)}"]
-                    for cell, row in zip(cells, rows, strict=True)
-                ]
-            columns.append("theory")
-            cells = [[*cell, _number(getattr(row.expected, name), name)] for cell, row in zip(cells, rows, strict=True)]
-        groups.append(_Group(heading, columns, cells, strong=0))
-    _print(groups, {0: "without a scale: q·k", half: "divided by sqrt(d)"}, terminal)
+    groups = _groups(table, headings, "theory", errors=terminal.width >= 104)
+    groups.insert(0, _Group("", {"d": [f"{row['d']:,}" for row in table]}))
+    _print(groups, {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
     _conclude(study, terminal)
 
@@ -187,22 +187,20 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
 def _conclude(study: scaling.Study, terminal: Terminal) -> None:
     """Say in words what the table shows."""
     plain, scaled = study.rows[-2], study.rows[-1]
-    off = max((abs(row.variance.deviations(row.expected.variance)) for row in study.rows), default=0.0)
-    lines = [
+    off = max(abs(row.variance.deviations(row.expected.variance)) for row in study.rows)
+    for line in (
         f"The variance of q·k is d; the farthest measured value is {off:.1f} standard errors off.",
-        f"At d = {count(plain.d)} without a scale, one key has {percent(plain.largest.value)} of the weight, and the "
+        f"At d = {plain.d:,} without a scale, one key has {percent(plain.largest.value)} of the weight, and the "
         f"slope of softmax is {plain.trace.value:.2f} of at most 1.",
         f"Divided by sqrt(d) the variance is 1 at every d: one key has {percent(scaled.largest.value)}, the slope is "
         f"{scaled.trace.value:.2f}, and gradients pass.",
-    ]
-    notes = [
-        "theory: Var(q·k) = d for every distribution; the rest for Gaussian logits, which q·k tends to as d grows.",
-        "J = diag(p) - p pᵀ is the Jacobian of softmax, with trace 1 - Σ p² and Frobenius norm ‖J‖.",
-    ]
-    for line in lines:
+    ):
         terminal.say(f"  {line}")
     terminal.say()
-    for line in notes:
+    for line in (
+        "theory: Var(q·k) = d for every distribution; the rest for Gaussian logits, which q·k tends to as d grows.",
+        "J = diag(p) - p pᵀ is the Jacobian of softmax, with trace 1 - Σ p² and Frobenius norm ‖J‖.",
+    ):
         terminal.say(terminal.style(f"  {line}", "dim"))
 
 
@@ -210,20 +208,17 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
     heads = result.heads
     terminal.say(terminal.style(title, "bold"))
     terminal.say()
-    groups = [_Group("", ("layer", "head"), [(str(head.layer), str(head.head)) for head in heads], strong=2)]
-    for name, heading in (
-        ("variance", "variance of logits"),
-        ("entropy", "entropy"),
-        ("largest", "largest weight"),
-        ("trace", "trace of J"),
-    ):
-        cells = []
-        for head in heads:
-            expected = math.nan if head.expected is None else getattr(head.expected, name)
-            cells.append((_number(getattr(head, name), name), _number(expected, name)))
-        groups.append(_Group(heading, ("measured", "indep."), cells, strong=0))
-    groups.append(_Group("‖J‖", ("",), [(_number(head.frobenius, "frobenius"),) for head in heads], strong=0))
-    groups.append(_Group("factor for", (target,), [(_number(factor, "factor"),) for factor in factors], strong=0))
+    table = result.table()
+    headings = {
+        "variance": "variance of logits",
+        "entropy": "entropy",
+        "largest": "largest weight",
+        "trace": "trace of J",
+    }
+    groups = [_Group("", {name: [str(row[name]) for row in table] for name in ("layer", "head")}, strong=False)]
+    groups += _groups(table, headings, "indep.")
+    groups.append(_Group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}))
+    groups.append(_Group("factor for", {target: [_number(factor, "factor") for factor in factors]}))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
     terminal.say(f"  {_verdict(result)}")
@@ -245,15 +240,15 @@ def _verdict(result: scaling.Heads) -> str:
     if not compared:
         return line + "."
     gap, sharpest = min(compared, key=lambda pair: pair[0])
+    if gap >= 0:
+        return f"{line}. No head is sharper than independence."
     return (
         f"{line}. Farthest below independence is head {sharpest.layer}·{sharpest.head}: "
         f"{sharpest.entropy:.2f} nats of entropy, {-gap:.2f} less."
-        if gap < 0
-        else f"{line}. No head is sharper than independence."
     )
 
 
-def _number(value: float, name: str) -> str:
+def _number(value: float | None, name: str) -> str:
     """Return a measure as it is printed, with as many digits as it deserves.
 
     Examples
@@ -261,7 +256,7 @@ def _number(value: float, name: str) -> str:
     >>> _number(512.3, "variance"), _number(0.02541, "largest"), _number(float("nan"), "trace")
     ('512.30', '0.025', '–')
     """
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else format(value, ",.2f" if name in ("variance", "entropy") else ",.3f")
 
@@ -274,25 +269,17 @@ def _write(
     terminal: Terminal,
     head: dict[str, Any],
     table: list[dict[str, Any]],
-    figure: Any,
+    figure: Callable[[], Figure],
 ) -> None:
     """Write plot and numbers where they are asked for."""
     written = []
     if arguments.plot is not None:
         written.append((pictures.save(figure(), arguments.plot), "the numbers as a picture"))
     if arguments.json is not None:
-        rows = [{name: _finite(value) for name, value in row.items()} for row in table]
-        text = json.dumps({**head, "rows": rows}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        written.append((save_text(text, arguments.json, "scaling"), "the numbers"))
-    width = max((len(str(path)) for path, _ in written), default=0)
+        written.append((save_text(json_text({**head, "rows": table}) + "\n", arguments.json), "the numbers"))
     if written:
         terminal.say()
-    for path, what in written:
-        terminal.say(f"  {terminal.style(str(path).ljust(width), 'bold')}  {what}")
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    terminal.files(written)
 
 
 def _sizes(text: str | None, keys: int) -> list[int]:
@@ -309,23 +296,14 @@ def _sizes(text: str | None, keys: int) -> list[int]:
         elif word.isdecimal() and int(word) >= 1:
             sizes.append(int(word))
         else:
-            raise _error(
-                "--sizes must be whole numbers above 0 with commas between.", f"--sizes {text}", "--sizes 8,64,512"
-            )
+            rule = "--sizes must be whole numbers above 0 with commas between."
+            raise UsageError(rule, f"--sizes {text}", "--sizes 8,64,512")
     largest = max(sizes)
     if largest * keys > _MOST:
-        raise _error(
-            f"the keys of one query must not be more than {_MOST:,} numbers.",
-            f"{keys:,} keys of size {largest:,}: {largest * keys:,} numbers",
-            f"--keys {max(2, _MOST // largest)}",
-        )
+        rule = f"the keys of one query must not be more than {_MOST:,} numbers."
+        found = f"{keys:,} keys of size {largest:,}: {largest * keys:,} numbers"
+        raise UsageError(rule, found, f"--keys {max(2, _MOST // largest)}")
     return sizes
-
-
-def _at_least(name: str, value: int | None, default: int, least: int) -> int:
-    if value is not None and value < least:
-        raise _error(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {default}")
-    return default if value is None else value
 
 
 def _target(text: str | None) -> tuple[str, float]:
@@ -336,23 +314,6 @@ def _target(text: str | None) -> tuple[str, float]:
     except ValueError:
         number = math.nan
     if name not in ("variance", "entropy") or not (math.isfinite(number) and number > 0):
-        raise _error(
-            "--target must be variance=VALUE or entropy=NATS, with a value above 0.",
-            f"--target {text}",
-            "--target entropy=2.0",
-        )
+        rule = "--target must be variance=VALUE or entropy=NATS, with a value above 0."
+        raise UsageError(rule, f"--target {text}", "--target entropy=2.0")
     return name, number
-
-
-def _need_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError(
-            "scaling",
-            "matplotlib must be installed for --plot.",
-            found="no module named matplotlib",
-            fix="pip install 'attlas[plot]'",
-        )
-
-
-def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError("scaling", rule, found=found, fix=fix)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas import pictures
+from attlas.cli.figures import DEEP, draw_frame, set_layout
 from attlas.scaling import Heads, HeadScaling, Measured, Study, expected
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["heads_figure", "study_figure"]
 
 # Vermilion and deep blue differ in lightness too, and each has a mark of its own.
-_PLAIN, _SCALED = pictures.ACCENT, "#174268"
+_PLAIN, _SCALED = pictures.ACCENT, DEEP
 _PANELS = (
     ("variance", "Variance of the logits"),
     ("entropy", "Entropy of the weights, nats"),
@@ -49,9 +50,9 @@ def study_figure(study: Study) -> Figure:
             ax.minorticks_off()
         ax.set_xlim(fine[0], fine[-1])
         ax.set_title(title, fontsize=10, loc="left", color=pictures.INK)
-        _frame(ax)
+        draw_frame(ax)
         if name == "variance":
-            ax.set_yscale("log", base=10)
+            ax.set_yscale("log")
             _plain_numbers(ax.yaxis)
         elif name == "entropy":
             most = math.log(study.keys)
@@ -79,9 +80,7 @@ def study_figure(study: Study) -> Figure:
 
 def _sheet(width: float, height: float) -> Figure:
     figure = pictures.sheet(width, height)
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.set(h_pad=0.1, w_pad=0.1, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]  # of this engine
+    set_layout(figure, h_pad=0.1, w_pad=0.1, hspace=0.03, wspace=0.03)
     return figure
 
 
@@ -137,8 +136,7 @@ def heads_figure(result: Heads, title: str) -> Figure:
         values = [getattr(part, name) for head in heads for part in (head, head.expected)]
         low, high = _limits(values, name)
         if name == "variance":
-            ax.set_xscale("log", base=10)
-            ax.set_yscale("log", base=10)
+            ax.set(xscale="log", yscale="log")
             _plain_numbers(ax.xaxis)
             _plain_numbers(ax.yaxis)
         ax.plot([low, high], [low, high], color=pictures.SOFT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
@@ -148,7 +146,7 @@ def heads_figure(result: Heads, title: str) -> Figure:
         ax.set_title(heading, fontsize=10, loc="left", color=pictures.INK)
         ax.set_xlabel("had queries and keys been independent", fontsize=8.5, color=pictures.SOFT)
         ax.set_ylabel("measured", fontsize=8.5, color=pictures.SOFT)
-        _frame(ax)
+        draw_frame(ax)
         _name_farthest(ax, heads, name)
     if layers <= 12:
         figure.legend(
@@ -194,10 +192,3 @@ def _limits(values: Sequence[float], name: str) -> tuple[float, float]:
         positive = [value for value in values if value > 0.0] or [1.0]
         return min(positive) / 1.5, max(positive) * 1.5
     return 0.0, max(values, default=1.0) * 1.08
-
-
-def _frame(ax: Axes) -> None:
-    ax.tick_params(labelsize=8, colors=pictures.SOFT, length=2.5)
-    ax.grid(color="#e6ebec", linewidth=0.7, zorder=0)
-    for side, spine in ax.spines.items():
-        spine.set(color=pictures.SOFT, linewidth=0.6, visible=side in ("left", "bottom"))

@@ -8,9 +8,10 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from attlas.errors import AttlasError
 
@@ -39,7 +40,12 @@ class Help(argparse.HelpFormatter):
 
 
 class UsageError(AttlasError):
-    """What was asked for on the command line cannot be done."""
+    """A request on the command line that cannot be carried out; `main` fills in the command as `where`."""
+
+    def __init__(
+        self, rule: str, found: str, fix: str, arguments: Mapping[str, object] | None = None, where: str = ""
+    ) -> None:
+        super().__init__(where, rule, arguments, found=found, fix=fix)
 
 
 class Terminal:
@@ -77,16 +83,21 @@ class Terminal:
         """Write an error."""
         self._clear()
         head, _, rest = text.partition("\n")
-        print(
-            style(f"attlas: {head}", "bold", on=self._colours(self.err)), rest, sep="\n" if rest else "", file=self.err
-        )
+        head = style(f"attlas: {head}", "bold", on=self._colours(self.err))
+        print(head, rest, sep="\n" if rest else "", file=self.err)
 
     def style(self, text: str, *names: str) -> str:
         """Return text in a style where the standard output shows styles."""
         return style(text, *names, on=self._colours(self.out))
 
+    def files(self, written: Sequence[tuple[Path, str]]) -> None:
+        """Name the files that were written, and say what each is."""
+        width = max((len(str(path)) for path, _ in written), default=0)
+        for path, text in written:
+            self.say(f"  {self.style(str(path).ljust(width), 'bold')}  {text}")
+
     @contextmanager
-    def step(self, label: str, total: int = 0) -> Iterator[Callable[[], None]]:
+    def step(self, label: str, total: int = 0) -> Iterator[Callable[..., None]]:
         """Show that something is being done, and when it is done how long it took.
 
         Parameters
@@ -94,33 +105,23 @@ class Terminal:
         label : str
             What is being done.
         total : int
-            How many parts it has; the yielded function is called after each.
+            How many parts it has; the yielded function is called after each, with any arguments.
         """
         begin, done = time.perf_counter(), 0
-        told = begin
+        show = self._progress_line(label)
 
-        def show() -> None:
-            nonlocal told
-            if not self._moves():
-                now = time.perf_counter()
-                if 0 < done < total and now - told >= _QUIET:
-                    told = now
-                    print(f"  {label}  {done}/{total}", file=self.err, flush=True)
-                return
-            filled = _BAR * done // total if total else 0
-            bar = f"  {'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)} {done}/{total}" if total else " …"
-            print(f"\r\x1b[K  {label}{bar}", end="", file=self.err, flush=True)
+        def say() -> None:
+            moving = f"  {_bar(done / total)} {done}/{total}" if total else " …"
+            show(moving, f"{done}/{total}" if 0 < done < total else "")
 
-        def tick() -> None:
+        def tick(*_: Any) -> None:
             nonlocal done
             done += 1
-            show()
+            say()
 
-        show()
+        say()
         yield tick
-        self._clear()
-        seconds = f"{time.perf_counter() - begin:.1f} s"
-        print(f"  {label}  {style(seconds, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
+        self._finish(label, f"{time.perf_counter() - begin:.1f} s")
 
     @contextmanager
     def shares(self, label: str) -> Iterator[Callable[[float], None]]:
@@ -150,22 +151,34 @@ class Terminal:
         callable
             Takes words about what was done, and the share of the whole.
         """
-        told, words = time.perf_counter(), ""
+        words = ""
+        show = self._progress_line(label)
 
-        def show(text: str, share: float) -> None:
-            nonlocal told, words
-            now, words = time.perf_counter(), text
-            filled = int(_BAR * share)
+        def tell(text: str, share: float) -> None:
+            nonlocal words
+            words = text
+            show(f"  {_bar(share)} {text}", f"{share:.0%}  {text}")
+
+        yield tell
+        self._finish(label, words)
+
+    def _progress_line(self, label: str) -> Callable[[str, str], None]:
+        """Return a function that shows progress: the first text on a moving line, in a log the second now and then."""
+        last = time.perf_counter()
+
+        def show(moving: str, logged: str) -> None:
+            nonlocal last
             if self._moves():
-                bar = f"{'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)}"
-                print(f"\r\x1b[K  {label}  {bar} {text}", end="", file=self.err, flush=True)
-            elif now - told >= _QUIET:
-                told = now
-                print(f"  {label}  {share:.0%}  {text}", file=self.err, flush=True)
+                print(f"\r\x1b[K  {label}{moving}", end="", file=self.err, flush=True)
+            elif logged and time.perf_counter() - last >= _QUIET:
+                last = time.perf_counter()
+                print(f"  {label}  {logged}", file=self.err, flush=True)
 
-        yield show
+        return show
+
+    def _finish(self, label: str, text: str) -> None:
         self._clear()
-        print(f"  {label}  {style(words, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
+        print(f"  {label}  {style(text, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
 
     def _clear(self) -> None:
         if self._moves():
@@ -185,3 +198,8 @@ def style(text: str, *names: str, on: bool) -> str:
     if not (on and names and text):
         return text
     return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+
+def _bar(share: float) -> str:
+    filled = int(_BAR * share)
+    return f"{'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)}"

@@ -16,10 +16,10 @@ from typing import Any
 
 from attlas import models
 from attlas.cli import corpus_view, record
-from attlas.cli.files import check_target, open_folder, title_of
-from attlas.cli.formatting import count
+from attlas.cli.checks import check_target
+from attlas.cli.files import open_folder, title_of
 from attlas.cli.loading import load
-from attlas.cli.options import parser
+from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
 
@@ -40,12 +40,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     options = [name for name in options if name != "model"] if arguments.atlas else options
     if arguments.atlas and options:
         found = f"{arguments.atlas[0]} and --{options[0]}"
-        raise _error(
+        raise UsageError(
             "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas[0]}"
         )
     if not arguments.atlas and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
-        raise _error("name a recording, or a text that is recorded now.", "neither", fix)
+        raise UsageError("name a recording, or a text that is recorded now.", "neither", fix)
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
         idle = show(
@@ -73,16 +73,16 @@ def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Ter
     if not any(map(corpus_view.is_corpus, folders)) and len(folders) < 2:
         if arguments.export is not None:
             fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
-            raise _error("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
+            raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
         return False
     if arguments.compare is not None:
         fix = f"attlas view {shlex.quote(str(folders[0]))} {shlex.quote(str(arguments.compare))}"
-        raise _error("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
+        raise UsageError("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
     if set(options) - {"model"}:
         fix = f"attlas view {shlex.quote(str(folders[0]))}"
-        raise _error("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
+        raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
     if arguments.export is not None:
-        check_target(arguments.export, "--export", (".html", ".htm"), "view")
+        check_target(arguments.export, "--export", (".html", ".htm"))
         corpus_view.export(folders, arguments.export, terminal)
     else:
         with _exit_on_sigterm():
@@ -134,10 +134,10 @@ def show(
     from attlas.view.service import Service
 
     with terminal.step(f"opening {folder.name}"):
-        atlas = open_folder(folder, "view")
+        atlas = open_folder(folder)
     if not atlas.entries:
-        raise _error("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
-    tokens = f", {count(len(atlas.tokens))} tokens" if atlas.tokens else ""
+        raise UsageError("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
+    tokens = f", {len(atlas.tokens):,} tokens" if atlas.tokens else ""
 
     def announce(url: str) -> None:
         terminal.say(terminal.style(url, "bold"))
@@ -148,14 +148,14 @@ def show(
     compared: dict[str, Any] = {}
     if other is not None:
         with terminal.step(f"opening {other.name}"):
-            second = open_folder(other, "view")
+            second = open_folder(other)
         compared = {"compare": second, "compare_title": title_of(second, other)}
     shown = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared)
     service: Service | ReadingService = shown
     if model is not None:
 
         def loader() -> tuple[Any, Any]:
-            loaded = load(model, "view")
+            loaded = load(model)
             return loaded.model, loaded.tokenizer
 
         service = ReadingService(shown, loader, name=Path(model).name)
@@ -213,10 +213,7 @@ def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, termin
     for name in ("model", "text", "tokens", "generate"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]
-    try:
-        record.write(parser().parse_args(words), terminal)
-    except AttlasError as error:
-        raise error.replaced(where="view") from error
+    record.write(parse(words), terminal)
     return Path(folder)
 
 
@@ -239,7 +236,3 @@ def _exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _error(rule: str, found: str, fix: str) -> UsageError:
-    return UsageError("view", rule, found=found, fix=fix)

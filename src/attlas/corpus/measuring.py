@@ -300,22 +300,24 @@ def _kept(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the kept keys of each row and their weights, and these weights by query, by key and by distance."""
     heads, n, k = keys.shape
-    weights = weights * (weights >= LEAST)
-    keys = torch.where(weights > 0, keys, -1)
-    # Key -1, which is none, has a place of its own in each head.
-    head = torch.arange(0, heads * (n + 1), n + 1)[:, None, None]
+    kept = weights >= LEAST
+    weights = weights * kept
+    of_each = weights.double()
     distance = (torch.arange(n)[:, None] - keys).abs_()
-    flat = weights.numpy().ravel()
-    places = [(at + head).numpy().ravel() for at in (keys + 1, distance)]
+    head = torch.arange(0, heads * n, n)[:, None, None]
     # numpy's types say integers, whatever the weights are.
-    counts = [np.bincount(at, flat, heads * (n + 1)).astype(np.float64, copy=False) for at in places]
-    by_key, by_distance = (count.reshape(heads, n + 1) for count in counts)
+    by_key, by_distance = (
+        np.bincount(at.add_(head).numpy().ravel(), of_each.numpy().ravel(), heads * n)
+        .astype(np.float64, copy=False)
+        .reshape(heads, n)
+        for at in (keys.clone(), distance)
+    )
     padding = (0, KEPT - k)
     return (
-        functional.pad(keys.int(), padding, value=-1).numpy(),
+        functional.pad(torch.where(kept, keys, -1).int(), padding, value=-1).numpy(),
         functional.pad(weights, padding).numpy(),
-        weights.sum(-1, dtype=torch.float64).numpy(),
-        by_key[:, 1:],
+        of_each.sum(-1).numpy(),
+        by_key,
         by_distance,
     )
 

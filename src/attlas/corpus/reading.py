@@ -21,7 +21,7 @@ from attlas.heads.classification import measure_block, repeated_block
 from attlas.matrix import AttentionMatrix
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
-from attlas.recording.hooks import Change, is_changing, is_recording, subscribed
+from attlas.recording.hooks import AttentionCall, Change, is_changing, is_recording, subscribed
 from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
@@ -83,11 +83,11 @@ class _Listener:
         site = None if self.take is None else self.attentions.site(module)
         return None if site is None or site.kind == "cross" else site.path
 
-    def on_attention(self, module: nn.Module, matrix: AttentionMatrix, *details: Any) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
-        path = self.path_of(module)
+        path = self.path_of(call.module)
         if self.take is not None and path is not None:
-            self.take(path, matrix, None)
+            self.take(path, call.matrix, None)
 
 
 class _Pooling(_Listener):

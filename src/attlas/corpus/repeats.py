@@ -26,6 +26,7 @@ _BELOW_LARGE = float(np.nextafter(np.float32(_LARGE), np.float32(0.0)))
 _SIZES = (8, 16, 32, 64)  # rows of a block with several tokens
 _CELLS = 1 << 18  # cells that are computed at once
 _ROWS = 16  # rows of a block that are computed at once, at least
+_LOG2E = 1 / math.log(2)
 _LAGS = (1, 0)  # what followed a copy, and the copy itself
 
 
@@ -65,17 +66,17 @@ class _Group(NamedTuple):
         The positions, ascending for each token; any where a block is filled up.
     keys : Tensor of int64, shape (blocks, 2, size)
         What follows them, and the positions.
-    earlier : Tensor, shape (blocks, size, 2 size), optional
-        1 where a column holds an earlier copy of the row's token, and 0 elsewhere; None where a block holds a single
-        token, so that these are the cells below the diagonal.
+    hidden : Tensor, shape (blocks, size, 2 size), optional
+        0 where a column holds an earlier copy of the row's token, and minus infinity elsewhere; None where a block
+        holds a single token, so that the copies are the cells below the diagonal.
     """
 
     queries: Tensor
     keys: Tensor
-    earlier: Tensor | None
+    hidden: Tensor | None
 
     def cut(self, heads: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield queries, keys and earlier copies of some blocks and rows, so that their cells are not too many."""
+        """Yield queries, keys and hidden cells of some blocks and rows, so that their cells are not too many."""
         blocks, size = self.queries.shape
         some = max(_CELLS // (2 * heads * size**2), 1)
         rows = min(max(_CELLS // (2 * heads * size), _ROWS), size)
@@ -83,12 +84,12 @@ class _Group(NamedTuple):
             for row in range(0, size, rows):
                 queries = self.queries[at : at + some, row : row + rows]
                 stop = row + queries.shape[1]  # earlier copies stand to the left of the last row
-                if self.earlier is None:
-                    earlier = torch.ones(1, stop - row, stop).tril_(row - 1).repeat(1, 1, 2)
+                if self.hidden is None:
+                    hidden = torch.full((1, stop - row, stop), -math.inf).triu_(row).repeat(1, 1, 2)
                 else:
-                    earlier = self.earlier[at : at + some, row:stop]
-                    earlier = earlier if stop == size else earlier.unflatten(-1, (2, -1))[..., :stop].flatten(-2)
-                yield queries, self.keys[at : at + some, :, :stop], earlier
+                    hidden = self.hidden[at : at + some, row:stop]
+                    hidden = hidden if stop == size else hidden.unflatten(-1, (2, -1))[..., :stop].flatten(-2)
+                yield queries, self.keys[at : at + some, :, :stop], hidden
 
 
 class TokenPositions:
@@ -128,14 +129,15 @@ class TokenPositions:
                 same = np.tril(place[:, :, None] == place[:, None], -1).repeat([len(each) for each in packed], axis=0)
                 blocks = np.concatenate(packed)
                 same &= blocks[:, :, None] >= 0
-                yield self._group(blocks, torch.from_numpy(np.tile(same, 2)).float())
+                hidden = np.where(np.tile(same, 2), np.float32(0.0), np.float32(-np.inf))
+                yield self._group(blocks, torch.from_numpy(hidden))
         for token in np.flatnonzero(self._counts > least):
             yield self._group(self.order[None, self.starts[token] : self.starts[token] + self._counts[token]], None)
 
-    def _group(self, blocks: NDArray[np.int64], earlier: Tensor | None) -> _Group:
+    def _group(self, blocks: NDArray[np.int64], hidden: Tensor | None) -> _Group:
         queries = torch.from_numpy(blocks).clamp(min=0)
         keys = torch.stack([queries + lag for lag in _LAGS], dim=1).clamp_(max=len(self.order) - 1)
-        return _Group(queries, keys, earlier)
+        return _Group(queries, keys, hidden)
 
     def _packed(self, count: int, size: int) -> NDArray[np.int64]:
         """Return the positions of the tokens that occur `count` times, in blocks of `size` that -1 fills up."""
@@ -173,11 +175,11 @@ class VisibleCopies:
             parts = [self.cells(*part)[1] for group in tokens.groups for part in group.cut(1)]
             self.rows = [sum(int(part[..., at, :].any(-1).sum()) for part in parts) for at in range(len(_LAGS))]
 
-    def cells(self, queries: Tensor, keys: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+    def cells(self, queries: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return which copies some rows may see, and those of rows that see another key: (blocks, rows, 2, keys)."""
         first, stop = (end[queries][..., None, None] for end in (self._first, self._stop))
         keys = keys.unsqueeze(1)
-        seen = (earlier.unflatten(-1, (2, -1)) > 0) & (first <= keys) & (keys < stop)
+        seen = (hidden.unflatten(-1, (2, -1)) == 0) & (first <= keys) & (keys < stop)
         return seen, seen & (stop - first > seen.sum(-1, keepdim=True))
 
 
@@ -216,26 +218,29 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArr
     heads, tokens = A.problem.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
     lse = A._exact_lse()[b] if dot.row is None else A._exact_lse()[b] - dot.row[b]
-    lse = torch.where(lse.isfinite(), lse, torch.inf).to(accurate)  # a row without a key has weights 0
+    lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
     large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
     sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)
-    for queries, keys, earlier in (part for group in tokens.groups for part in group.cut(heads)):
+    for queries, keys, hidden in (part for group in tokens.groups for part in group.cut(heads)):
         at, columns = (places.ravel().to(lse.device) for places in (queries, keys))
-        q = _take(dot.q[b], at).to(accurate).mul_(dot.scale)
+        q = _take(dot.q[b], at).to(accurate).mul_(dot.scale / dot.cap if dot.cap else dot.scale * _LOG2E)
         k = _take(dot.k[b], columns).to(accurate)
         k = k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0)
-        q, k = (t.unflatten(1, (len(queries), -1)) for t in (q, k))
-        logits = torch.matmul(q, k.mT)
-        logits = dot.cap * torch.tanh(logits / dot.cap) if dot.cap else logits
-        # No weight is above 1, but that of a hidden cell may be.
-        weights = logits.sub_(lse.index_select(1, at).view(*logits.shape[:3], 1)).clamp_(max=0.0).exp_()
-        chosen = weights = weights.mul_(earlier.to(weights)).unflatten(-1, (2, -1))
+        q, k = (t.unflatten(1, (len(queries), -1)).flatten(0, 1) for t in (q, k))
         if not visible.everything:
-            seen, useful = (cells.to(weights) for cells in visible.cells(queries, keys, earlier))
-            chosen, weights = weights * useful, weights * seen
-        sums[:, :2] += chosen.sum(-1).sum((1, 2), dtype=torch.float64)
-        after = functional.threshold(weights[..., 0, :], large, 0.0, inplace=True)
-        sums[:, 2] += after.sum(-1).sum((1, 2), dtype=torch.float64)
+            seen, useful = visible.cells(queries, keys, hidden)
+            hidden = torch.where(seen.flatten(-2), 0.0, -math.inf)
+        logits = (hidden.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
+        if dot.cap:
+            logits += torch.bmm(q, k.mT).tanh_().mul_(dot.cap * _LOG2E)
+        else:
+            logits.baddbmm_(q, k.mT)
+        # exp2, as torch's exp is many times slower where its result is 0.
+        weights = logits.exp2_().view(heads, -1, 2, keys.shape[-1])
+        chosen = weights if visible.everything else weights * useful.flatten(0, 1).to(weights)
+        sums[:, :2] += chosen.sum(1).sum(-1, dtype=torch.float64)
+        after = functional.threshold(weights[:, :, 0], large, 0.0, inplace=True)
+        sums[:, 2] += after.sum(1).sum(-1, dtype=torch.float64)
     return sums.T.cpu().numpy()
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
+from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import DtypeError, GradientError, kind
@@ -64,10 +65,14 @@ class Collector:
             return bool(self._split(statistic))
         return axis is None
 
+    def sees_tiles(self, statistic: Any) -> bool:
+        """Check a statistic, and return whether it is computed tile by tile where others come from the kernels."""
+        self._check(statistic)
+        tiles = self._by_carry(statistic) and _row_outputs(statistic, self.whole) is None
+        return tiles and self.whole.device.type == "cpu"
+
     def local(self, statistics: list[Any]) -> list[Any]:
         """Return what this rank's parts give: a result, or a carry of the whole matrix."""
-        for statistic in statistics:
-            self._check(statistic)
         asked = [[self._asked(s, part, rows) for s in statistics] for part, rows in self._rows()]
         found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]
         return [self._joined(s, list(some), list(own)) for s, *some, own in self._transposed(statistics, asked, found)]
@@ -188,13 +193,23 @@ class _Carried(Statistic):
         return tuple(tensors_in(carry))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        # One number per row is the same in a part and at its place. The kernel that made the log-sum-exp rounds the
-        # logits as it did then: weights of other logits would not sum to 1.
-        plain = self.inner.axis == "rows" and type(self.inner).from_outputs is Statistic.from_outputs
-        return self.inner.outputs(problem) if plain else None
+        return _row_outputs(self.inner, self.base)
 
     def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        if (keys := found.get("top_keys")) is not None:
+            found = {**found, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
         return self.inner.carry_from(found, problem)
+
+    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
+        carry = self.carry_from(found, problem)
+        return MISSING if carry is None else self.finish(carry)
+
+
+def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | None:
+    """Return the numbers of each row that a statistic takes from the kernels; a part has those of the whole matrix."""
+    own = type(statistic)
+    tell = own.carry_from is not Statistic.carry_from or own.from_outputs is Statistic.from_outputs
+    return statistic.outputs(problem) if tell and statistic.axis == "rows" else None
 
 
 class _Moved:

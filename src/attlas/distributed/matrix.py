@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,9 +138,14 @@ class DistributedMatrix:
         self._check("A @ v", v, "keys")
         values = layout.part_of(v, "keys")
         own = self._agreed(lambda: [part @ values for part in self.parts])
+        rounded = [
+            part for part in self.parts if getattr(part._stored_lse, "dtype", torch.float64) is not torch.float64
+        ]
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
+        for part in rounded:  # by torch's kernel: what is read next computes a more precise one
+            part._stored_lse = None
         return layout.wrap(torch.cat(own, dim=2), queries=0)
 
     def _multiply(self, v: DTensor, dropout: object) -> DTensor:
@@ -196,11 +202,11 @@ class DistributedMatrix:
     @property
     def lse(self) -> DTensor:
         """Log-sum-exp of each row of logits, shape (..., m), sharded as the queries; -inf for a row without a key."""
-        own = self._own_lses()
+        own = self._own_lses(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
         return self._layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
 
-    def _own_lses(self) -> list[Tensor]:
+    def _own_lses(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
@@ -210,12 +216,12 @@ class DistributedMatrix:
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
             return known
 
-        own: list[Tensor] = self._agreed(lambda: [of(part) for part in self.parts])
+        own: list[Tensor] = self._agreed(lambda: [of(part) for part in parts])
         return own
 
     def _shares(self) -> list[Tensor]:
         """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
-        own = self._own_lses()
+        own = self._own_lses(self.parts)
         totals = [finite(self._over_keys(lse, shared=False)) for lse in own]
         return [torch.exp(lse - total).unsqueeze(-1) for lse, total in zip(own, totals, strict=True)]
 
@@ -265,21 +271,36 @@ class DistributedMatrix:
         return tuple(results[s] for s in statistics)
 
     def _collected(self, statistics: list[Any]) -> list[Any]:
-        collector = Collector(self._layout, self._whole.problem, self._with_whole_rows("A.collect()"))
-        local = self._agreed(lambda: collector.local(statistics))
-        return collector.merged(statistics, local)
+        layout, problem = self._layout, self._whole.problem
+        results: dict[Any, Any] = {}
+        first = Collector(layout, problem, self.parts)
+        tiled = self._agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
+        for seen in sorted(set(tiled)):
+            some = [statistic for statistic, own in zip(statistics, tiled, strict=True) if own is seen]
+            collector = Collector(layout, problem, self._with_whole_rows("A.collect()", tiled=seen))
+            local = self._agreed(partial(collector.local, some))
+            results |= zip(some, collector.merged(some, local), strict=True)
+        return [results[statistic] for statistic in statistics]
 
-    def _with_whole_rows(self, where: str) -> tuple[AttentionMatrix, ...]:
-        """Return this rank's parts, which know the log-sum-exp over the keys of all ranks."""
+    def _with_whole_rows(self, where: str, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
+        """Return this rank's parts, which know the log-sum-exp over the keys of all ranks.
+
+        Where parts are `tiled`, so is that: each backend rounds logits in its own way, and weights sum to 1 only if
+        they and their sum come from the same logits.
+        """
+        parts = self.parts
+        if tiled:
+            plan = replace(self._whole.plan, backend="tiled")
+            parts = tuple(AttentionMatrix(part.problem, plan, part._axes) for part in parts)
         if not self._splits("keys"):
-            return self.parts
+            return parts
         if any(part.needs_graph for part in self.parts):
             rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"
             fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
             raise GradientError(where, rule, found=found, fix=fix)
         return tuple(
             AttentionMatrix(replace(part.problem, sink=None, partial=True), part.plan, part._axes, self._over_keys(lse))
-            for part, lse in zip(self.parts, self._own_lses(), strict=True)
+            for part, lse in zip(parts, self._own_lses(parts), strict=True)
         )
 
     @property

@@ -213,7 +213,7 @@ class _SharedWriter(Writer):
         return gathered(self.mesh, check)[reader] or Written(size, "")
 
     def _create(self, path: Path, header: bytes, size: int) -> None:
-        with self._writing(), path.open("xb") as file:
+        with self.errors_name_folder(), path.open("xb") as file:
             file.write(header)
             file.truncate(size)
 
@@ -236,7 +236,7 @@ class _SharedWriter(Writer):
     def _write_own(self, path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> dict[str, str]:
         """Write this rank's parts, and return their checksums by the name of the tensor."""
         marks = {}
-        with self._writing():
+        with self.errors_name_folder():
             for name, place in self._places(tensors, self.rank).items():
                 t = tensors[name]
                 own = self.own.get(id(t), t).detach().cpu()

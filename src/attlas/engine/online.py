@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "LARGEST", "Running", "absorb", "empty", "exact", "exceeds", "exp", "finish", "finite_shift",
-           "merge", "share_of", "split_lse"]  # fmt: skip
+__all__ = ["CACHED", "LARGEST", "SMALL", "Running", "absorb", "empty", "exact", "exceeds", "exp", "finish",
+           "finite_shift", "merge", "share_of", "split_lse"]  # fmt: skip
 
-_SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
+SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
 
 CACHED = 1 << 17  # numbers that a core keeps at hand between one step over them and the next
@@ -55,7 +55,7 @@ def finite_shift(largest: Tensor) -> Tensor:
 
 def exact(lse: Tensor) -> Tensor | None:
     """Return a log-sum-exp in float64, or None where it is too large for the float32 that a kernel of torch gave."""
-    return lse.double() if lse.dtype is torch.float64 or not exceeds(lse, 2 * _SMALL) else None
+    return lse.double() if lse.dtype is torch.float64 or not exceeds(lse, 2 * SMALL) else None
 
 
 def exceeds(lse: Tensor, bound: float) -> bool:
@@ -76,7 +76,7 @@ def split_lse(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it does not matter."""
     shift = finite_shift(lse)
     high = shift.to(dtype)
-    if dtype is torch.float64 or not exceeds(lse, _SMALL):
+    if dtype is torch.float64 or not exceeds(lse, SMALL):
         return high, None
     return high, (shift - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
 

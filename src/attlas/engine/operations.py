@@ -15,6 +15,7 @@ from attlas.engine.autodiff.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
 from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
+from attlas.engine.online import SMALL, exceeds
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
@@ -68,12 +69,15 @@ def collect(
     """Compute statistics, and the log-sum-exp where it comes out: each by the first backend that gives it."""
     request = Request(problem, problem.tokens, plan)
     results: list[Any] = [MISSING] * len(statistics)
-    for backend in candidates(request, "statistics"):
+    for number, backend in enumerate(candidates(request, "statistics")):
         missing = [i for i, result in enumerate(results) if result is MISSING]
-        if missing and (found := backend.statistics(request, [statistics[i] for i in missing], lse)) is not None:
+        # Each backend rounds large logits in its own way: by the sums of another, weights do not sum to 1.
+        anew = bool(number and missing and lse is not None and not problem.partial and exceeds(lse, 2 * SMALL))
+        known = None if anew else lse
+        if missing and (found := backend.statistics(request, [statistics[i] for i in missing], known)) is not None:
             for i, result in zip(missing, found[0], strict=True):
                 results[i] = result
-            lse = found[1]
+            lse = lse if anew else found[1]
     return results, lse
 
 

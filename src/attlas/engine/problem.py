@@ -296,11 +296,12 @@ def tree_flatten(tokens: Tokens) -> list[Tensor]:
     return [t for part in tokens for t in tree_flatten(part)]
 
 
-def tree_unflatten(form: Tokens, tensors: list[Tensor]) -> Tokens:
-    """Put tensors back into the form of `form`; consumes the list from its front."""
+def tree_unflatten(form: Any, tensors: list[Any]) -> Any:
+    """Put tensors back into the form of `form`, a tensor or a tuple; consumes the list from its front."""
     if isinstance(form, Tensor):
         return tensors.pop(0)
-    return tuple(tree_unflatten(part, tensors) for part in form)
+    parts = [tree_unflatten(part, tensors) for part in form]
+    return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
 
 
 def without_graph(score: Score) -> Score:

@@ -46,6 +46,11 @@ class Piece(NamedTuple):
     added: Tensor | None
     unseen: Tensor | None
 
+    @property
+    def place(self) -> tuple[slice, slice]:
+        """The slices of its rows and of its columns."""
+        return slice(self.rows.start, self.rows.stop), slice(self.columns.start, self.columns.stop)
+
 
 class Sdpa(Backend):
     """torch's fused kernels: outputs of dot products, and their gradients."""
@@ -108,9 +113,7 @@ class Sdpa(Backend):
         problem, dot = request.problem, request.product
         aligned, e = _aligned(dot, v), v.shape[-1]
         pieces = _pieces(problem, dot, request.plan)
-        first = list(islice(pieces, 1))
-        if first and len(first[0].rows) == problem.shape[2]:
-            first += islice(pieces, 1)
+        first = list(islice(pieces, 2))
         if len(first) == 1 and len(first[0].rows) == problem.shape[2]:
             out, lse = _call(problem, dot, aligned, first[0], e)
         else:
@@ -140,7 +143,7 @@ class Sdpa(Backend):
         d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
         d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
         for piece in _pieces(problem, dot, request.plan):
-            rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+            rows, columns = piece.place
             tokens = q[:, :, rows], k[:, :, columns], values[:, :, columns]
             d_out, own, total = (_folded(t[:, :, rows], fold) for t in (left, out, safe))
             grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -256,7 +259,7 @@ def _added(piece: Piece, problem: Problem, fold: int) -> Tensor | None:
 def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of one piece."""
     q, k, v, fold = aligned
-    rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.columns.start, piece.columns.stop)
+    rows, columns = piece.place
     added = _added(piece, problem, fold)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q[:, :, rows], k[:, :, columns], v[:, :, columns], 0.0, piece.causal, attn_mask=added, scale=dot.scale
@@ -274,7 +277,7 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
         part, part_lse = _call(problem, dot, aligned, piece, e)
-        rows = slice(piece.rows.start, piece.rows.stop)
+        rows, _ = piece.place
         lse[:, :, rows], old, new = merge(lse[:, :, rows], part_lse)
         out[:, :, rows] = out[:, :, rows] * old.unsqueeze(-1) + part * new.unsqueeze(-1)
     return out, lse

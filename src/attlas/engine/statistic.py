@@ -418,7 +418,10 @@ class Statistic(ABC):
         return None
 
     def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        """Return the carry after all tiles from the numbers that `outputs` named; by default the first of them."""
+        """Return the carry after all tiles from the numbers that `outputs` named; by default the first of them.
+
+        None where they do not tell it, for a statistic whose `from_outputs` does without it.
+        """
         return found[next(iter(self.outputs(problem) or found))]
 
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:

@@ -54,7 +54,7 @@ class Tiled(Backend):
             state = _initial_state(problem, row_block.at, v.shape[-1])
             for block in row_block.column_blocks:
                 at = row_block.at.narrow(block.columns)
-                values = _tokens_of_columns(v, problem, at, v.shape[1]).to(problem.dtype)
+                values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
                 state = online.absorb(state, _logits(problem, tokens, at, block, space=space), values, keep)
             pooled, total = online.finish(state)
@@ -94,10 +94,9 @@ class Tiled(Backend):
                 [t[place].to(dtype).detach().requires_grad_() for t in flat]
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
+            q, k = (tree_unflatten(form, list(tile)) for form, tile in zip(tokens, (q_tile, k_tile), strict=True))
             with torch.enable_grad():
-                logits = _score(
-                    problem, tree_unflatten(tokens[0], list(q_tile)), tree_unflatten(tokens[1], list(k_tile)), at
-                )
+                logits = _score(problem, q, k, at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
@@ -105,7 +104,7 @@ class Tiled(Backend):
                 slope.zero_()
             else:
                 keep = None if dropout is None else dropout.keep(at)
-                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at, right.shape[1]).to(dtype)
+                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at).to(dtype)
                 torch.matmul(x, y.mT, out=slope)
                 pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, x)
                 if keep is not None:
@@ -348,12 +347,10 @@ def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
     return slice(at.heads.start // group, -(-at.heads.stop // group))
 
 
-def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile, heads: int) -> Tensor:
+def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
     """Return keys or values at a tile's columns, one head for each query head of the tile."""
-    kv = _key_heads(problem, at, heads)
-    columns = at.column_index
-    index: Any = slice(at.columns.start, at.columns.stop) if columns is None else columns.to(t.device)
-    part = t[at.batches.start : at.batches.stop, kv, index]
+    index: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index.to(t.device)
+    part = t[at.batches.start : at.batches.stop, _key_heads(problem, at, t.shape[1]), index]
     return spread_heads(part, len(at.heads))
 
 
@@ -362,7 +359,7 @@ def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -
     b, h, rows = at.place
     row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
     q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
-    k = tree_map(lambda t: _tokens_of_columns(t, problem, at, problem.k.shape[1]).to(problem.dtype), tokens[1])
+    k = tree_map(lambda t: _tokens_of_columns(t, problem, at).to(problem.dtype), tokens[1])
     return q, k
 
 
@@ -410,7 +407,7 @@ def _logits(
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
     """Return the logits of a dot product, written into the workspace."""
     q = dot.q[at.place].to(problem.dtype) * dot.scale
-    k = _tokens_of_columns(dot.k, problem, at, dot.k.shape[1]).to(problem.dtype)
+    k = _tokens_of_columns(dot.k, problem, at).to(problem.dtype)
     logits = space.take("logits", at.shape)
     torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=logits.flatten(0, 1))
     return logits

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attlas.errors import DtypeError, ShapeError, kind
 
-__all__ = ["RULES", "Spread", "check_bandwidth", "given_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
+__all__ = ["RULES", "Spread", "bandwidth_of_features", "check_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def check_bandwidth(where: str, bandwidth: object) -> None:
         )
 
 
-def given_bandwidth(where: str, bandwidth: object, features: int) -> Floats:
+def bandwidth_of_features(where: str, bandwidth: object, features: int) -> Floats:
     """Return a bandwidth for each feature from a number or a vector that `check_bandwidth` let pass."""
     value = np.asarray(bandwidth, dtype=np.float64)
     if value.ndim and value.shape != (features,):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from typing import Any, Self
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import ShapeError
-from attlas.estimators.bandwidth import check_bandwidth, given_bandwidth, in_bandwidths, rule_of_thumb, spread_of
+from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
-from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, squared_error
-from attlas.estimators.observations import Observations, are_copies, by_place, distinct
+from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, factors_with_own, squared_error
+from attlas.estimators.observations import Observations, are_copies, average_copies, distinct
 from attlas.estimators.partitions import refuse_dask
 from attlas.estimators.pooling import Pool
 from attlas.estimators.scored import ScoredLeaveOneOut
@@ -46,28 +45,47 @@ _MIDDLE_PAIRS = 1 << 24
 class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Base of the estimators; not an estimator itself."""
 
-    kernel: str | Score
-    bandwidth: str | float | ArrayLike
-    degree: int = 0
-    tolerance: float
-    outside: str
-    max_iter: int
-    tol: float
-    n_restarts: int
-    loo_rows: str | int
-    weights_are: str
-    warm_start: bool
-    random_state: Any
-    verbose: bool | int
-    dtype: torch.dtype | None
-    device: str | torch.device | None
-
     _outside_choices: tuple[str, ...] = ("nan", "nearest")
     _pool: Pool
     X_: Array
     y_: Array
     sample_weight_: Array | None
     bandwidth_: NDArray[np.float64]
+
+    def __init__(
+        self,
+        kernel: str | Score = "gaussian",
+        *,
+        bandwidth: str | float | ArrayLike = "loo",
+        degree: int = 0,
+        tolerance: float = 1e-7,
+        outside: str = "nan",
+        max_iter: int = 100,
+        tol: float = 1e-5,
+        n_restarts: int = 2,
+        loo_rows: str | int = "auto",
+        weights_are: str = "counts",
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | int = False,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.degree = degree
+        self.tolerance = tolerance
+        self.outside = outside
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_restarts = n_restarts
+        self.loo_rows = loo_rows
+        self.weights_are = weights_are
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+        self.dtype = dtype
+        self.device = device
 
     def weights(self, X: ArrayLike) -> AttentionMatrix:
         """Return who votes for each prediction: the weights of all training points, never stored.
@@ -91,8 +109,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         With ``degree=0`` the prediction is ``weights(X) @ y_``. A local line weighs neighbours by more than their
         distance; these are the weights of its least squares. Cost: none until something is read.
         """
-        matrix: AttentionMatrix = self._pool_of_fit().matrix(self._tokens(X))
-        return matrix
+        x = self._tokens(X)
+        return self._pool.matrix(x)
 
     def top_neighbours(self, X: ArrayLike, k: int = 5) -> tuple[Array, Array]:
         """Return the k training points with the largest weights for each point.
@@ -206,10 +224,6 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self._make_pool(self.X_, self._targets(), self.sample_weight_)
         return self
 
-    def _pool_of_fit(self) -> Pool:
-        check_is_fitted(self)
-        return self._pool
-
     # ------------------------------------------------------------------------------------------------------- fitting
 
     def _check_settings(self) -> None:
@@ -242,7 +256,6 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     def _fit_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None, loss: Loss) -> None:
         """Choose the bandwidths, and keep the data as tokens; `values` (n, e) are what is predicted."""
-        features = X.shape[1]
         warm = getattr(self, "bandwidth_", None) if self.warm_start else None
         counts = self.weights_are == "counts"
         spread = spread_of(X, sample_weight, counts=counts)
@@ -253,7 +266,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         elif isinstance(self.bandwidth, str):
             self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
         else:
-            self.bandwidth_ = given_bandwidth("fit()", self.bandwidth, features)
+            self.bandwidth_ = bandwidth_of_features("fit()", self.bandwidth, X.shape[1])
         self._make_pool(X, values, sample_weight)
 
     def _make_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None) -> None:
@@ -273,10 +286,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return values
 
     def _search(self, data: Observations, loss: Loss, warm: Array | None) -> None:
-        n = len(data.X)
-        rows = n if self.loo_rows in ("auto", "all") else int(self.loo_rows)
-        if self.loo_rows == "auto" and not self._on_a_line(data.X):
-            rows = max(1, _PAIRS // n)
+        n, rows = len(data.X), self._rows_of_search(data.X)
         counts = self.weights_are == "counts"
         copies = are_copies(data)
         if rows >= n or copies:
@@ -284,9 +294,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             data = distinct(data, join=counts)
         data = data._replace(values=self._prepared(data.values, data.weights))
         spread = spread_of(data.X, data.weights, counts=counts)
-        whole, place = data, np.arange(len(data.X))
+        whole, index = data, np.arange(len(data.X))  # `index` has the row of `data` of each observation of `whole`
         if copies:
-            data, place = by_place(data)
+            data, index = average_copies(data)
         start = rule_of_thumb("scott", spread)
         used = np.isfinite(start)
         self.bandwidth_, self.path_ = start, Found.nothing(int(used.sum())).as_path(start[used])
@@ -294,8 +304,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         if len(data.X) < 2 or not used.any():
             return
         random = check_random_state(self.random_state)
-        keys = torch.from_numpy((data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used])
-        task = self._task(keys, data, loss, repeated=counts and not copies)
+        keys = (data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used]
+        tokens, values = (torch.from_numpy(t).to(self._device) for t in (keys, data.values))
+        weights = None if data.weights is None else torch.from_numpy(data.weights).to(self._device)
+        repeated = counts and not copies
+        task = Task.of(self.kernel, tokens, values, weights, loss, self.degree, repeated=repeated)
         sample = _sample(len(data.X), rows, random)
         stages = self._objectives(task, sample, random)
         unfit = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
@@ -305,31 +318,22 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth, report)
             found = search(stages, int(used.sum()), settings, begin)
         if loss is squared_error and copies:
-            found = _with_spread(found, whole, data.values[place])
+            found = _with_spread(found, whole, data.values[index])
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
         self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
         predicted = np.full(data.values.shape, np.nan)
         kept = slice(None) if sample is None else sample
         predicted[kept] = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
-        judged = ~np.isnan(predicted[place]).any(1)
-        self._judge(
-            predicted[place][judged], whole.values[judged], None if whole.weights is None else whole.weights[judged]
-        )
+        self._judge_known(predicted[index], whole)
 
-    def _on_a_line(self, X: Array) -> bool:
-        """Tell whether the search can look at every row of data of any length."""
-        several = int((X[:1] != X).any(0).sum()) != 1 or torch.device(self.device or "cpu").type != "cpu"
-        return not (several or self.degree) and isinstance(self.kernel, str)
-
-    def _task(self, keys: Tensor, data: Observations, loss: Loss, *, repeated: bool) -> Task:
-        """Return the task of a search; of `repeated` observations the others stay where one is left out."""
-        device = torch.device(self.device or "cpu")
-        weights = torch.ones(len(keys), dtype=torch.float64) if data.weights is None else torch.from_numpy(data.weights)
-        kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
-        kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
-        every = (keys, torch.from_numpy(data.values), weights, kept)
-        keys, values, weights, kept = (t.to(device, torch.float64) for t in every)
-        return Task(kernel, keys, values, weights, kept, loss, self.degree)
+    def _rows_of_search(self, X: Array) -> int:
+        """Return over how many rows of data a search takes the error, n or more for all."""
+        if self.loo_rows != "auto":
+            return len(X) if self.loo_rows == "all" else int(self.loo_rows)
+        # On a line all pairs cost no more than sorting does.
+        on_a_line = int((X[:1] != X).any(0).sum()) == 1 and self._device.type == "cpu"
+        fast = on_a_line and not self.degree and isinstance(self.kernel, str)
+        return len(X) if fast else max(1, _PAIRS // len(X))
 
     def _objectives(self, task: Task, sample: Array | None, random: Any) -> list[Objective]:
         """Return the losses that are minimised one after another, the one that counts last."""
@@ -353,6 +357,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         between = [some(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
         return [some(_COARSE_PAIRS), *between, last]
 
+    def _judge_known(self, predicted: Array, data: Observations) -> None:
+        """Keep loss and score of the leave-one-out predictions; NaN stands for a row that was not predicted."""
+        known = ~np.isnan(predicted).any(1)
+        self._judge(predicted[known], data.values[known], None if data.weights is None else data.weights[known])
+
     def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""
         raise NotImplementedError
@@ -361,35 +370,25 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     def _left_out(self) -> Tensor:
         """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
-        pool = self._pool_of_fit()
+        check_is_fitted(self)
         self._check_lines("leave_one_out()")
         data = Observations(self.X_, self._targets(), self.sample_weight_)
         if not are_copies(data):
-            return self._each_left_out(pool, repeated=self.weights_are == "counts")
-        joined, place = by_place(data)
-        back = torch.from_numpy(place).to(pool.keys.device)
-        return self._each_left_out(pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
+            return self._each_left_out(self._pool, repeated=self.weights_are == "counts")
+        joined, index = average_copies(data)
+        back = torch.from_numpy(index).to(self._device)
+        return self._each_left_out(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
 
     def _each_left_out(self, pool: Pool, *, repeated: bool) -> Tensor:
-        n = len(pool.keys)
-        weights = torch.ones(n, dtype=torch.float64) if pool.weights is None else pool.weights.double()
-        kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
-        name = pool.kernel if isinstance(pool.kernel, str) else "gaussian"
-        every = (pool.keys, pool.values, weights, kept)
-        keys, values, weights, kept = (t.to(pool.keys.device, torch.float64) for t in every)
-        task = Task(name, keys, values, weights, kept, squared_error, self.degree)
-        if isinstance(pool.kernel, Score):
-            return ScoredLeaveOneOut(pool.kernel, task).predictions(torch.zeros(pool.keys.shape[1])).detach()
-        if pool.degree:
-            return LeaveOneOut(task).predictions(torch.zeros(pool.keys.shape[1]))
+        """Return what each key of a pool is predicted to be from all others, (n, e)."""
+        task = Task.of(pool.kernel, pool.keys, pool.values, pool.weights, squared_error, self.degree, repeated=repeated)
+        if pool.degree or isinstance(pool.kernel, Score):
+            objective = ScoredLeaveOneOut(pool.kernel, task) if isinstance(pool.kernel, Score) else LeaveOneOut(task)
+            return objective.predictions(torch.zeros(pool.keys.shape[1])).detach()
         sums = pool.sums(pool.keys, pool.values, leave_one_out=True)
-        # Of an observation that stands for several, the others stay.
-        top = torch.where(kept > 0, sums.log_scale.clamp(min=0.0), sums.log_scale)
-        top = top.masked_fill(top == -math.inf, 0.0)
-        others = (sums.log_scale - top).exp().unsqueeze(-1)
-        own = (kept * (-top).exp()).masked_fill(kept == 0, 0.0).unsqueeze(-1)
+        others, own = (t.unsqueeze(-1) for t in factors_with_own(sums.log_scale, task.kept))
         mean = (sums.numerator * others + own * pool.values) / (sums.denominator.unsqueeze(-1) * others + own)
-        return torch.where(mean.isnan(), task.without_neighbours(torch.arange(n)).to(mean), mean)
+        return torch.where(mean.isnan(), task.without_neighbours(torch.arange(len(mean))).to(mean), mean)
 
     def _tokens(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -402,8 +401,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return self._tensor(in_bandwidths(X, self._centre, self.bandwidth_))
 
     def _tensor(self, values: Array) -> Tensor:
-        dtype = torch.float32 if self._single else torch.float64
-        return torch.tensor(values, dtype=dtype, device=torch.device(self.device or "cpu"))
+        return torch.tensor(values, dtype=torch.float32 if self._single else torch.float64, device=self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self.device or "cpu")
 
 
 def _with_spread(found: Found, data: Observations, joined: NDArray[np.float64]) -> Found:

@@ -26,7 +26,7 @@ class Chunks:
     ----------
     source : ndarray, Path, str, or iterable of arrays
         An array, a ``numpy.memmap`` among them; the path of an ``.npy`` file, which is mapped, or of a ``.parquet``
-        file, which is read through polars or pyarrow; or arrays of shape (rows, columns), one after another.
+        file, which is read through pyarrow; or arrays of shape (rows, columns), one after another.
     columns : sequence of str, optional
         Columns of a Parquet file, in this order; the default is all of them.
     rows : int
@@ -37,12 +37,12 @@ class Chunks:
     ShapeError
         If the source is no such thing, or has no such columns.
     MissingExtraError
-        If a Parquet file is given and neither polars nor pyarrow is installed.
+        If a Parquet file is given and pyarrow is not installed.
 
     Notes
     -----
     Memory: one chunk. A mapped array belongs to the system's cache of files, which gives its memory away when
-    somebody else needs it.
+    another process needs it.
 
     Examples
     --------
@@ -56,47 +56,37 @@ class Chunks:
         self.columns = None if columns is None else list(columns)
         self.source = self._opened(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):
-            raise _error(
-                "Chunks()", "columns are named in a Parquet file only.", f"columns = {self.columns!r}",
-                "pick columns of an array by their places: array[:, [0, 2]].",
-            )  # fmt: skip
+            rule, found = "columns are named in a Parquet file only.", f"columns = {self.columns!r}"
+            fix = "pick columns of an array by their positions: array[:, [0, 2]]."
+            raise ShapeError("Chunks()", rule, found=found, fix=fix)
 
     def _opened(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
-        if isinstance(source, Chunks):
-            self.columns = source.columns if self.columns is None else self.columns
-            return source.source
-        if isinstance(source, str | Path):
-            path = Path(source)
-            if path.suffix.lower() == ".npy":
-                source = np.load(path, mmap_mode="r", allow_pickle=False)
-            elif path.suffix.lower() in (".parquet", ".pq"):
-                return ParquetFile(path, "Chunks()", self.columns)
-            else:
-                raise _error("Chunks()", "a path must end in .npy or .parquet.", str(path), "np.save(path, array)")
+        path = Path(source) if isinstance(source, str | Path) else None
+        if path is not None and path.suffix.lower() in (".parquet", ".pq"):
+            return ParquetFile(path, "Chunks()", self.columns)
+        if path is not None and path.suffix.lower() == ".npy":
+            source = np.load(path, mmap_mode="r", allow_pickle=False)
+        elif path is not None:
+            rule, fix = "a path must end in .npy or .parquet.", "np.save(path, array)"
+            raise ShapeError("Chunks()", rule, found=str(path), fix=fix)
         if isinstance(source, np.ndarray) and source.ndim not in (1, 2):
-            raise _error(
-                "Chunks()",
-                "an array must have rows and columns.",
-                f"shape {source.shape}",
-                "array.reshape(len(array), -1)",
-            )
+            rule, fix = "an array must have rows and columns.", "array.reshape(len(array), -1)"
+            raise ShapeError("Chunks()", rule, found=f"shape {source.shape}", fix=fix)
         if not isinstance(source, Iterable):
-            raise _error(
-                "Chunks()", "the source must be an array, a path, or arrays one after another.",
-                f"{type(source).__name__}", "np.asarray(source)",
-            )  # fmt: skip
+            rule, fix = "the source must be an array, a path, or arrays one after another.", "np.asarray(source)"
+            raise ShapeError("Chunks()", rule, found=type(source).__name__, fix=fix)
         return source
 
     @property
     def total(self) -> int | None:
-        """How many rows there are, or None where nobody knows before the end."""
+        """How many rows there are, or None where that is not known before the end."""
         if isinstance(self.source, ParquetFile):
             return self.source.rows
         return len(self.source) if isinstance(self.source, np.ndarray) else None
 
     @property
     def parts(self) -> int:
-        """How many chunks there will be, 0 where nobody knows."""
+        """How many chunks there will be, 0 where that is not known."""
         return -(-(self.total or 0) // self.rows)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -110,7 +100,3 @@ class Chunks:
             for start in range(0, len(array), self.rows):
                 part = array[start : start + self.rows]
                 yield part[:, None] if part.ndim == 1 else part
-
-
-def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(where, rule, found=found, fix=fix)

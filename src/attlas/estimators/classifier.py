@@ -127,21 +127,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
+        super().__init__(
+            kernel, bandwidth=bandwidth, tolerance=tolerance, outside=outside, max_iter=max_iter, tol=tol,
+            n_restarts=n_restarts, loo_rows=loo_rows, weights_are=weights_are, warm_start=warm_start,
+            random_state=random_state, verbose=verbose, dtype=dtype, device=device,
+        )  # fmt: skip
         self.criterion = criterion
-        self.tolerance = tolerance
-        self.outside = outside
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_restarts = n_restarts
-        self.loo_rows = loo_rows
-        self.weights_are = weights_are
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.device = device
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
@@ -236,7 +227,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return log_loss if self.criterion == "log_loss" else accuracy
 
     def _targets(self) -> NDArray[np.float64]:
-        return _indicators(np.searchsorted(self.classes_, self.y_), len(self.classes_))
+        indicators: NDArray[np.float64] = np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
+        return indicators
 
     def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)
@@ -266,8 +258,3 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             stacklevel=3,
         )
         return torch.full((len(x), len(self.classes_)), torch.nan, dtype=x.dtype, device=x.device)
-
-
-def _indicators(codes: Array, classes: int) -> NDArray[np.float64]:
-    """Return a row of 0 and one 1 for each class."""
-    return np.eye(classes)[codes]

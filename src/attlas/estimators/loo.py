@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from attlas.estimators.kernels import Places, profile
+from attlas.estimators.kernels import PreparedKeys, profile
 from attlas.estimators.local import lines_through
 from attlas.estimators.row_blocks import map_blocks, one_thread, row_blocks
+from attlas.scores import Score
 
-__all__ = ["LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "log_loss", "squared_error"]
+__all__ = [
+    "LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "factors_with_own", "log_loss", "squared_error",
+]  # fmt: skip
 
 # Probabilities below this one are taken as it, so that one point cannot make the mean of the logarithms infinite.
 _SMALLEST = 1e-12
@@ -34,16 +38,6 @@ class Loss(Protocol):
     """What a prediction costs: both arguments have shape (r, e)."""
 
     def __call__(self, predicted: Tensor, observed: Tensor) -> Losses: ...
-
-
-class Objective(Protocol):
-    """What the search for bandwidths needs: the loss of several, of one with its gradient, and what it predicts."""
-
-    def grid(self, scales: Tensor) -> Tensor: ...
-
-    def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]: ...
-
-    def predictions(self, log_bandwidth: Tensor) -> Tensor: ...
 
 
 def squared_error(predicted: Tensor, observed: Tensor) -> Losses:
@@ -94,10 +88,21 @@ class Task:
     loss: Loss
     degree: int = 0
 
+    @classmethod
+    def of(
+        cls, kernel: str | Score, keys: Tensor, values: Tensor, weights: Tensor | None, loss: Loss, degree: int,
+        *, repeated: bool,
+    ) -> Task:  # fmt: skip
+        """Return a task in float64, `repeated` where a weight counts observations; a Score has no name."""
+        keys, values = keys.double(), values.double()
+        weights = keys.new_ones(len(keys)) if weights is None else weights.double()
+        kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
+        return cls(kernel if isinstance(kernel, str) else "", keys, values, weights, kept, loss, degree)
+
     def to(self, dtype: torch.dtype) -> Task:
         """Return the same task in another precision."""
         keys, values, weights, kept = (t.to(dtype) for t in (self.keys, self.values, self.weights, self.kept))
-        return Task(self.kernel, keys, values, weights, kept, self.loss, self.degree)
+        return replace(self, keys=keys, values=values, weights=weights, kept=kept)
 
     def without_neighbours(self, rows: Tensor) -> Tensor:
         """Return what is predicted for rows that have no neighbour but themselves: the mean of all others."""
@@ -106,7 +111,57 @@ class Task:
         return total / (self.weights.sum() - left_out)
 
 
-class LeaveOneOut:
+class Objective(ABC):
+    """The leave-one-out error of a task over some of its rows, which the search for bandwidths minimises.
+
+    Parameters
+    ----------
+    task : Task
+        What is predicted, in the precision that the error is computed in.
+    rows : Tensor of int64, optional
+        Rows that are predicted; all by default.
+    """
+
+    def __init__(self, task: Task, rows: Tensor | None) -> None:
+        self.task = task
+        self.rows = torch.arange(len(task.keys), device=task.keys.device) if rows is None else rows
+        self._alone = task.without_neighbours(self.rows)
+        self._share = task.weights[self.rows] / task.weights[self.rows].sum()
+
+    @abstractmethod
+    def grid(self, scales: Tensor) -> Tensor:
+        """Return the loss for every multiple of the starting bandwidth."""
+
+    @abstractmethod
+    def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
+        """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
+
+    @abstractmethod
+    def predictions(self, log_bandwidth: Tensor) -> Tensor:
+        """Return what each row is predicted to be from all others, shape (rows, e)."""
+
+    def _keys(self, log_bandwidth: Tensor) -> Tensor:
+        """Return the keys in bandwidths."""
+        return self.task.keys / log_bandwidth.to(self.task.keys).exp()
+
+
+def factors_with_own(log_scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the sums of the other observations, and an observation itself, are multiplied with to be added.
+
+    Parameters
+    ----------
+    log_scale : Tensor, shape (r,)
+        Logarithm of the scale of the sums.
+    kept : Tensor, shape (r,)
+        Weight that the observation keeps when it is left out.
+    """
+    top = torch.where(kept > 0, log_scale.clamp(min=0.0), log_scale)
+    top = torch.where(top == -math.inf, 0.0, top)
+    own = (kept * (-top).exp().to(kept)).masked_fill(kept == 0, 0.0)
+    return (log_scale - top).exp().to(kept), own
+
+
+class LeaveOneOut(Objective):
     """Leave-one-out error ``L(h) = Σ_i w_i ℓ(ŷ_{-i}(x_i), y_i) / Σ_i w_i`` over some rows, all keys.
 
     Notes
@@ -122,18 +177,10 @@ class LeaveOneOut:
     """
 
     def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
-        self.task = task.to(dtype)
-        self.rows = torch.arange(len(task.keys), device=task.keys.device) if rows is None else rows
-        self._alone = self.task.without_neighbours(self.rows)
+        super().__init__(task.to(dtype), rows)
         weights = self.task.weights.unsqueeze(-1)
         self._pooled = torch.cat([weights * self.task.values, weights], -1)
         self._across = self._pooled.mT.contiguous()
-        self._share = self.task.weights[self.rows] / self.task.weights[self.rows].sum()
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs that one evaluation looks at."""
-        return len(self.rows) * len(self.task.keys)
 
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth, in one pass: all share the distances."""
@@ -142,41 +189,39 @@ class LeaveOneOut:
 
         def losses(part: slice) -> Tensor:
             rows = self.rows[part]
-            distance = places.distances(self.task.keys[rows])
-            self._hide(distance, rows)
+            distance = self._distances(prepared, self.task.keys, rows)
             found = []
             for scale in several:
-                weight = profile(self.task.kernel, distance / scale**power).weight
-                predicted = self._predict(weight, part, 1.0 / scale)[0]
+                weight = self._keep(profile(self.task.kernel, distance / scale**power).weight, rows)
+                # Only a local line looks at the keys themselves.
+                keys = self.task.keys * (1.0 / scale) if self.task.degree else self.task.keys
+                predicted = self._predict(weight, part, keys)[0]
                 loss = self.task.loss(predicted, self.task.values[rows]).loss
                 found.append((loss * self._share[part]).sum(dtype=torch.float64))
             return torch.stack(found).cpu()
 
         with one_thread(self.task.keys.device) as threads:
-            places = self._places(self.task.keys)
+            prepared = self._prepared(self.task.keys)
             return torch.stack(map_blocks(losses, self._row_blocks(), threads)).sum(0)
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
         with one_thread(self.task.keys.device) as threads:
-            total = self._loss_and_slopes(self.task.keys / log_bandwidth.to(self.task.keys).exp(), gradient, threads)
+            total = self._loss_and_slopes(self._keys(log_bandwidth), gradient, threads)
         return float(total[0]), total[1:]
 
     def _loss_and_slopes(self, keys: Tensor, gradient: bool, threads: int) -> Tensor:
-        places = self._places(keys)
+        prepared = self._prepared(keys)
 
         def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
-            distance = places.distances(keys[rows])
-            self._hide(distance, rows)
-            weight, slope = profile(self.task.kernel, distance, slope=gradient)
-            self._keep(weight, rows)
-            predicted, lever, residual = self._predict(weight, part, keys=keys, hidden=False)
+            weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
+            predicted, lever, residual = self._predict(self._keep(weight, rows), part, keys)
             loss, price = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
                 slope *= self._spread(price * self._share[part].unsqueeze(-1), residual, lever)
-                slopes = places.by_feature(slope, keys[rows]).double()
+                slopes = prepared.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
         return torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
@@ -185,40 +230,38 @@ class LeaveOneOut:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
 
         def predicted(part: slice) -> Tensor:
-            distance = places.distances(keys[self.rows[part]])
-            self._hide(distance, self.rows[part])
-            return self._predict(profile(self.task.kernel, distance).weight, part, keys=keys)[0]
+            rows = self.rows[part]
+            weight = profile(self.task.kernel, self._distances(prepared, keys, rows)).weight
+            return self._predict(self._keep(weight, rows), part, keys)[0]
 
         with one_thread(self.task.keys.device) as threads:
-            keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
-            places = self._places(keys)
+            keys = self._keys(log_bandwidth)
+            prepared = self._prepared(keys)
             return torch.cat(map_blocks(predicted, self._row_blocks(), threads))
 
     def _row_blocks(self) -> Iterator[slice]:
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1
         return row_blocks(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 
-    def _places(self, keys: Tensor) -> Places:
-        return Places(self.task.kernel, keys, _ROUNDING[keys.dtype])
+    def _prepared(self, keys: Tensor) -> PreparedKeys:
+        return PreparedKeys(self.task.kernel, keys, _ROUNDING[keys.dtype])
 
-    def _hide(self, distance: Tensor, rows: Tensor) -> None:
-        """Put a row's own key out of reach, unless part of its weight stays."""
+    def _distances(self, prepared: PreparedKeys, keys: Tensor, rows: Tensor) -> Tensor:
+        """Return the distances of rows from all keys; the own key is out of reach, unless part of its weight stays."""
+        distance = prepared.distances(keys[rows])
         own = torch.arange(len(rows), device=rows.device)
         distance[own, rows] = torch.where(self.task.kept[rows] > 0, distance[own, rows], math.inf)
+        return distance
 
-    def _keep(self, weight: Tensor, rows: Tensor) -> None:
+    def _keep(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """Reduce the weight of each row's own key to what it keeps, in place."""
         own = torch.arange(len(rows), device=rows.device)
         weight[own, rows] *= self.task.kept[rows] / self.task.weights[rows]
+        return weight
 
-    def _predict(
-        self, weight: Tensor, part: slice, scale: float = 1.0, keys: Tensor | None = None, *, hidden: bool = True
-    ) -> tuple[Tensor, Tensor, _Residual]:
+    def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, _Residual]:
         """Return predictions (r, e), what multiplies each pair's slope (r, n or 1), and the residuals."""
-        rows = self.rows[part]
-        if hidden:
-            self._keep(weight, rows)
         if self.task.degree:
-            keys = self.task.keys * scale if keys is None else keys
             return self._line(weight, part, keys)
         sums = weight @ self._pooled
         mass = sums[:, -1:]
@@ -240,8 +283,8 @@ class LeaveOneOut:
         if residual.slopes is None or residual.centred is None:
             return (left * lever) @ self._across
         tilt = (residual.slopes * price.unsqueeze(1)).sum(-1, keepdim=True)
-        bent = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
-        return (left @ self._across - bent) * lever
+        sloped = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
+        return (left @ self._across - sloped) * lever
 
 
 class _Residual(NamedTuple):

@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from attlas.errors import ShapeError
 
-__all__ = ["Observations", "are_copies", "by_place", "distinct", "used_weights"]
+__all__ = ["Observations", "are_copies", "average_copies", "distinct", "used_weights"]
 
 Array = NDArray[Any]
 
@@ -51,7 +51,7 @@ def are_copies(data: Observations) -> bool:
     They are, unless half of the observations or more share their features with one of another target. Such data
     repeat measurements (categories, whole numbers), each of which is news about the others.
     """
-    order, place = _places(data.X)
+    order, place = _distinct_rows(data.X)
     values = data.values[order]
     first = np.searchsorted(place, np.arange(place[-1] + 1))
     other = np.bincount(place, (values != values[first[place]]).any(1)) > 0
@@ -59,7 +59,7 @@ def are_copies(data: Observations) -> bool:
     return bool(place[-1] > 0 and 2.0 * weights[other[place]].sum() < weights.sum())
 
 
-def by_place(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
+def average_copies(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
     """Return one observation for all of equal features, with their mean and the sum of their weights.
 
     Returns
@@ -67,13 +67,13 @@ def by_place(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
     Observations
         In lexical order of the features.
     ndarray of int64, shape (n,)
-        Which of them each given observation belongs to.
+        Which of them each of the observations belongs to.
 
     Notes
     -----
     A local mean or line through the means is the one through all observations.
     """
-    order, place = _places(data.X)
+    order, place = _distinct_rows(data.X)
     first = np.searchsorted(place, np.arange(place[-1] + 1))
     weights = np.ones(len(order)) if data.weights is None else data.weights[order]
     total = np.add.reduceat(weights, first)
@@ -85,7 +85,7 @@ def by_place(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
     return Observations(data.X[order[first]], values, None if (total == 1.0).all() else total), back
 
 
-def _places(X: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct_rows(X: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the lexical order of the rows, and the number of the distinct row that each is, in that order."""
     order = np.lexsort(X.T[::-1])
     return order, np.concatenate([[0], (X[order[1:]] != X[order[:-1]]).any(1).cumsum()]).astype(np.int64)

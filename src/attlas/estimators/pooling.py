@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.kernels import BOUNDED, as_score, distances, profile
+from attlas.estimators.kernels import PreparedKeys, as_score, profile
 from attlas.estimators.local import lines_from_moments, lines_through
 from attlas.estimators.row_blocks import row_blocks
 from attlas.estimators.scored import weighted
@@ -21,7 +21,6 @@ from attlas.scores import Score
 
 __all__ = ["Pool"]
 
-Progress = Callable[[int, int], None]
 # Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a
 # local line whose neighbours hardly vary in some direction.
 _TRUSTED = 1e4
@@ -58,36 +57,23 @@ class Pool:
     degree: int = 0
     tolerance: float = 1e-7
 
-    @property
-    def bounded(self) -> bool:
-        """Whether queries may have no neighbour."""
-        return not isinstance(self.kernel, str) or self.kernel in BOUNDED
-
     def matrix(self, x: Tensor) -> AttentionMatrix:
         """Return the weights of all keys for each query, lazy, shape (m, n)."""
         return attend(x, self.keys, score=weighted(as_score(self.kernel), self.weights))
 
-    def sums(
-        self,
-        x: Tensor,
-        values: Tensor,
-        *,
-        moments: int = 0,
-        leave_one_out: bool = False,
-        progress: Progress | None = None,
-    ) -> Sums:
+    def sums(self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False) -> Sums:
         """Return the sums of a kernel that has a name."""
         return kernel_sums(
             str(self.kernel), x, self.keys, values, 1.0, weights=self.weights, tolerance=self.tolerance,
-            moments=moments, leave_one_out=leave_one_out, progress=progress,
+            moments=moments, leave_one_out=leave_one_out,
         )  # fmt: skip
 
-    def mean(self, x: Tensor, progress: Progress | None = None) -> Tensor:
+    def mean(self, x: Tensor) -> Tensor:
         """Return the prediction, shape (m, e); NaN where a query has no neighbour."""
         if self.degree:
-            return self._at_lines(x, progress)
+            return self._at_lines(x)
         if isinstance(self.kernel, str):
-            return self.sums(x, self.values, progress=progress).mean()
+            return self.sums(x, self.values).mean()
         matrix = self.matrix(x)
         pooled = (matrix @ self.values).detach()
         return pooled.masked_fill((matrix.lse == -math.inf).unsqueeze(-1), math.nan)
@@ -144,25 +130,31 @@ class Pool:
                 found[rows, c] = _reached(share.gather(1, place), ordered, levels)
         return found
 
-    def shares(self, x: Tensor, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
+    def shares(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of whole rows of weights, each row's sum 1, or 0 where it has no neighbour."""
-        width = (self.keys.shape[1] + self.values.shape[1]) if self.degree else width
-        matrix = None if isinstance(self.kernel, str) else self.matrix(x)
-        for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
-            if matrix is not None:
+        width = self.keys.shape[1] + self.values.shape[1] if self.degree else 1
+        if not isinstance(self.kernel, str):
+            matrix = self.matrix(x)
+            for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
                 yield rows, matrix[rows, :]
-                continue
-            weight = profile(str(self.kernel), distances(str(self.kernel), x[rows], self.keys)).weight
+            return
+        for rows, distance in self._distances(x, self.kernel, width):
+            weight = profile(self.kernel, distance).weight
             if self.weights is not None:
                 weight *= self.weights
             mass = weight.sum(-1, keepdim=True)
             yield rows, weight / torch.where(mass > 0, mass, 1.0)
 
-    def _at_lines(self, x: Tensor, progress: Progress | None = None) -> Tensor:
+    def _distances(self, x: Tensor, kernel: str, width: int = 1) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks of queries, and their distances from all keys as a kernel measures them."""
+        keys = PreparedKeys(kernel, self.keys)
+        for rows in row_blocks(len(x), len(self.keys), x.device, width=width):
+            yield rows, keys.distances(x[rows])
+
+    def _at_lines(self, x: Tensor) -> Tensor:
         """Return each query's local line at the query itself."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
-        for start in range(0, len(x), _QUERIES):
-            part = x[start : start + _QUERIES]
+        for part in x.split(_QUERIES):
             if isinstance(self.kernel, str) and self.keys.shape[1] <= _MOST_FEATURES:
                 predicted, doubtful = self._by_moments(part)
                 again = doubtful.nonzero().squeeze(-1)
@@ -171,8 +163,6 @@ class Pool:
             else:
                 predicted = self._by_residuals(part)
             found.append(predicted)
-            if progress is not None:
-                progress(min(len(x), start + _QUERIES), len(x))
         return torch.cat(found)
 
     def _by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,15 +206,16 @@ class Pool:
 
         A weight that does not count observations is squared too.
         """
-        found = [self.keys.new_zeros(0)]
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         squared = weights if counts else weights.square()
-        matrix = None if isinstance(self.kernel, str) else attend(x, self.keys, score=self.kernel)
-        for rows in row_blocks(len(x), len(self.keys), x.device):
-            if matrix is None:
-                kernel = profile(str(self.kernel), distances(str(self.kernel), x[rows], self.keys)).weight
-            else:
-                kernel = matrix[rows, :]
+        if isinstance(self.kernel, str):
+            name = self.kernel
+            blocks = (profile(name, distance).weight for _, distance in self._distances(x, name))
+        else:
+            matrix = attend(x, self.keys, score=self.kernel)
+            blocks = (matrix[rows, :] for rows in row_blocks(len(x), len(self.keys), x.device))
+        found = [self.keys.new_zeros(0)]
+        for kernel in blocks:
             square = kernel.square() @ squared
             found.append((kernel @ weights).square() / torch.where(square > 0, square, 1.0))
         return torch.cat(found)
@@ -247,10 +238,8 @@ class Pool:
     def nearest(self, x: Tensor) -> Tensor:
         """Return the key that is nearest to each query, in bandwidths, shape (m,); the first of several."""
         kernel = self.kernel if isinstance(self.kernel, str) else "gaussian"
-        found = [torch.zeros(0, dtype=torch.int64, device=x.device)]
-        for rows in row_blocks(len(x), len(self.keys), x.device):
-            found.append(distances(kernel, x[rows], self.keys).argmin(-1))
-        return torch.cat(found)
+        found = [distance.argmin(-1) for _, distance in self._distances(x, kernel)]
+        return torch.cat([torch.zeros(0, dtype=torch.int64, device=x.device), *found])
 
 
 def _reached(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ from attlas.estimators.partitions import (
     refuse_dask,
 )
 from attlas.estimators.sums import Sums
-from attlas.scores import Score
 
 __all__ = ["AttentionRegressor"]
 
@@ -174,41 +173,6 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     >>> bool(model.loo_score_ > 0.99)
     True
     """
-
-    def __init__(
-        self,
-        kernel: str | Score = "gaussian",
-        *,
-        bandwidth: str | float | ArrayLike = "loo",
-        degree: int = 0,
-        tolerance: float = 1e-7,
-        outside: str = "nan",
-        max_iter: int = 100,
-        tol: float = 1e-5,
-        n_restarts: int = 2,
-        loo_rows: str | int = "auto",
-        weights_are: str = "counts",
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-        dtype: torch.dtype | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.degree = degree
-        self.tolerance = tolerance
-        self.outside = outside
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_restarts = n_restarts
-        self.loo_rows = loo_rows
-        self.weights_are = weights_are
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.device = device
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.loo import Task
+from attlas.estimators.loo import Objective, Task
 from attlas.masks import from_function
 from attlas.scores import Score, TensorBias
 
@@ -22,7 +22,7 @@ def weighted(score: Score, weights: Tensor | None) -> Score:
     return score + TensorBias(weights.log().unsqueeze(0))
 
 
-class ScoredLeaveOneOut:
+class ScoredLeaveOneOut(Objective):
     """Leave-one-out error of ``softmax(score(x / h, keys / h) + log w) @ values`` with the pairs (i, i) masked.
 
     Notes
@@ -32,11 +32,9 @@ class ScoredLeaveOneOut:
     """
 
     def __init__(self, score: Score, task: Task, rows: Tensor | None = None) -> None:
-        self.score, self.task = score, task
-        self.rows = torch.arange(len(task.keys), device=task.keys.device) if rows is None else rows
-        self._share = task.weights[self.rows] / task.weights[self.rows].sum()
-        self._uniform = bool((task.weights == task.weights[0]).all())
-        self._alone = task.without_neighbours(self.rows)
+        super().__init__(task, rows)
+        self.score = score
+        self._weights = None if bool((task.weights == task.weights[0]).all()) else task.weights
 
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth."""
@@ -56,11 +54,9 @@ class ScoredLeaveOneOut:
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
-        keys = self.task.keys / log_bandwidth.to(self.task.keys).exp()
-        rows = self.rows
+        keys, rows = self._keys(log_bandwidth), self.rows
         others = from_function(lambda b, h, i, j: rows[i] != j)
-        score = weighted(self.score, None if self._uniform else self.task.weights)
-        matrix = attend(keys[rows], keys, score=score, mask=others)
+        matrix = attend(keys[rows], keys, score=weighted(self.score, self._weights), mask=others)
         pooled = matrix @ self.task.values
         alone = (matrix.lse.detach() == -math.inf).unsqueeze(-1)
         return torch.where(alone, self._alone, pooled)

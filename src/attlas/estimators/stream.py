@@ -52,7 +52,7 @@ def predict_chunks(
     rows : int
         Rows of a chunk.
     progress : callable, optional
-        Called with (rows done, rows in all; 0 where nobody knows) after each chunk.
+        Called with (rows done, rows in all; 0 where that is not known) after each chunk.
 
     Yields
     ------
@@ -106,7 +106,7 @@ def predict_file(
     source : ndarray, Path, str, Chunks, or iterable of arrays
         Rows to predict for, as `Chunks` takes them.
     out : Path or str
-        Where predictions go: ``.npy``, ``.csv``, or ``.parquet`` (with polars or pyarrow).
+        Where predictions go: ``.npy``, ``.csv``, or ``.parquet`` (with pyarrow).
     return_std : bool
         Whether standard deviations are written, too.
     names : sequence of str
@@ -114,7 +114,7 @@ def predict_file(
     rows : int
         Rows of a chunk.
     progress : callable, optional
-        Called with (rows done, rows in all; 0 where nobody knows) after each chunk.
+        Called with (rows done, rows in all; 0 where that is not known) after each chunk.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def predict_file(
     ShapeError
         If the file has another suffix, or there are more or fewer outputs than names.
     MissingExtraError
-        If Parquet is asked for and neither polars nor pyarrow is installed.
+        If Parquet is asked for and pyarrow is not installed.
     FileError
         If `out` cannot be written.
 
@@ -147,9 +147,8 @@ def predict_file(
     """
     path = Path(out)
     if path.suffix.lower() not in SUFFIXES:
-        raise _error(
-            "predict_file()", "out must end in .npy, .csv or .parquet.", f"out = {str(path)!r}", 'out="out.npy"'
-        )
+        rule = "out must end in .npy, .csv or .parquet."
+        raise ShapeError("predict_file()", rule, found=f"out = {str(path)!r}", fix='out="out.npy"')
     labels = [*names, *(f"{name}_std" for name in names)] if return_std else list(names)
     with whole_file(path, "predict_file()") as unfinished:
         chunks = predict_chunks(model, source, return_std=return_std, rows=rows, progress=progress)
@@ -221,7 +220,8 @@ def sum_chunks(
         if progress is not None:
             progress(seen)
     if total is None:
-        raise _error("sum_chunks()", "there must be a chunk of keys.", "no chunk", "pairs=[(keys, values)]")
+        rule, fix = "there must be a chunk of keys.", "pairs=[(keys, values)]"
+        raise ShapeError("sum_chunks()", rule, found="no chunk", fix=fix)
     return total
 
 
@@ -232,7 +232,3 @@ def _for_model(model: Predicts, source: Source, rows: int) -> Chunks:
     if isinstance(chunks.source, ParquetFile) and chunks.columns is None and known is not None:
         return Chunks(chunks.source.path, columns=[str(name) for name in known], rows=chunks.rows)
     return chunks
-
-
-def _error(where: str, rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError(where, rule, found=found, fix=fix)

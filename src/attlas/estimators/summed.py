@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from attlas.attend import attend
 from attlas.estimators.kernels import KERNELS, product_error
-from attlas.estimators.loo import LeaveOneOut, Objective, Task
+from attlas.estimators.loo import LeaveOneOut, Objective, Task, factors_with_own
 from attlas.estimators.row_blocks import map_blocks, one_thread
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, sum_run
 from attlas.estimators.sums.laplace import leave_one_out_sums
-from attlas.estimators.sums.task import Task as Asked
+from attlas.estimators.sums.task import Task as SumsTask
 from attlas.work import explain_choice
 
 __all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
@@ -71,7 +70,7 @@ def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch
     return SummedLeaveOneOut(task, rows, dtype)
 
 
-class SummedLeaveOneOut:
+class SummedLeaveOneOut(Objective):
     """Leave-one-out error of local means over some rows, all keys, with the gradient of `LeaveOneOut`.
 
     Notes
@@ -85,17 +84,11 @@ class SummedLeaveOneOut:
     """
 
     def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
-        self.task, self.given, self.line = task.to(dtype), (task, rows), rows is None and on_a_line(task)
-        self.rows = torch.arange(len(task.keys)) if rows is None else rows
-        self._alone = self.task.without_neighbours(self.rows)
+        super().__init__(task.to(dtype), rows)
+        self._arguments, self.line = (task, rows), rows is None and on_a_line(task)
         weights = self.task.weights
         self._weights = None if bool((weights == 1).all()) else weights
         self._share = weights[self.rows].double() / weights[self.rows].double().sum()
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs that one evaluation looks at, or accounts for."""
-        return len(self.rows) * len(self.task.keys)
 
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth."""
@@ -146,7 +139,8 @@ class SummedLeaveOneOut:
     @cached_property
     def _exact(self) -> Objective:
         """The same loss where squares of single precision, or of double, lose digits."""
-        return SummedLeaveOneOut(*self.given) if self.task.keys.dtype is torch.float32 else LeaveOneOut(*self.given)
+        exact = SummedLeaveOneOut if self.task.keys.dtype is torch.float32 else LeaveOneOut
+        return exact(*self._arguments)
 
     def _parts(self) -> Iterator[slice]:
         count = len(self.rows)
@@ -158,14 +152,10 @@ class SummedLeaveOneOut:
         loss, price = self.task.loss(left.predicted, self.task.values[self.rows[part]])
         return (loss.double() * self._share[part]).sum(), price
 
-    def _keys(self, log_bandwidth: Tensor) -> Tensor:
-        return self.task.keys / log_bandwidth.to(self.task.keys).exp()
-
     def _loses_digits(self, keys: Tensor) -> bool:
         """Tell whether squares of the keys are too large for slopes that are made of them."""
-        return not (keys.shape[1] == 1 and self.task.kernel != "gaussian") and (
-            product_error(keys) > _ROUNDING[keys.dtype]
-        )
+        squared = keys.shape[1] > 1 or self.task.kernel == "gaussian"
+        return squared and product_error(keys) > _ROUNDING[keys.dtype]
 
     def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _Left:
         """Return predictions, and with `gradient` what slopes are made of."""
@@ -205,18 +195,15 @@ class SummedLeaveOneOut:
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )
         one = torch.ones(keys.shape[1], dtype=torch.float64)
-        asked = Asked(kernel, keys[rows], keys, values, one, self._weights)
+        summed = SumsTask(kernel, keys[rows], keys, values, one, self._weights)
         last = torch.full_like(rows, len(keys))
-        return sum_run(asked, Run(torch.zeros_like(rows), rows)).merge(sum_run(asked, Run(rows + 1, last)))
+        return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 
     def _with_kept(self, sums: Sums, across: Tensor, along: Tensor, part: slice) -> _Left:
         """Give an observation that stands for several the others back, and divide."""
         rows = self.rows[part]
         kept, values = self.task.kept[rows], self.task.values[rows]
-        top = torch.where(kept > 0, sums.log_scale.clamp(min=0.0), sums.log_scale)
-        top = torch.where(top == -math.inf, 0.0, top)
-        others = (sums.log_scale - top).exp().to(kept)
-        own = (kept * (-top).exp().to(kept)).masked_fill(kept == 0, 0.0)
+        others, own = factors_with_own(sums.log_scale, kept)
         mass = sums.denominator * others + own
         known = mass > 0
         inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)

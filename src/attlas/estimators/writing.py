@@ -30,7 +30,7 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
     chunks : iterable of ndarray, shape (rows,) or (rows, columns)
         What is written.
     where : str
-        Who asks, for errors.
+        The public function, for errors.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.errors import ShapeError
 from attlas.heads.sinks import FirstVisibleKey, no_visible_key, update_first_key
-from attlas.heads.targets import check_query_mask, query_offset
+from attlas.heads.targets import check_query_mask, query_offset, rows_of_tile
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -50,8 +50,12 @@ class _DiagonalSums(NamedTuple):
     seen: FirstVisibleKey
     query_mask: Tensor | None
     shift: int
-    m: int
-    n: int
+
+    @property
+    def distances(self) -> Tensor:
+        """How many positions back each diagonal lies, shape (m + n - 1,)."""
+        mass, m = self.sums[0], self.seen.keys.shape[-1]
+        return self.shift - torch.arange(mass.shape[-1], device=mass.device) + m - 1
 
 
 class _MaskedPart(NamedTuple):
@@ -113,20 +117,16 @@ class FixedDistance(Statistic):
         where = "FixedDistance()"
         query_mask, shift = check_query_mask(where, self.query_mask, problem), query_offset(where, self.shift, problem)
         mass, cells = self._offsets.start(problem)
-        return _DiagonalSums(
-            (mass, cast(Tensor, cells)), no_visible_key(problem), query_mask, shift, problem.shape[2], problem.shape[3]
-        )
+        return _DiagonalSums((mass, cast(Tensor, cells)), no_visible_key(problem), query_mask, shift)
 
     def step(self, carry: _DiagonalSums, part: Part, at: Tile) -> _DiagonalSums:
-        update_first_key(carry.seen, part, at, carry.n)
-        some = part if carry.query_mask is None else cast(Part, _masked_part(part, at, carry.query_mask))
-        self._offsets.step(carry.sums, some, at)
+        update_first_key(carry.seen, part, at)
+        self._offsets.step(carry.sums, _masked_part(part, at, carry.query_mask), at)
         return carry
 
     def mean(self, carry: _DiagonalSums) -> tuple[Tensor, Tensor]:
         """Return how far back the weight lies on average, and the share of it behind the queries."""
-        mass = carry.sums[0]
-        distances = carry.shift - torch.arange(mass.shape[-1], device=mass.device) + carry.m - 1
+        mass, distances = carry.sums[0], carry.distances
         total = mass.sum(dim=-1).clamp(min=torch.finfo(mass.dtype).tiny)
         return (mass * distances).sum(-1) / total, torch.where(distances < 0, mass, 0.0).sum(-1) / total
 
@@ -139,11 +139,12 @@ class FixedDistance(Statistic):
         alone = carry.seen.keys == 1
         if carry.query_mask is not None:
             alone = alone & carry.query_mask
-        diagonal = carry.seen.first - torch.arange(carry.m, device=mass.device) + carry.m - 1
+        m = alone.shape[-1]
+        diagonal = carry.seen.first - torch.arange(m, device=mass.device) + m - 1
         diagonal = diagonal.clamp(0, mass.shape[-1] - 1)
         mass = mass.scatter_add(-1, diagonal, -torch.where(alone, carry.seen.weight, 0.0))
         cells = cells.scatter_add(-1, diagonal, -alone.to(cells.dtype))
-        distances = carry.shift - torch.arange(mass.shape[-1], device=mass.device) + carry.m - 1
+        distances = carry.distances
         # Nearer distances first, so that the nearest of equal ones is taken.
         order = distances.abs().argsort(stable=True)
         order = order[(distances[order] != 0) & (distances[order] != 1)]
@@ -156,16 +157,16 @@ class FixedDistance(Statistic):
         return Fixed(torch.where(some, score, 0.0).clamp(max=1.0), torch.where(some, distances[order][best], 0))
 
 
-def _masked_part(part: Part, at: Tile, query_mask: Tensor) -> _MaskedPart:
-    """Return a tile without the rows that are masked out."""
-    rows = query_mask[:, :, at.rows.start : at.rows.stop].expand(part.problem.shape[0], -1, -1)
-    rows = rows[at.batches.start : at.batches.stop].unsqueeze(-1)
-    shape = part.shape
+def _masked_part(part: Part, at: Tile, query_mask: Tensor | None) -> Part:
+    """Return a tile without the rows that are masked out, with the fields that `stats.Offsets` reads."""
+    if query_mask is None:
+        return part
+    rows, shape = rows_of_tile(query_mask, at), part.shape
     seen = tuple(
         (columns, (rows if cells is None else rows & cells).expand(*shape[:3], len(columns)))
         for columns, cells in part.seen
     )
-    return _MaskedPart(part.weights * rows, seen)
+    return cast(Part, _MaskedPart(part.weights * rows, seen))
 
 
 class _MaskedOffsets(stats.Offsets):
@@ -179,7 +180,7 @@ class _MaskedOffsets(stats.Offsets):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         sums, query_mask = carry
-        super().step(sums, part if query_mask is None else cast(Part, _masked_part(part, at, query_mask)), at)
+        super().step(sums, _masked_part(part, at, query_mask), at)
         return carry
 
     def finish(self, carry: Any) -> Any:

@@ -16,7 +16,7 @@ from attlas.interventions.edits import Call
 from attlas.matrix import AttentionMatrix
 from attlas.progress import Progress
 from attlas.recording.hooks import Pool
-from attlas.stats.spans import Span, check_span, place_span
+from attlas.stats.spans import Span, place_span
 
 __all__ = ["effect"]
 
@@ -126,8 +126,6 @@ def effect(
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         rule = "batch_size must be a whole number above 0."
         raise ShapeError(where, rule, found=f"batch_size = {batch_size!r}", fix="batch_size=8")
-    for name, span in (spans or {}).items():
-        check_span(where, name, span)
     places = {name: place_span(where, name, span, n, "tokens") for name, span in (spans or {}).items()}
     measure = _measure(where, target, positions, n)
     probe = _Heads(layers, heads)
@@ -143,14 +141,26 @@ def effect(
     try:
         with Progress(where, verbose) as report:
             plain = float(run([probe], 1)[0])
-            if spans is not None:
-                found = _of_spans(places, plain, run, layers, heads, report)
-            else:
+            steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
+            if spans is None:
                 size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
-                found = _of_heads(probe.found, plain, run, size, report)
+                some = (probe.found[first : first + size] for first in range(0, len(probe.found), size))
+                steps = [(records, _OneEach(records)) for records in some]
+            for name, span in places.items():
+                records = [{"span": name, "start": span.start, "stop": span.stop}]
+                later = slice(span.stop, None)
+                steps.append((records, Suppress(layers, heads, queries=later, keys=span) if len(span) else probe))
+            table: list[Record] = []
+            unit, count = "head" if spans is None else "span", sum(len(records) for records, _ in steps)
+            for records, intervention in steps:
+                report(f"{unit} {len(table) + 1} of {count}")
+                values = run([intervention], len(records)).tolist()
+                for record, value in zip(records, values, strict=True):
+                    named = {name: part for name, part in record.items() if name != "key"}
+                    table.append(named | {"value": value, "effect": value - plain})
     finally:
         model.train(training)
-    return frame(found, data, where)
+    return frame(table, data, where)
 
 
 class _Heads(Intervention):
@@ -196,41 +206,6 @@ class _OneEach(Intervention):
         return pooled
 
 
-def _of_heads(
-    records: list[Record],
-    plain: float,
-    run: Callable[[Sequence[Intervention], int], Tensor],
-    size: int,
-    report: Callable[[str], None],
-) -> list[Record]:
-    found = []
-    for first in range(0, len(records), size):
-        some = records[first : first + size]
-        report(f"head {first + 1} of {len(records)}")
-        for record, value in zip(some, run([_OneEach(some)], len(some)).tolist(), strict=True):
-            named = {name: record[name] for name in ("layer", "head", "kind", "name")}
-            found.append(named | {"value": value, "effect": value - plain})
-    return found
-
-
-def _of_spans(
-    places: Mapping[str, range],
-    plain: float,
-    run: Callable[[Sequence[Intervention], int], Tensor],
-    layers: Any,
-    heads: Any,
-    report: Callable[[str], None],
-) -> list[Record]:
-    found = []
-    for number, (name, span) in enumerate(places.items(), start=1):
-        report(f"span {number} of {len(places)}")
-        value = plain
-        if len(span):
-            value = float(run([Suppress(layers, heads, queries=slice(span.stop, None), keys=span)], 1)[0])
-        found.append({"span": name, "start": span.start, "stop": span.stop, "value": value, "effect": value - plain})
-    return found
-
-
 def _checked_ids(where: str, ids: Tensor) -> Tensor:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
         found = f"{ids.dtype}" if isinstance(ids, Tensor) else kind(ids)
@@ -256,8 +231,6 @@ def _logits(where: str, output: Any) -> Tensor:
 
 def _measure(where: str, target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what takes logits and tokens and gives one number per sequence."""
-    if positions is not None:
-        check_span(where, "positions", positions)
     span = place_span(where, "positions", positions, n, "tokens")
     span = range(max(span.start, 1), span.stop)  # nothing tells of the first token
     if target is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.heads.targets import TargetWeight, per_batch, query_offset
+from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
 from attlas.inputs import whole_number
 from attlas.tiles import Tile
 
@@ -330,8 +330,8 @@ class DuplicateToken(TargetWeight):
         return _overlap(at.columns, 0, at.rows.stop - 1 + prepared.shift + self.lag)
 
     def targets(self, at: Tile, prepared: _Tokens) -> Tensor:
-        queries = _batches_of(prepared.queries, at.batches)[:, at.rows.start : at.rows.stop, None]
-        keys = _batches_of(prepared.keys, at.batches)[:, None, at.columns.start : at.columns.stop]
+        queries = batches_of(prepared.queries, at)[:, at.rows.start : at.rows.stop, None]
+        keys = batches_of(prepared.keys, at)[:, None, at.columns.start : at.columns.stop]
         same = queries == keys
         if prepared.shift is not None:
             # Keys before the first query of the tile are earlier than all of its queries; only later ones are compared.
@@ -440,12 +440,7 @@ class Separator(TargetWeight):
         return torch.isin(keys, torch.tensor(self.separators, dtype=keys.dtype, device=keys.device))
 
     def targets(self, at: Tile, prepared: Tensor) -> Tensor:
-        return _batches_of(prepared, at.batches)[:, None, None, at.columns.start : at.columns.stop]
-
-
-def _batches_of(t: Tensor, batches: range) -> Tensor:
-    """Return the rows of some batches, or the one row that all batches share."""
-    return t if len(t) == 1 else t[batches.start : batches.stop]
+        return batches_of(prepared, at)[:, None, None, at.columns.start : at.columns.stop]
 
 
 def _overlap(columns: range, start: int, stop: int) -> range:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 from attlas.matrix import AttentionMatrix
-from attlas.stats.spans import Span, check_span, place_span
+from attlas.stats.spans import Span, place_span
 
 __all__ = ["Retrieval", "retrieval_score", "rows_in_blocks"]
 
@@ -134,7 +134,6 @@ def rows_in_blocks(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, T
 
 
 def _nonempty_span(name: str, span: Span, size: int, axis: str) -> range:
-    check_span("retrieval_score()", name, span)
     positions = place_span("retrieval_score()", name, span, size, axis)
     if not len(positions):
         rule = f"{name} must hold one of the {axis} at least."

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, zeros_per_row
+from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, rows_of_tile
 from attlas.stats import Part, Statistic
+from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
@@ -38,15 +39,15 @@ class FirstVisibleKey(NamedTuple):
 def no_visible_key(problem: Any) -> FirstVisibleKey:
     """Return the state before the first tile."""
     first = torch.full(problem.shape[:3], problem.shape[3], dtype=torch.int64, device=problem.device)
-    return FirstVisibleKey(zeros_per_row(problem), first, zeros_per_row(problem))
+    return FirstVisibleKey(zeros_for_rows(problem), first, zeros_for_rows(problem))
 
 
-def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile, n: int) -> None:
+def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile) -> None:
     """Update the state with one tile; the tiles of a row come from left to right."""
     carry.keys[at.place] += part.keys
     first, weight = carry.first[at.place], carry.weight[at.place]
     for columns, cells in part.seen:
-        new = first == n
+        new = first == at.n
         if not bool(new.any()):
             return
         if cells is None:
@@ -102,20 +103,18 @@ class FirstToken(Statistic):
     def __init__(self, query_mask: Tensor | None = None) -> None:
         self.query_mask = query_mask
 
-    def start(self, problem: Any) -> tuple[FirstVisibleKey, Tensor | None, int]:
-        return no_visible_key(problem), check_query_mask("FirstToken()", self.query_mask, problem), problem.shape[3]
+    def start(self, problem: Any) -> tuple[FirstVisibleKey, Tensor | None]:
+        return no_visible_key(problem), check_query_mask("FirstToken()", self.query_mask, problem)
 
-    def step(
-        self, carry: tuple[FirstVisibleKey, Tensor | None, int], part: Part, at: Tile
-    ) -> tuple[FirstVisibleKey, Tensor | None, int]:
-        update_first_key(carry[0], part, at, carry[2])
+    def step(self, carry: tuple[FirstVisibleKey, Tensor | None], part: Part, at: Tile) -> Any:
+        update_first_key(carry[0], part, at)
         return carry
 
-    def finish(self, carry: tuple[FirstVisibleKey, Tensor | None, int]) -> Tensor:
-        seen, query_mask, n = carry
+    def finish(self, carry: tuple[FirstVisibleKey, Tensor | None]) -> Tensor:
+        seen, query_mask = carry
         if not seen.first.shape[-1]:
             return seen.weight.sum(dim=-1)
-        earliest = seen.first.amin(dim=-1, keepdim=True).clamp(max=max(n - 1, 0))
+        earliest = seen.first.amin(dim=-1, keepdim=True)
         return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), query_mask)
 
 
@@ -162,7 +161,7 @@ class Broad(Statistic):
 
     def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
         query_mask = check_query_mask("Broad()", self.query_mask, problem)
-        return self._effective.start(problem), zeros_per_row(problem), query_mask
+        return self._effective.start(problem), zeros_for_rows(problem), query_mask
 
     def step(self, carry: tuple[Any, Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Any, Tensor, Tensor | None]:
         carry[1][at.place] += part.keys
@@ -221,15 +220,10 @@ class FavouriteToken(Statistic):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         mass, seen, query_mask, _ = carry
-        update_first_key(seen, part, at, mass.shape[-1])
-        weights = part.weights
-        if query_mask is not None:
-            rows = query_mask.expand(len(mass), -1, -1)[
-                at.batches.start : at.batches.stop, :, at.rows.start : at.rows.stop
-            ]
-            weights = weights * rows.unsqueeze(-1)
-        some = (slice(at.batches.start, at.batches.stop), slice(at.heads.start, at.heads.stop))
-        mass[some][..., at.columns.start : at.columns.stop] += weights.sum(dim=-2)
+        update_first_key(seen, part, at)
+        weights = part.weights if query_mask is None else part.weights * rows_of_tile(query_mask, at)
+        b, h, _ = at.place
+        mass[b, h, at.columns.start : at.columns.stop] += weights.sum(dim=-2)
         return carry
 
     def finish(self, carry: Any) -> Tensor:

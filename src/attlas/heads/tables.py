@@ -13,7 +13,7 @@ from attlas import stats
 from attlas.errors import ShapeError
 from attlas.heads.targets import query_offset
 from attlas.matrix import AttentionMatrix
-from attlas.stats.spans import Span, check_span, place_span
+from attlas.stats.spans import Span, place_span
 
 __all__ = ["SpanTable", "span_table"]
 
@@ -132,8 +132,6 @@ def span_table(
             )
     m, n = first.shape[-2:]
     offset = query_offset(where, shift, first.problem)
-    for name, span in spans.items():
-        check_span(where, name, span)
     columns = [place_span(where, name, span, n, "keys") for name, span in spans.items()]
     rows = [_clipped(span, -offset, m) for span in columns]
     table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])

@@ -12,17 +12,19 @@ from torch import Tensor
 from attlas.atlas.padding import token_queries
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.stats import Part, Statistic
+from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
 
 __all__ = [
     "Agreement",
     "TargetSums",
     "TargetWeight",
+    "batches_of",
     "check_query_mask",
     "mean_of_rows",
     "per_batch",
     "query_offset",
-    "zeros_per_row",
+    "rows_of_tile",
 ]
 
 
@@ -55,12 +57,10 @@ class TargetWeight(Statistic):
         self.query_mask = query_mask
 
     def start(self, problem: Any) -> TargetSums:
-        where = f"{type(self).__name__}()"
-        query_mask = check_query_mask(where, self.query_mask, problem)
+        query_mask = check_query_mask(f"{type(self).__name__}()", self.query_mask, problem)
         prepared = self.prepare(problem)
-        return TargetSums(
-            zeros_per_row(problem), zeros_per_row(problem), zeros_per_row(problem), (query_mask, prepared)
-        )
+        mass, targets, keys = (zeros_for_rows(problem) for _ in range(3))
+        return TargetSums(mass, targets, keys, (query_mask, prepared))
 
     def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
         carry.keys[at.place] += part.keys
@@ -212,11 +212,6 @@ class Agreement(TargetWeight):
         return carry.mass
 
 
-def zeros_per_row(problem: Any) -> Tensor:
-    """Return zeros of shape (batch, heads, m)."""
-    return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
-
-
 def mean_of_rows(x: Tensor, choice: Tensor, query_mask: Tensor | None) -> Tensor:
     """Return the mean of (batch, heads, m) over the rows that have a choice and are not masked; 0 where none is."""
     rows = choice if query_mask is None else choice & query_mask
@@ -237,6 +232,16 @@ def check_query_mask(where: str, query_mask: Tensor | None, problem: Any) -> Ten
             fix="query_mask=attention_mask.bool()",
         )
     return per_batch(where, "query_mask", query_mask, problem, problem.shape[2], "queries").unsqueeze(1)
+
+
+def batches_of(t: Tensor, at: Tile) -> Tensor:
+    """Return the rows of a tile's batches, or the one row that all batches share."""
+    return t if len(t) == 1 else t[at.batches.start : at.batches.stop]
+
+
+def rows_of_tile(query_mask: Tensor, at: Tile) -> Tensor:
+    """Return which rows of a tile to include, shape (batches or 1, 1, rows, 1)."""
+    return batches_of(query_mask, at)[:, :, at.rows.start : at.rows.stop, None]
 
 
 def per_batch(where: str, name: str, t: Tensor, problem: Any, size: int, axis: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch import Tensor
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.heads.retrieval import rows_in_blocks
-from attlas.heads.targets import check_query_mask, mean_of_rows, zeros_per_row
+from attlas.heads.targets import check_query_mask, mean_of_rows
 from attlas.matrix import AttentionMatrix
-from attlas.stats import Part, Statistic
-from attlas.tiles import Tile
+from attlas.stats import Part
+from attlas.stats.rows import PerRow
 
 __all__ = ["ClipFactors", "Collapse", "EntropyAlarm", "qk_clip"]
 
@@ -274,17 +274,13 @@ class EntropyAlarm:
         -------
         Collapse
         """
-        if self.rows is None:
-            entropy, keys = A.collect(stats.Entropy(), _AllowedKeys())
-        else:
-            entropy, keys = _of_rows(A, self._positions(A.shape[-2]))
+        rows = None if self.rows is None else self._positions(A.shape[-2])
+        entropy, keys = A.collect(stats.Entropy(), _AllowedKeys()) if rows is None else _of_rows(A, rows)
         choice = keys > 1
         query_mask = check_query_mask("EntropyAlarm()", None, A.problem)
         if query_mask is not None:  # padding is left out
             query_mask = query_mask.expand(A.problem.shape[:3]).reshape(*A.shape[:-2], -1)
-            choice &= (
-                query_mask if self.rows is None else query_mask[..., self._positions(A.shape[-2]).to(query_mask.device)]
-            )
+            choice &= query_mask if rows is None else query_mask[..., rows.to(query_mask.device)]
         uniform = keys.clamp(min=2.0).log()
         if entropy.ndim == 1:
             entropy, choice, uniform = (t.unsqueeze(0) for t in (entropy, choice, uniform))
@@ -305,18 +301,11 @@ class EntropyAlarm:
         return positions[-count:]
 
 
-class _AllowedKeys(Statistic):
+class _AllowedKeys(PerRow):
     """Number of keys that each query may see, shape (..., m)."""
 
-    def start(self, problem: Any) -> Tensor:
-        return zeros_per_row(problem)
-
-    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        carry[at.place] += part.keys
-        return carry
-
-    def finish(self, carry: Tensor) -> Tensor:
-        return carry
+    def of(self, part: Part) -> Tensor:
+        return part.keys
 
 
 def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:

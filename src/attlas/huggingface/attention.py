@@ -11,7 +11,7 @@ from torch.nn import functional
 from attlas._compat import changes
 from attlas.attend import attend
 from attlas.context_parallel import refuse_context_parallel
-from attlas.huggingface.masks import LazyMask, mask_of, writes_out_masks
+from attlas.huggingface.masks import LazyMask, both, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
 from attlas.masks import Causal, Mask, from_tensor
@@ -118,8 +118,7 @@ def attention_forward(
     else:
         mask = _mask(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
-        bias = from_tensor(position_bias[..., : key.shape[-2]])
-        mask = bias if mask is None else mask & bias
+        mask = both(mask, from_tensor(position_bias[..., : key.shape[-2]]))
     sink = None if s_aux is None else s_aux.to(query.dtype)
     if sinks is not None:
         # A sink of each query: taken off all logits of its row, it leaves a sink of 0.

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from types import CodeType
-
 from torch import nn
 
-__all__ = ["modules_without_interface"]
+from attlas.recording.discovery import INTERFACE, is_part_of, mentions
 
-# A layer that lets its model choose looks its function up under one of these names.
-_INTERFACE_NAMES = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
+__all__ = ["modules_without_interface"]
 
 
 def modules_without_interface(model: nn.Module) -> list[str]:
@@ -32,7 +27,7 @@ def modules_without_interface(model: nn.Module) -> list[str]:
     -----
     A layer counts as attention where the name of its class ends so, and as a user of the interface where the code
     of its class, or of a layer inside it, names ``ALL_ATTENTION_FUNCTIONS``. No code is run. Cost: a look at the
-    names in the code of each class, kept for the next call.
+    names in the code of each class.
 
     Examples
     --------
@@ -44,32 +39,13 @@ def modules_without_interface(model: nn.Module) -> list[str]:
     >>> modules_without_interface(GPT2Model(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)))
     []
     """
-    attention = [path for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
-    asking = {path for path, module in model.named_modules() if _uses_interface(module.__class__.__mro__)}
+    modules = dict(model.named_modules())
+    attention = {path for path, module in modules.items() if type(module).__name__.endswith("Attention")}
+    asking = {path for path, module in modules.items() if mentions(module, INTERFACE)}
     # A layer that holds another one leaves the attending to it.
+    inner = attention | asking
     return [
         path
-        for path in attention
-        if path not in asking and not any(other.startswith(f"{path}." if path else "") for other in asking)
-        if not any(other != path and other.startswith(f"{path}." if path else "") for other in attention)
+        for path in modules
+        if path in attention - asking and not any(other != path and is_part_of(other, path) for other in inner)
     ]
-
-
-@functools.cache
-def _uses_interface(classes: tuple[type, ...]) -> bool:
-    """Tell whether a method of a class, or of what it inherits, names the interface."""
-    own = (base for base in classes if base not in nn.Module.__mro__)
-    methods = (method for base in own for method in vars(base).values())
-    return any(_INTERFACE_NAMES & set(names) for method in methods for names in _names(method))
-
-
-def _names(method: object) -> Iterator[tuple[str, ...]]:
-    """Yield the names in the code of a method, under its decorators too, and in the functions inside it."""
-    while method is not None:
-        code = getattr(method, "__code__", None)
-        waiting = [code] if isinstance(code, CodeType) else []
-        while waiting:
-            one = waiting.pop()
-            yield one.co_names
-            waiting += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
-        method = getattr(method, "__wrapped__", None)

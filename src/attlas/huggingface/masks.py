@@ -29,7 +29,7 @@ from attlas.recording.hooks import is_recording_anywhere
 from attlas.recording.parallel import text_of_ranks
 from attlas.tiles import Tile
 
-__all__ = ["LazyMask", "attention_mask", "mask_of", "writes_out_masks"]
+__all__ = ["LazyMask", "attention_mask", "both", "mask_of", "writes_out_masks"]
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -70,27 +70,9 @@ class LazyMask(Tensor):
             [1, 1, 1]], dtype=torch.int32)
     """
 
-    mask: Mask | None
-    first_query: int
-    first_key: int
-    _row: Tensor | None
-
     @staticmethod
-    def __new__(
-        cls,
-        mask: Mask | None,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str,
-        first_query: int = 0,
-        first_key: int = 0,
-    ) -> LazyMask:
-        tensor: LazyMask = wrapper(cls, shape, dtype, torch.device(device))
-        tensor.mask = mask
-        tensor.first_query = first_query
-        tensor.first_key = first_key
-        tensor._row = None
-        return tensor
+    def __new__(cls, mask: Mask | None, shape: tuple[int, ...], dtype: torch.dtype, device: Any, *_: int) -> LazyMask:
+        return wrapper(cls, shape, dtype, torch.device(device))  # type: ignore[no-any-return]  # torch has no types there
 
     def __init__(
         self,
@@ -102,6 +84,10 @@ class LazyMask(Tensor):
         first_key: int = 0,
     ) -> None:
         super().__init__()
+        self.mask = mask
+        self.first_query = first_query
+        self.first_key = first_key
+        self._row: Tensor | None = None
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]  # torch passes the contents, and there are none
         name = "everything" if self.mask is None else self.mask.name()
@@ -116,17 +102,8 @@ class LazyMask(Tensor):
         batch, _, m, n = self.shape
         if self.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        at = Tile(
-            range(batch),
-            range(1),
-            range(m),
-            range(n),
-            m,
-            n,
-            torch.arange(batch),
-            torch.zeros(1, dtype=torch.int64),
-            self.device,
-        )
+        batch_ids, head_ids = torch.arange(batch), torch.zeros(1, dtype=torch.int64)
+        at = Tile(range(batch), range(1), range(m), range(n), m, n, batch_ids, head_ids, self.device)
         return self.mask.allows(at).expand(self.shape)
 
     def row(self, n: int) -> Tensor:
@@ -185,7 +162,7 @@ def mask_of(t: Tensor, n: int) -> Mask | None:
 
     Parameters
     ----------
-    given : Tensor, shape (batch, 1 or heads, m, n or more)
+    t : Tensor, shape (batch, 1 or heads, m, n or more)
         A `LazyMask`, or a boolean or additive tensor that the user made.
     n : int
         Number of keys; what a static cache has beyond is cut off.
@@ -274,9 +251,13 @@ def attention_mask(
     if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
         mask = None
     padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
-    if padding is not None:
-        mask = padding if mask is None else mask & padding
+    mask = both(mask, padding)
     return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
+
+
+def both(a: Mask | None, b: Mask | None) -> Mask | None:
+    """Return the mask of what two masks allow; None allows everything."""
+    return b if a is None else a if b is None else a & b
 
 
 def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Mask | None:
@@ -289,9 +270,8 @@ def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Ma
     if text.documents is not None:
         text.check_documents(_rule_source(rule)[0] == "and_masks" and _packs(_rule_source(rule)[1]["mask_functions"]))
         whole = _inside_documents(whole, text.positions, text.documents)
-    mask = _translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True))
     padding = None if text.padding is None else _padding(text.padding, text.n, 0)
-    return mask if padding is None else padding if mask is None else mask & padding
+    return both(_translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True)), padding)
 
 
 def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
@@ -304,7 +284,7 @@ def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
 
 def _with_all_tokens(rule: Rule, text: Any) -> Rule:
     """Return a rule of one rank's tokens as one of all tokens."""
-    if rule in (causal_mask_function, bidirectional_mask_function):
+    if _is_of_distance(rule):
         return rule
     name, closure = _rule_source(rule)
     if name in ("and_masks", "or_masks"):
@@ -313,8 +293,6 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
         return (and_masks if name == "and_masks" else or_masks)(
             *(_with_all_tokens(part, text) for part in closure["mask_functions"])
         )
-    if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
-        return rule
     if name == "chunked_overlay":
         return chunked_overlay(closure["chunk_size"], text.left_padding)
     shown = name or getattr(rule, "__qualname__", repr(rule))
@@ -371,8 +349,7 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
         return _all_of(closure["mask_functions"], position)
     if name == "or_masks":
         parts = [_translated(part, position) for part in closure["mask_functions"]]
-        known = [part for part in parts if part is not None]
-        return reduce(operator.or_, known) if len(known) == len(parts) else None
+        return None if None in parts else reduce(operator.or_, parts)
     make = _OVERLAYS.get(name)
     mask = None if make is None else make(closure, position)
     if mask is not None:
@@ -387,9 +364,7 @@ def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
         if name == "sliding_window_overlay" and closure["sliding_window"] > 0:
             return Window(closure["sliding_window"] - 1, 0, offset=position.shift)
     inner = _packed(rules, position)
-    parts = [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))]
-    known = [part for part in parts if part is not None]
-    return reduce(operator.and_, known) if known else None
+    return reduce(both, [_translated(part, position) for part in (rules if inner is None else (rules[0], inner))])
 
 
 def _packed(rules: tuple[Rule, ...], position: _Position) -> Rule | None:
@@ -413,6 +388,7 @@ def _packs(rules: tuple[Rule, ...]) -> bool:
 
 
 def _is_of_distance(rule: Rule) -> bool:
+    """Return whether a rule depends on the distance between query and key alone, as far as it is known."""
     if rule in (causal_mask_function, bidirectional_mask_function):
         return True
     name, closure = _rule_source(rule)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -18,7 +17,8 @@ from attlas.recording import record
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-    from attlas.atlas import Atlas, Entry
+    from attlas.atlas import Entry
+    from attlas.recording import Recording
 
 __all__ = ["AttentionMonitor"]
 
@@ -129,7 +129,7 @@ class AttentionMonitor(TrainerCallback):
         self.last: Numbers = {}
         self._ranks = Ranks()
         self._log: Callable[[Numbers], None] | None = None
-        self._open: tuple[ExitStack, Atlas] | None = None
+        self._open: Recording | None = None
         self._failed: Exception | None = None
 
     def attach(self, trainer: Trainer) -> AttentionMonitor:
@@ -149,9 +149,7 @@ class AttentionMonitor(TrainerCallback):
         self._log = trainer.log
         return self
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Leave what a training that broke off has left open."""
         self.close()
 
@@ -165,12 +163,11 @@ class AttentionMonitor(TrainerCallback):
         self.close()
         numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
         try:
-            with ExitStack() as stack:
-                recording = record(
-                    kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
-                )
-                atlas = stack.enter_context(recording)
-                self._open = stack.pop_all(), atlas
+            recording = record(
+                kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
+            )
+            recording.__enter__()
+            self._open = recording
         except Exception as error:
             if world() == 1:
                 raise
@@ -190,28 +187,26 @@ class AttentionMonitor(TrainerCallback):
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
         state.log_history.append(self.last | epoch | {"step": state.global_step})
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Leave a step that was begun and not ended."""
         self.close()
 
     def close(self) -> None:
         """Stop recording a step that was begun and not ended; a new training does so by itself."""
         if self._open is not None:
-            (stack, _), self._open = self._open, None
+            recording, self._open = self._open, None
             # As an error leaves it: what was recorded of half a step is not wanted.
-            stack.__exit__(GeneratorExit, GeneratorExit(), None)
+            recording.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def _layers(self) -> Layers:
         """End the recording, and return what is kept of each head."""
         error, self._failed = self._failed, None
         if self._open is None:
             raise error or RuntimeError("no step was begun.")
-        (stack, atlas), self._open = self._open, None
-        stack.close()
+        recording, self._open = self._open, None
+        recording.__exit__(None, None, None)
         layers: Layers = {}
-        for entry in atlas.entries:
+        for entry in recording.atlas.entries:
             name = f"{'layer' if entry.kind == 'self' else entry.kind}_{entry.layer}"
             layer_sums = _sums(entry)
             layers[name] = (entry.heads, layers[name][1].join(layer_sums) if name in layers else layer_sums)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
+from attlas.engine.online import share_of
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.interventions.compact import per_head
@@ -23,7 +24,7 @@ from attlas.recording.hooks import Pool
 from attlas.recording.selection import Selection
 from attlas.recording.stacking import same_settings
 from attlas.scores import ScaledDot, Score
-from attlas.scores.base import Derived
+from attlas.scores.base import Derived, finite_number
 from attlas.tiles import Tile
 from attlas.windows import Translated, cut_out
 
@@ -249,7 +250,7 @@ class Suppress(_OfPairs):
             if self.keys is not None and self.queries is None and self.pairs is None:
                 return pool(A, self._zeroed(values, A, call))
             B = self.without(A, call)
-            return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
+            return pool(B, values) * share_of(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
 
@@ -313,7 +314,7 @@ class ScaleLogits(_OfPairs):
         pairs: Any = None,
     ) -> None:
         super().__init__(layers, heads, queries, keys, pairs)
-        self.factor = _number(self.where, "factor", factor)
+        self.factor = finite_number(self.where, "factor", factor, "factor=0.5")
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         problem, factor = A.problem, self.factor
@@ -390,10 +391,8 @@ class Temperature(Intervention):
         self, temperature: float, layers: Layers = None, heads: Any = None, queries: Where | None = None
     ) -> None:
         super().__init__(layers, heads, queries)
-        if _number(self.where, "temperature", temperature) <= 0.0:
-            rule = "the temperature must be above 0."
-            fix = "Temperature(0.5); ScaleLogits takes any factor."
-            raise ShapeError(self.where, rule, found=f"temperature = {temperature!r}", fix=fix)
+        fix = "Temperature(0.5); ScaleLogits takes any factor."
+        temperature = finite_number(self.where, "temperature", temperature, fix, above=0.0)
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
@@ -457,8 +456,9 @@ class ReplaceWeights(Intervention):
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         problem = A.problem
         batch, count, m, n = problem.shape
-        heads, source = self._source(call, A)
-        own = torch.tensor([heads.index(number) for number in self._numbers(call, A, heads)], device="cpu")
+        heads, source = self._source(call)
+        self._check_heads(call, heads)
+        own = torch.tensor([heads.index(number) for number in call.numbers], device="cpu")
         other = self._part(source, call, A).select(slice(None), own)
         places = _index(call.heads, problem.q)
         q = problem.q.index_copy(1, places, other.q.to(problem.q).expand(batch, -1, -1, -1))
@@ -482,66 +482,69 @@ class ReplaceWeights(Intervention):
 
         return pooled
 
-    def _numbers(self, call: Call, A: AttentionMatrix, heads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the chosen heads as the recording counts them, all of which it must have."""
+    def _check_heads(self, call: Call, heads: tuple[int, ...]) -> None:
+        """Raise an OutOfRangeError unless the recording has each chosen head."""
         absent = [number for number in call.numbers if number not in heads]
         if absent:
             rule = "the recording must have each head whose weights are replaced."
-            given = {"attention": call.site.path}
-            raise OutOfRangeError(
-                self.where, rule, given, found=f"head {absent[0]}, recorded are {heads}", fix=f"heads={list(heads)}"
-            )
-        return call.numbers
+            found, fix = f"head {absent[0]}, recorded are {heads}", f"heads={list(heads)}"
+            raise OutOfRangeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
 
-    def _source(self, call: Call, A: AttentionMatrix) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
+    def _source(self, call: Call) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
         """Return the heads that the recording of an attention has, and the recording."""
         recording = self.recording
         if isinstance(recording, AttentionMatrix):
             return tuple(range(recording.problem.shape[1])), recording
         if isinstance(recording, Entry):
             return recording.heads, recording
-        found = [
-            entry for entry in recording.entries if entry.name == call.site.path and entry.layer == call.site.layer
-        ]
+        site = call.site
+        found = [entry for entry in recording.entries if (entry.name, entry.layer) == (site.path, site.layer)]
         if len(found) != 1:
             rule = "the recording must have one text of each attention whose weights are replaced."
             fix = "record one pass, or give the entry: ReplaceWeights(atlas.entry(...), layers=...)"
-            given = {"attention": f"{call.site.path} ({call.site.key})"}
+            given = {"attention": f"{site.path} ({site.key})"}
             raise RecordingError(self.where, rule, given, found=f"{len(found)} entries", fix=fix)
         return found[0].heads, found[0]
 
     def _part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
         """Return the queries and keys of the recording that stand where those of a call stand."""
+
+        def check(fits: bool, rule: str, found: str, fix: str) -> None:
+            if not fits:
+                raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
+
         is_entry = isinstance(source, Entry)
-        matrix = source.need_matrix(self.where) if isinstance(source, Entry) else source
+        theirs = (source.need_matrix(self.where) if isinstance(source, Entry) else source).problem
         first_query, first_key = (source.queries[0], source.first_key) if isinstance(source, Entry) else (0, 0)
-        problem, theirs = A.problem, matrix.problem
-        (batch, _, m, n), (own_batch, _, rows, columns) = problem.shape, theirs.shape
+        problem = A.problem
+        (batch, _, m, n), (own_batch, heads, rows, columns) = problem.shape, theirs.shape
         row, column = call.first_query - first_query, call.first_key - first_key
         if not is_entry and (rows, columns) == (m, n):
             row = column = 0
-        fits = row >= 0 and row + m <= rows and column >= 0 and column + n <= columns
-        fits = fits and own_batch in (1, batch) and theirs.q.shape[-1] == problem.q.shape[-1]
-        found = f"{tuple(theirs.shape)} from position {first_query}, {tuple(problem.shape)} from {call.first_query}"
-        rule = "the recording must have the shape of the attention: as many sequences, queries and keys."
-        fix = "record a text of the same length with a model of the same size."
+        inside = 0 <= row <= rows - m and 0 <= column <= columns - n
+        shapes = f"{theirs.shape} from position {first_query}, {problem.shape} from {call.first_query}"
+        check(
+            inside and own_batch in (1, batch) and theirs.q.shape[-1] == problem.q.shape[-1],
+            "the recording must have the shape of the attention: as many sequences, queries and keys.",
+            shapes,
+            "record a text of the same length with a model of the same size.",
+        )
         span, keys = range(row, row + m), range(column, column + n)
-        if fits and len(keys) < columns:
-            outside = [part for part in (range(column), range(column + n, columns)) if len(part)]
-            tiles = [theirs.tile(range(own_batch), range(theirs.shape[1]), span, part) for part in outside]
-            fits = theirs.mask is not None and all(theirs.mask.coverage(at) is BlockState.EMPTY for at in tiles)
-            rule, fix = "the recording must not attend to keys that the attention lacks.", "replace whole texts only."
-        if fits and theirs.partial:
-            fits, rule, found = False, "the rows of the recording must sum to 1.", "weights of a window"
-            fix = "record without suppressing weights after softmax."
-        part = cut_out(theirs, span, keys) if fits else theirs
-        if fits and not (same_settings(part.score, problem.score) and (part.sink is None) == (problem.sink is None)):
-            fits, rule = False, "the recording must have the score of the attention."
-            found = f"{type(part.score).__name__} and {type(problem.score).__name__}, or their settings differ"
-            fix = "record the same attention of a model of the same kind."
-        if fits:
-            return part
-        raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
+        outside = [part for part in (range(column), range(column + n, columns)) if len(part)]
+        tiles = [theirs.tile(range(own_batch), range(heads), span, part) for part in outside]
+        hidden = theirs.mask is not None and all(theirs.mask.coverage(at) is BlockState.EMPTY for at in tiles)
+        rule = "the recording must not attend to keys that the attention lacks."
+        check(hidden or not outside, rule, shapes, "replace whole texts only.")
+        rule, fix = "the rows of the recording must sum to 1.", "record without suppressing weights after softmax."
+        check(not theirs.partial, rule, "weights of a window", fix)
+        part = cut_out(theirs, span, keys)
+        check(
+            same_settings(part.score, problem.score) and (part.sink is None) == (problem.sink is None),
+            "the recording must have the score of the attention.",
+            f"{type(part.score).__name__} and {type(problem.score).__name__}, or their settings differ",
+            "record the same attention of a model of the same kind.",
+        )
+        return part
 
 
 class DetachWeights(Intervention):
@@ -567,9 +570,6 @@ class DetachWeights(Intervention):
     >>> from attlas.interventions import DetachWeights
     >>> frozen = DetachWeights(layers=[0, 1])
     """
-
-    def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
-        super().__init__(layers, heads, queries)
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         return self._without_gradient(pool, call)
@@ -616,7 +616,7 @@ class Ablate(Intervention):
     ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(value, Tensor):
-            value = torch.tensor(_number(self.where, "value", value))
+            value = torch.tensor(finite_number(self.where, "value", value, "value=0.5"))
         if value.ndim > 2 or not value.is_floating_point():
             rule = "value must be a number, or a tensor of shape (e,) or (chosen heads, e)."
             raise ShapeError(self.where, rule, {"value": value}, found=f"shape {tuple(value.shape)}", fix="value=0.0")
@@ -651,15 +651,3 @@ def _axes(problem: Problem) -> Axes:
 
 def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Return the part of each row's weight that is left, from two log-sum-exps; 0 where nothing is."""
-    empty = part == -math.inf
-    return torch.where(empty, 0.0, torch.exp(torch.where(empty, 0.0, part) - torch.where(empty, 0.0, whole)))
-
-
-def _number(where: str, name: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise ShapeError(where, f"{name} must be a finite number.", found=f"{name} = {value!r}"[:80], fix=f"{name}=0.5")

@@ -7,18 +7,17 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from attlas._compat import in_backward
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
-from attlas.matrix import AttentionMatrix
 from attlas.recording import errors
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import Change
+from attlas.recording.hooks import AttentionCall, Change
 from attlas.recording.parallel import heads_here
 
 __all__ = ["Intervening", "intervene"]
@@ -152,23 +151,16 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         if unchanged:
             warnings.warn(errors.some_unrecorded(unchanged, self.where, patched=self._patch), stacklevel=3)
 
-    def on_attention(
-        self,
-        module: nn.Module,
-        matrix: AttentionMatrix,
-        first_query: int | None,
-        first_key: int | None,
-        values: Tensor | None = None,
-    ) -> None:
-        call = None if in_backward() else self._call_of(module)
-        if call is None or not any(self._chosen(item, call[0]) for item in self._interventions):
+    def on_attention(self, call: AttentionCall) -> None:
+        site = None if in_backward() else self._site_of(call.module)
+        if site is None or not any(self._chosen(item, site) for item in self._interventions):
             return
         rule = "an attention that only offers its weights cannot be changed."
         fix = "let it call attlas.recording.pooled(module, A, v) in place of offer(module, A) and A @ v."
-        raise RecordingError(self.where, rule, {"module": call[0].path}, found=type(module).__name__, fix=fix)
+        raise RecordingError(self.where, rule, {"module": site.path}, found=type(call.module).__name__, fix=fix)
 
     def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
-        return item.selection.includes(site, list(self._attentions.sites.values()))
+        return item.selection.includes(site, self._attentions)
 
     def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
         """Return how an attention computes; called by `attlas.recording.pooled` inside the forward pass.
@@ -183,11 +175,10 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             Positions in the text of query 0 and of key 0.
         """
         refuse_context_parallel(self.where)
-        found = self._call_of(module)
-        if found is None:
+        site = self._site_of(module)
+        if site is None:
             return change
-        site, _ = found
-        if in_backward() and site.kind in self._reused:
+        if in_backward() and self._has_reused(site.kind):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
@@ -222,7 +213,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         for axis, reached in known.items():
             self._reached[number, axis] = max(self._reached.get((number, axis), 0), reached)
         first, count = heads_here(module, change.matrix)
-        heads = item.selection.heads_of(site, list(self._attentions.sites.values()), count)
+        heads = item.selection.heads_of(site, self._attentions, count)
         here = [(head - first, head, place) for place, head in enumerate(heads) if first <= head < first + own]
         if not here:
             return change

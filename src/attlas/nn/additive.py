@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
-from attlas.masks import Mask
 from attlas.nn.layer import PoolingLayer
 from attlas.scores import Additive
 
@@ -71,16 +65,4 @@ class AdditiveAttention(PoolingLayer):
     def __init__(
         self, query_size: int, key_size: int, hidden_size: int, dropout: float = 0.0, bias: bool = False
     ) -> None:
-        super().__init__(dropout)
-        self.score = Additive(query_size, key_size, hidden_size, bias=bias)
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        valid_lens: Tensor | None = None,
-        mask: Mask | Tensor | Callable[..., Any] | None = None,
-    ) -> Tensor:
-        """Pool the values of the keys that the network pairs with each query."""
-        return self._pool(queries, keys, values, self.score, valid_lens, mask)
+        super().__init__(Additive(query_size, key_size, hidden_size, bias=bias), dropout)

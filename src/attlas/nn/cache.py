@@ -66,7 +66,7 @@ class KVCache:
     @property
     def seen(self) -> int:
         """How many tokens were read: the place of the next one."""
-        return next((layer.base + layer.stop for layer in self._layers.values()), 0)
+        return next((layer.seen for layer in self._layers.values()), 0)
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -109,7 +109,7 @@ class KVCache:
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return how many tokens a layer has read."""
         layer = self._layers.get(layer_idx)
-        return 0 if layer is None else layer.base + layer.stop
+        return 0 if layer is None else layer.seen
 
     def reorder(self, index: Tensor) -> None:
         """Keep the sequences of the batch that `index` names, in that order; one may be named twice (beams).
@@ -208,25 +208,25 @@ class _Layer:
         self.window = window
         self.base = self.stop = 0
         room = max(capacity, keys.shape[2] if window is None else 2 * window)
-        self.keys = keys.new_empty(*keys.shape[:2], room, keys.shape[3])
-        self.values = values.new_empty(*values.shape[:2], room, values.shape[3])
+        self.keys, self.values = (t.new_empty(*t.shape[:2], room, t.shape[3]) for t in (keys, values))
+
+    @property
+    def seen(self) -> int:
+        """How many tokens the layer has read."""
+        return self.base + self.stop
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        m, before = keys.shape[2], self.stop
+        m = keys.shape[2]
         self._check(keys, values)
         if torch.is_grad_enabled() and (keys.requires_grad or self.keys.requires_grad or values.requires_grad):
-            self.keys = torch.cat([self.keys[:, :, :before], keys], dim=2)
-            self.values = torch.cat([self.values[:, :, :before], values], dim=2)
+            self.keys, self.values = (torch.cat(pair, dim=2) for pair in zip(self.held(), (keys, values), strict=True))
         else:
-            if before + m > self.keys.shape[2]:
+            if self.stop + m > self.keys.shape[2]:
                 self._make_room(m)
-                before = self.stop
-            self.keys[:, :, before : before + m] = keys
-            self.values[:, :, before : before + m] = values
-        self.stop = before + m
-        first = 0 if self.window is None else max(0, self.stop - (self.window - 1 + m))
-        n = self.stop - first
-        return self.keys.narrow(2, first, n), self.values.narrow(2, first, n)
+            self.keys[:, :, self.stop : self.stop + m] = keys
+            self.values[:, :, self.stop : self.stop + m] = values
+        self.stop += m
+        return self.held(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
         for name, new, old in (("keys", keys, self.keys), ("values", values, self.values)):
@@ -249,25 +249,30 @@ class _Layer:
             room = max(2 * room, kept + m)
         elif kept > first:  # the two places overlap: a copy in between
             room = max(room, 2 * (kept + m))
-        for name in ("keys", "values"):
-            old = getattr(self, name)
+
+        def moved(old: Tensor) -> Tensor:
             new = old if room == old.shape[2] else old.new_empty(*old.shape[:2], room, old.shape[3])
             new[:, :, :kept] = old[:, :, first : self.stop]
-            setattr(self, name, new)
+            return new
+
+        self.keys, self.values = moved(self.keys), moved(self.values)
         self.base, self.stop = self.base + first, kept
 
-    def held(self) -> tuple[Tensor, Tensor]:
-        return self.keys[:, :, : self.stop], self.values[:, :, : self.stop]
+    def held(self, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return views of the keys and values from slot `first` on."""
+        return self.keys[:, :, first : self.stop], self.values[:, :, first : self.stop]
 
     def reorder(self, index: Tensor) -> None:
         index = index.to(self.keys.device)
         if torch.equal(index, torch.arange(len(self.keys), device=index.device)):
             return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
+
+        def reordered(old: Tensor) -> Tensor:
             new = old.new_empty(len(index), *old.shape[1:])
             new[:, :, : self.stop] = old[:, :, : self.stop].index_select(0, index)
-            setattr(self, name, new)
+            return new
+
+        self.keys, self.values = reordered(self.keys), reordered(self.values)
 
     def crop(self, length: int) -> None:
         first = 0 if self.window is None else max(0, length - (self.window - 1))

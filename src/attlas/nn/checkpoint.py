@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attlas.errors import CheckpointError
@@ -156,8 +156,7 @@ def _json(folder: Path, path: Path) -> dict[str, Any]:
 
 def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
     try:
-        with safe_open(path, "pt", device=device) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+        return load_file(path, device)
     except (OSError, SafetensorError) as error:
         raise _error(folder, f"{path.name} must be a safetensors file.", str(error), "download it again.") from error
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from attlas.errors import ShapeError
 from attlas.inputs import tracing
-from attlas.masks import Mask, from_tensor
+from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.nn import checkpoint
 from attlas.nn.cache import KVCache
-from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask
+from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask, mask_of_keys
 from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.sampling import Sampler
 
@@ -237,7 +237,7 @@ class GPT2(nn.Module):
             return causal_mask(m, None, cache)
         window = None if cache is None else cache.window
         n = padding.shape[1] if window is None else min(padding.shape[1], window - 1 + m)
-        return causal_mask(m, from_tensor(padding[:, None, None, padding.shape[1] - n :] != 0), cache)
+        return causal_mask(m, mask_of_keys(padding, n), cache)
 
     def _check_length(self, length: int) -> None:
         if length > self.config.n_positions:

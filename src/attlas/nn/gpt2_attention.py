@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import ShapeError
-from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_config import GPT2Config
-from attlas.nn.layer import checked_dropout, pooled
+from attlas.nn.layer import checked_dropout, pooled, returned_weights
 from attlas.scores import ScaledDot
 
-__all__ = ["Conv1D", "GPT2Attention", "causal_mask"]
+__all__ = ["Conv1D", "GPT2Attention", "causal_mask", "mask_of_keys"]
 
 
 class Conv1D(nn.Module):
@@ -169,23 +168,21 @@ class GPT2Attention(nn.Module):
         if encoder_hidden_states is not None:
             (q,) = self._heads(self.q_attn(hidden_states), 1)
             k, v = self._encoded(encoder_hidden_states, past_key_values)
-            mask = _as_given(encoder_attention_mask, k.shape[2])
+            mask = mask_of_keys(encoder_attention_mask, k.shape[2])
         else:
             q, k, v = self._heads(self.c_attn(hidden_states), 3)
             if past_key_values is not None:
                 # A cache of transformers for decoders with an encoder has one for each of the two.
                 own = getattr(past_key_values, "self_attention_cache", past_key_values)
                 k, v = own.update(k, v, self.layer_idx)
-            mask = _as_given(attention_mask, k.shape[2])
+            mask = mask_of_keys(attention_mask, k.shape[2])
             if mask is None or (isinstance(attention_mask, Tensor) and attention_mask.ndim == 2):
                 mask = causal_mask(q.shape[2], mask, past_key_values)
         heads, matrix = pooled(q, k, v, self.score, mask, self.attn_dropout.p if self.training else 0.0)
         out: Tensor = self.c_proj(heads.transpose(1, 2).flatten(2))
         if self.training:
             out = self.resid_dropout(out)
-        # The result of an export or of a transform may hold tensors only.
-        hidden = transforming() or torch.compiler.is_exporting()
-        return out, None if hidden else matrix.detach()
+        return out, returned_weights(matrix)
 
     def _heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Take apart what was projected at once: `parts` tensors of shape (batch, heads, tokens, head_dim)."""
@@ -193,6 +190,8 @@ class GPT2Attention(nn.Module):
         return whole.permute(2, 0, 3, 1, 4).unbind(0)
 
     def _encoded(self, states: Tensor, cache: KVCache | Any) -> tuple[Tensor, Tensor]:
+        """Return keys and values of an encoder's tokens; a cache keeps them after the first step."""
+
         def make() -> tuple[Tensor, Tensor]:
             k, v = self._heads(self.c_attn(states), 2)
             return k, v
@@ -209,7 +208,8 @@ def causal_mask(m: int, padding: Mask | None = None, cache: KVCache | Any = None
     return mask if padding is None else mask & padding
 
 
-def _as_given(mask: Tensor | Mask | None, n: int) -> Mask | None:
+def mask_of_keys(mask: Tensor | Mask | None, n: int) -> Mask | None:
+    """Return a mask over the last n keys; a tensor of two axes has 0 for padding."""
     if mask is None or isinstance(mask, Mask):
         return mask
     if mask.ndim == 2:  # of a sliding window only the last n keys are left

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from attlas._compat import changes
 from attlas.attend import attend, attention
 from attlas.errors import RecordingError, ShapeError
-from attlas.inputs import tracing
-from attlas.masks import Mask, from_function, from_tensor
+from attlas.inputs import tracing, transforming
+from attlas.mask_argument import as_mask
+from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.nn.lengths import ValidLengths
 from attlas.scores import Score
 
-__all__ = ["PoolingLayer", "checked_dropout", "pooled"]
+__all__ = ["PoolingLayer", "checked_dropout", "pooled", "returned_weights"]
 
 
 class PoolingLayer(nn.Module):
@@ -25,13 +26,16 @@ class PoolingLayer(nn.Module):
 
     Parameters
     ----------
+    score : Score
+        Log-weight of a query and a key.
     dropout : float
         Probability that a weight is dropped in training.
     """
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, score: Score, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = checked_dropout(type(self).__name__, dropout)
+        self.score = score
         self._kept: tuple[AttentionMatrix, tuple[int, ...]] | None = None
 
     @property
@@ -67,17 +71,19 @@ class PoolingLayer(nn.Module):
         """Let go of the queries and keys of the last call."""
         self._kept = None
 
-    def _pool(
+    def forward(
         self,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        score: Score,
-        valid_lens: Tensor | None,
-        mask: Mask | Tensor | Callable[..., Any] | None,
+        valid_lens: Tensor | None = None,
+        mask: Mask | Tensor | Callable[..., Any] | None = None,
     ) -> Tensor:
-        allowed = _both(type(self).__name__, valid_lens, mask)
-        out, matrix = pooled(queries, keys, values, score, allowed, self.dropout if self.training else 0.0)
+        """Pool the values with the weights of each query."""
+        if valid_lens is not None:
+            lengths = ValidLengths(type(self).__name__, valid_lens)
+            mask = lengths if mask is None else lengths & as_mask(mask)
+        out, matrix = pooled(queries, keys, values, self.score, mask, self.dropout if self.training else 0.0)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
         self._kept = None if tracing() else (matrix.detach(), _versions(self))
         return out
@@ -105,6 +111,11 @@ def pooled(
     return matrix @ v, matrix
 
 
+def returned_weights(matrix: AttentionMatrix) -> AttentionMatrix | None:
+    """Return the weights without a graph; None inside torch.export and torch.func, whose results hold tensors only."""
+    return None if transforming() or torch.compiler.is_exporting() else matrix.detach()
+
+
 def checked_dropout(name: str, dropout: float) -> float:
     """Return a probability as a float, or raise."""
     if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
@@ -112,19 +123,6 @@ def checked_dropout(name: str, dropout: float) -> float:
     raise ShapeError(
         f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
     )
-
-
-def _both(
-    name: str, valid_lens: Tensor | None, mask: Mask | Tensor | Callable[..., Any] | None
-) -> Mask | Tensor | Callable[..., Any] | None:
-    if valid_lens is None:
-        return mask
-    lengths = ValidLengths(name, valid_lens)
-    if mask is None:
-        return lengths
-    if isinstance(mask, Tensor):
-        return lengths & from_tensor(mask)
-    return lengths & (mask if isinstance(mask, Mask) else from_function(mask))
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:

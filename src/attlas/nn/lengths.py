@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import torch
@@ -73,9 +74,7 @@ class ValidLengths(Mask):
         return int(least), int(most)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        size = 1
-        for axis in batch:
-            size *= axis
+        size = math.prod(batch)
         if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
             return
         raise ShapeError(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, TooLargeError
+from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
+from attlas.reductions import Dim, axes_of, without
 
 __all__ = ["HeadMean"]
 
-_DENSE_LIMIT = 2**30  # bytes that to_dense() gives without being asked twice
 
-
-class HeadMean:
+class HeadMean(LazyTensor):
     """The mean over heads of an attention matrix, lazy: what ``average_attn_weights=True`` stands for.
 
     It has the shape (..., m, n) of the tensor that `torch.nn.MultiheadAttention` returns. Reads compute the
@@ -39,6 +41,7 @@ class HeadMean:
     -----
     Sums and means over an axis are linear, so they are here; largest weights and entropies of a mean are not
     those of the heads: take ``attlas.stats`` of `heads`, or of `to_dense`.
+    Functions of torch and numpy other than sums and means are applied to the dense mean, up to 1 GiB.
 
     Examples
     --------
@@ -52,36 +55,30 @@ class HeadMean:
     True
     """
 
+    label = "mean"
+
     def __init__(self, heads: AttentionMatrix) -> None:
         self.heads = heads
+        self.dtype, self.device = heads.dtype, heads.device
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
         """Shape of the mean, (..., m, n)."""
         *leading, _, m, n = self.heads.shape
         return torch.Size((*leading, m, n))
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.heads.ndim - 1
+    def requires_grad(self) -> bool:
+        """Whether a tensor that the matrix of the heads depends on records a graph."""
+        return self.heads.requires_grad
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the numbers that reads give."""
-        return self.heads.dtype
+    def detach(self) -> HeadMean:
+        """Return the same mean without a graph."""
+        return HeadMean(self.heads.detach())
 
-    @property
-    def device(self) -> torch.device:
-        """Device where everything is computed."""
-        return self.heads.device
-
-    def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one axis, as the tensor would."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def __len__(self) -> int:
-        return self.shape[0]
+    def lazily(self, function: str) -> Callable[..., Any] | None:
+        """Return what computes a function of torch without the dense tensor."""
+        return {"sum": HeadMean.sum, "mean": HeadMean.mean}.get(function)
 
     def __repr__(self) -> str:
         return f"HeadMean(shape={tuple(self.shape)}, heads={self.heads.shape[-3]}, {self.dtype})"
@@ -110,21 +107,20 @@ class HeadMean:
         """Pool values of shape (..., n, e) with the mean weights."""
         return (self.heads @ (v.unsqueeze(-3) if v.ndim > 2 else v)).mean(dim=-3 if v.ndim > 1 else -2)
 
-    def sum(self, dim: int, keepdim: bool = False) -> Tensor:
-        """Sum over the keys of a row (dim -1) or the queries of a column (dim -2)."""
-        return self._linear("sum", dim, keepdim)
+    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
+        return self._reduced("sum", dim, keepdim)
 
-    def mean(self, dim: int, keepdim: bool = False) -> Tensor:
-        """Mean over the keys of a row (dim -1) or the queries of a column (dim -2)."""
-        return self._linear("mean", dim, keepdim)
+    def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
+        return self._reduced("mean", dim, keepdim)
 
-    def _linear(self, name: str, dim: int, keepdim: bool) -> Tensor:
-        axis = dim - self.ndim if dim >= 0 else dim
-        total: Tensor = getattr(self.heads, name)(axis)
-        total = total.mean(dim=-2)
-        return total.unsqueeze(axis) if keepdim else total
+    def _reduced(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
+        axes, of_heads = axes_of(self, name, dim), self.ndim - 2
+        each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
+        return each_head.mean(of_heads).reshape(without(self.shape, axes, keepdim))
 
-    def to_dense(self, limit: int | None = _DENSE_LIMIT) -> Tensor:
+    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return the mean as a Tensor, made head after head.
 
         Raises
@@ -134,16 +130,8 @@ class HeadMean:
         """
         size = self.shape.numel() * self.dtype.itemsize
         if limit is not None and size > limit:
-            raise TooLargeError(
-                "mean.to_dense()",
-                "the whole matrix would be larger than the limit.",
-                {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"},
-                found=f"{size:,} bytes, the limit is {limit:,}",
-                fix="read a part, mean[..., :64, :]; limit=None insists.",
-            )
-        count = self.heads.shape[-3]
-        total = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        for head in range(count):
-            one = (slice(None),) * (self.ndim - 2) + (head,)
-            total += self.heads[one].to_dense(limit=None)
-        return total / count
+            rule, found = "the whole matrix would be larger than the limit.", f"{size:,} bytes, the limit is {limit:,}"
+            given = {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
+            fix = "read a part, mean[..., :64, :]; limit=None insists."
+            raise TooLargeError("mean.to_dense()", rule, given, found=found, fix=fix)
+        return self.heads.mean(-3)

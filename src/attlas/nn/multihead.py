@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError
-from attlas.inputs import transforming
 from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
-from attlas.nn.layer import checked_dropout, pooled
+from attlas.nn.layer import checked_dropout, pooled, returned_weights
 from attlas.nn.mean import HeadMean
 from attlas.scores import ScaledDot, Score
 
@@ -205,10 +204,9 @@ class MultiHeadAttention(nn.Module):
             out = out.squeeze(0)
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        # The result of an export or of a transform may hold tensors only.
-        if not need_weights or transforming() or torch.compiler.is_exporting():
+        weights = returned_weights(matrix) if need_weights else None
+        if weights is None:
             return out, None
-        weights: AttentionMatrix = matrix.detach()
         weights = weights[0] if single else weights
         return out, HeadMean(weights) if average_attn_weights else weights
 

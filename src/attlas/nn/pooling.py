@@ -81,7 +81,6 @@ class AttentionPooling(PoolingLayer):
         learn: bool = True,
         kernel: type[Score] = Gaussian,
     ) -> None:
-        super().__init__(0.0)
         if not (isinstance(kernel, type) and issubclass(kernel, Score)):
             raise DtypeError(
                 "AttentionPooling()",
@@ -91,7 +90,7 @@ class AttentionPooling(PoolingLayer):
                 fix="kernel=attlas.Laplace",
             )
         make: Callable[..., Score] = kernel
-        self.score = make(bandwidth, learn=learn)
+        super().__init__(make(bandwidth, learn=learn))
 
     def forward(
         self,
@@ -104,7 +103,7 @@ class AttentionPooling(PoolingLayer):
         """Pool the values of the keys near each query."""
         if queries.ndim == 1 and keys.ndim == 1:  # numbers on a line
             queries, keys = queries.unsqueeze(-1), keys.unsqueeze(-1)
-        return self._pool(queries, keys, values, self.score, valid_lens, mask)
+        return super().forward(queries, keys, values, valid_lens, mask)
 
 
 class DotProductAttention(PoolingLayer):
@@ -153,16 +152,4 @@ class DotProductAttention(PoolingLayer):
     """
 
     def __init__(self, dropout: float = 0.0, scale: float | None = None) -> None:
-        super().__init__(dropout)
-        self.score = ScaledDot(scale)
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        valid_lens: Tensor | None = None,
-        mask: Mask | Tensor | Callable[..., Any] | None = None,
-    ) -> Tensor:
-        """Pool the values of the keys that each query resembles."""
-        return self._pool(queries, keys, values, self.score, valid_lens, mask)
+        super().__init__(ScaledDot(scale), dropout)

@@ -51,13 +51,13 @@ def _switchable(model: nn.Module) -> list[Any]:
             continue
         inside.update(map(id, module.modules()))
         # A model that cannot says so in a log only; who records it is told by an error that names the module.
-        able = [m for m in module.modules() if getattr(m, CAN_SWITCH, bool)()]
-        if able:
+        if any(getattr(part, CAN_SWITCH, bool)() for part in module.modules()):
             outermost.append(module)
     return outermost
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:
+    """Yield each configuration of a model and of its parts that stores an attention function, once."""
     seen: set[int] = set()
     waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
     while waiting:

@@ -12,7 +12,7 @@ from torch import nn
 
 from attlas.atlas.entry import KINDS
 
-__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "mentions"]
+__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "is_part_of", "mentions"]
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
@@ -36,9 +36,12 @@ class AttentionSite:
 
 
 def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
-    """Return whether a method of a class (or of a module's class) uses a name in its code."""
+    """Return whether the code of a method of a class (or of a module's class) uses a name.
+
+    Of a whole model of transformers only `forward` counts: it inherits methods that look the attention function up and
+    never call it.
+    """
     own = module if isinstance(module, type) else type(module)
-    # A whole model of transformers inherits methods that look its attention function up and never call it.
     whole = hasattr(module, "set_attn_implementation")
     for base in own.__mro__:
         if base is nn.Module:
@@ -52,6 +55,7 @@ def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global names and attributes that code uses, also within its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -72,45 +76,44 @@ class ModelAttentions:
         The model that is recorded.
     patched : bool
         Whether calls of torch's own function count.
+
+    Attributes
+    ----------
+    sites : dict of str to AttentionSite
+        The attentions by the paths of their modules.
+    counts : dict of str to int
+        Number of attentions of each kind.
     """
 
     def __init__(self, model: nn.Module, *, patched: bool) -> None:
-        self.paths = {id(module): path for path, module in model.named_modules()}
         self._modules = list(model.named_modules())
-        self._classes: set[type[nn.Module]] = {
-            type(module) for _, module in self._modules if _is_attention(module, patched=patched)
-        }
-        self.sites: dict[str, AttentionSite] = {}
+        self._paths = {id(module): path for path, module in self._modules}
+        self._classes = {type(module) for _, module in self._modules if _is_attention(module, patched=patched)}
         self._number()
 
     def _number(self) -> None:
-        paths = [path for path, module in self._modules if type(module) in self._classes]
-        inner = [path for path in paths if _kind(path) == "self"]
-        count = dict.fromkeys(KINDS, 0)
-        self.sites = {}
-        for path in paths:
-            kind = _kind(path)
-            # Where nothing stands outside an encoder, the encoder is the model.
-            kind = "self" if kind == "encoder" and not inner else kind
-            self.sites[path] = AttentionSite(path, kind, count[kind])
-            count[kind] += 1
+        """Set `sites` and `counts`: attentions are numbered by kind, in the order of the model."""
+        kinds = {path: _kind(path) for path, module in self._modules if type(module) in self._classes}
+        only_encoder = "self" not in kinds.values()
+        self.counts = dict.fromkeys(KINDS, 0)
+        self.sites: dict[str, AttentionSite] = {}
+        for path, named_kind in kinds.items():
+            kind = "self" if named_kind == "encoder" and only_encoder else named_kind
+            self.sites[path] = AttentionSite(path, kind, self.counts[kind])
+            self.counts[kind] += 1
 
     def site(self, module: nn.Module) -> AttentionSite | None:
         """Return the attention that a module is; None where it is not part of the model.
 
         If the class of the module was not known to be an attention, all modules of this class become attentions.
         """
-        path = self.paths.get(id(module))
+        path = self._paths.get(id(module))
         if path is None:
             return None
         if path not in self.sites:
             self._classes.add(type(module))
             self._number()
         return self.sites[path]
-
-    def count(self, kind: str) -> int:
-        """Return how many attentions of a kind there are."""
-        return sum(site.kind == kind for site in self.sites.values())
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that are attentions, or whose class is named like one."""
@@ -121,17 +124,16 @@ class ModelAttentions:
 
         Parameters
         ----------
-        ran, heard : iterable of str
+        ran, recorded : iterable of str
             Paths of the modules that ran, and of those whose matrix was recorded.
         """
         recorded, ran = set(recorded), set(ran)
-        candidates = [
-            (path, module)
+        missed = {
+            path: module
             for path, module in self.candidates()
-            if path in ran and not any(_within(h, path) or _within(path, h) for h in recorded)
-        ]
-        paths = [path for path, _ in candidates]
-        return [(path, m) for path, m in candidates if not any(_within(p, path) for p in paths if p != path)]
+            if path in ran and not any(is_part_of(other, path) or is_part_of(path, other) for other in recorded)
+        }
+        return [(path, m) for path, m in missed.items() if not any(is_part_of(p, path) for p in missed if p != path)]
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
@@ -140,11 +142,13 @@ def _is_attention(module: nn.Module, *, patched: bool) -> bool:
     return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))
 
 
-def _within(inner: str, outer: str) -> bool:
+def is_part_of(inner: str, outer: str) -> bool:
+    """Return whether the path `inner` is that of the module at `outer`, or of a part of it."""
     return inner == outer or not outer or inner.startswith(outer + ".")
 
 
 def _kind(path: str) -> str:
+    """Return the kind of attention that the path of a module names; "self" where it names none."""
     parts = path.lower().split(".")
     if any(map(_CROSS.search, parts)):
         return "cross"

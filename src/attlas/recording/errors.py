@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from attlas._compat import ATTENTION
-from attlas.errors import RecordingError, RecordingWarning
+from attlas.errors import RecordingError, RecordingWarning, listed
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
 __all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
 
-_SHOWN = 4
 _AS = {"record()": " as atlas", "intervene()": ""}
 _CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
 _EAGER = (
@@ -52,10 +51,7 @@ def some_unrecorded(
 
 
 def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
-    shown = ", ".join(
-        f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded[:_SHOWN]
-    )
-    return f"{shown} and {len(unrecorded) - _SHOWN} more" if len(unrecorded) > _SHOWN else shown
+    return listed((f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded), most=4)
 
 
 def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import RecordingError
@@ -14,7 +14,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import AttentionSite, ModelAttentions
-from attlas.recording.hooks import is_recording, subscribed
+from attlas.recording.hooks import Listener, is_recording, subscribed
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
@@ -22,7 +22,7 @@ from attlas.recording.selection import Selection
 __all__ = ["ModelFollower"]
 
 
-class ModelFollower:
+class ModelFollower(Listener):
     """What follows one model for the time of a ``with`` block: the base of a recording and of interventions.
 
     Parameters
@@ -41,22 +41,21 @@ class ModelFollower:
         self._model = model
         self._selections = selections
         self._patch = patch_sdpa
-        self._attentions = ModelAttentions(model, patched=patch_sdpa)
-        sites = list(self._attentions.sites.values())
+        self._attentions = attentions = ModelAttentions(model, patched=patch_sdpa)
         # A model that says it has more layers than attentions may use one for several: that shows when it runs.
-        if sites and metadata.model_details(model).get("num_hidden_layers", 0) <= self._attentions.count("self"):
+        layers = metadata.model_details(model).get("num_hidden_layers", 0)
+        if attentions.sites and layers <= attentions.counts["self"]:
             for selection in selections:
-                selection.check(sites)
+                selection.check(attentions)
         self._stack = ExitStack()
         self._entered = False
         self._ran: set[str] = set()
         self._recorded: set[str] = set()
-        # Of the pass that runs: the layers that came, those of each kind counted, and where its text goes on.
+        # Of the running pass: the layer of each call by path and occurrence, and the position of its first query.
         self._visits: dict[tuple[str, int], AttentionSite] = {}
         self._first_query: int | None = None
-        self._reused: set[str] = set()
-        self._reused_sites: set[AttentionSite] = set()
-        watched = list(model.named_modules()) if patch_sdpa else self._attentions.candidates()
+        self._reused_sites: set[AttentionSite] = set()  # layers that modules gave which are used again in one pass
+        watched = list(model.named_modules()) if patch_sdpa else attentions.candidates()
         self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
 
     def _follow(self, stack: ExitStack) -> None:
@@ -80,7 +79,7 @@ class ModelFollower:
         """Raise an error where no attention was heard of, or one of the layers asked for does not exist."""
         self._check_recorded()
         for selection in self._selections:
-            selection.check([*self._attentions.sites.values(), *self._reused_sites])
+            selection.check(self._attentions, self._reused_sites)
 
     def _check_recorded(self) -> None:
         if not self._recorded:
@@ -100,52 +99,34 @@ class ModelFollower:
 
     # -------------------------------------------------------------------------------------------- attentions
 
-    def on_attention(
-        self,
-        module: nn.Module,
-        matrix: AttentionMatrix,
-        first_query: int | None,
-        first_key: int | None,
-        values: Tensor | None = None,
-    ) -> None:
-        """Hear of the matrix of one attention; called by `offer` inside the forward pass.
+    def _site_of(self, module: nn.Module) -> AttentionSite | None:
+        """Return the layer of the attention that runs; None for a module of another model.
 
-        Parameters
-        ----------
-        module : nn.Module
-            The attention layer.
-        matrix : AttentionMatrix, shape (batch, heads, m, n)
-            Its weights.
-        first_query, first_key : int, optional
-            Positions in the text of query 0 and of key 0.
-        values : Tensor, optional, shape (batch, value heads, n, e)
-            What the weights pool, where it is known.
+        A module that is used again in one pass counts as another layer, and so does every attention of its kind that
+        follows: they are numbered in the order in which they run.
         """
-
-    def _call_of(self, module: nn.Module) -> tuple[AttentionSite, int] | None:
-        """Return which layer a call is, and how often its module ran before in this pass; None for another model."""
-        known_site = self._attentions.site(module)
-        if known_site is None:
+        site = self._attentions.site(module)
+        if site is None:
             return None
-        self._recorded.add(known_site.path)
-        occurrence = self._passes.occurrence(known_site.path)
-        return self._visit(known_site, occurrence), occurrence
-
-    def _visit(self, site: AttentionSite, occurrence: int) -> AttentionSite:
-        """Return the layer of a call: a module that is used again in one pass counts as another layer."""
+        self._recorded.add(site.path)
         if not self._passes.inside:
             return site
+        occurrence = self._passes.occurrence(site.path)
         key = (site.path, occurrence)
-        if key not in self._visits:
-            of_kind = [visit for visit in self._visits if self._visits[visit].kind == site.kind]
-            if occurrence or any(again for _, again in of_kind):
-                if any(selection.counts_from_the_end for selection in self._selections):
-                    raise errors.negative_layer_of_reused_module(site, self.where)
-                self._reused.add(site.kind)
-                site = replace(site, layer=len(of_kind))
-                self._reused_sites.add(site)
-            self._visits[key] = site
-        return self._visits[key]
+        if key in self._visits:
+            return self._visits[key]
+        before = [again for (_, again), visit in self._visits.items() if visit.kind == site.kind]
+        if occurrence or any(before):
+            if any(selection.counts_from_the_end for selection in self._selections):
+                raise errors.negative_layer_of_reused_module(site, self.where)
+            site = replace(site, layer=len(before))
+            self._reused_sites.add(site)
+        self._visits[key] = site
+        return site
+
+    def _has_reused(self, kind: str) -> bool:
+        """Return whether layers of a kind are numbered as they run, because a module was used again in one pass."""
+        return any(site.kind == kind for site in self._reused_sites)
 
     def _position(
         self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attlas.matrix import AttentionMatrix
 
 __all__ = [
+    "AttentionCall",
     "Change",
     "Changer",
     "Listener",
@@ -43,6 +44,28 @@ class Change(NamedTuple):
     shown: Callable[[AttentionMatrix], AttentionMatrix]
 
 
+class AttentionCall(NamedTuple):
+    """What a listener gets of one call of an attention layer.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The attention layer.
+    matrix : AttentionMatrix, shape (batch, heads, m, n)
+        Its weights.
+    first_query, first_key : int, optional
+        Positions in the text of query 0 and of key 0, where they are known.
+    values : Tensor, optional, shape (batch, value heads, n, e)
+        What the weights pool, where it is known.
+    """
+
+    module: nn.Module
+    matrix: AttentionMatrix
+    first_query: int | None
+    first_key: int | None
+    values: Tensor | None
+
+
 class Listener(Protocol):
     """Interface of a recording: `offer` calls it with each matrix.
 
@@ -50,20 +73,13 @@ class Listener(Protocol):
     --------
     >>> from attlas.recording.hooks import Listener
     >>> class Count:
-    ...     def on_attention(self, module, matrix, first_query, first_key, values=None):
-    ...         print(matrix.shape)
+    ...     def on_attention(self, call):
+    ...         print(call.matrix.shape)
     >>> listener: Listener = Count()
     """
 
-    def on_attention(
-        self,
-        module: nn.Module,
-        matrix: AttentionMatrix,
-        first_query: int | None,
-        first_key: int | None,
-        values: Tensor | None = None,
-    ) -> None:
-        """Take one matrix, and the values that it pools where they are known; called inside the forward pass."""
+    def on_attention(self, call: AttentionCall) -> None:
+        """Take one call of an attention; called inside the forward pass."""
 
 
 @runtime_checkable
@@ -166,8 +182,7 @@ def pooled(
     (torch.Size([1, 2, 5, 8]), True)
     """
     if _active_changers:
-        out, matrix = _pool([module], matrix, values, pool, first_query, first_key)
-        return out, matrix
+        return _pool([module], matrix, values, pool, first_query, first_key)
     out = pool(matrix, values)
     if _active_recordings:
         _emit(module, matrix, first_query, first_key, values)
@@ -192,23 +207,17 @@ def pooled_in(
     for module in modules:
         for listener in _listeners.get():
             if not isinstance(listener, Changer):
-                listener.on_attention(module, shown, first_query, first_key, values)
+                listener.on_attention(AttentionCall(module, shown, first_query, first_key, values))
     return out, shown
 
 
 # `subscribed` replaces it by a function that torch.compile leaves alone.
-_pool: Callable[..., Any] = pooled_in
+_pool: Callable[..., tuple[Tensor, AttentionMatrix]] = pooled_in
 
 
-def _call_listeners(
-    module: nn.Module,
-    matrix: AttentionMatrix,
-    first_query: int | None,
-    first_key: int | None,
-    values: Tensor | None,
-) -> None:
+def _call_listeners(*call: Any) -> None:
     for listener in _listeners.get():
-        listener.on_attention(module, matrix, first_query, first_key, values)
+        listener.on_attention(AttentionCall(*call))
 
 
 # `subscribed` replaces it by a function that torch.compile leaves alone.

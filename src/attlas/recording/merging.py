@@ -101,10 +101,6 @@ def _shifted_keys(part: Any, k: int, column: int) -> Any:
 
 def _check_enough(statistic: Statistic, keys: int) -> None:
     if keys < statistic.k:
-        name = type(statistic).__name__
-        raise ShapeError(
-            f"{name}()",
-            "k cannot be larger than the number of keys.",
-            found=f"k = {statistic.k}, n = {keys} when the recording ended",
-            fix=f"{name}({keys}), or a longer text.",
-        )
+        name, rule = type(statistic).__name__, "k cannot be larger than the number of keys."
+        found = f"k = {statistic.k}, n = {keys} when the recording ended"
+        raise ShapeError(f"{name}()", rule, found=found, fix=f"{name}({keys}), or a longer text.")

@@ -79,19 +79,16 @@ def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except (TypeError, ValueError):
         arguments = {}
     arguments = {**arguments, **kwargs}
-    own, decoder = ({"encoder": "attention_mask"}, "decoder_attention_mask")
-    if "decoder_input_ids" not in arguments and "decoder_inputs_embeds" not in arguments and not _has_decoder(model):
-        own, decoder = {}, "attention_mask"
-    masks = {kind: arguments.get(name) for kind, name in {**own, "self": decoder, "cross": decoder}.items()}
+    has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    has_decoder = has_decoder or not arguments.keys().isdisjoint({"decoder_input_ids", "decoder_inputs_embeds"})
+    decoder = "decoder_attention_mask" if has_decoder else "attention_mask"
+    names = {"self": decoder, "cross": decoder} | ({"encoder": "attention_mask"} if has_decoder else {})
+    masks = {kind: arguments.get(name) for kind, name in names.items()}
     return {
         kind: t.detach().to("cpu").bool()
         for kind, t in masks.items()
         if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
     }
-
-
-def _has_decoder(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -> Tensor | None:
@@ -102,17 +99,15 @@ def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -
     return torch.cat([before, new], dim=1) if goes_on and before is not None else new
 
 
-def token_texts(tokens: Any, ids: Tensor | None) -> list[str] | list[list[str]] | None:
-    """Return the text of each token, for a batch of every sequence: as given, or as a tokenizer reads the ids."""
-    if tokens is None or isinstance(tokens, list | tuple):
-        if tokens and all(isinstance(text, list | tuple) for text in tokens):
-            return [[str(token) for token in text] for text in tokens]
-        return None if tokens is None else [str(token) for token in tokens]
-    if ids is None or not len(ids):
+def token_texts(tokens: Any, ids: Tensor | None) -> list[list[str]] | None:
+    """Return the text of each token of every sequence: as the user gave them, or as a tokenizer decodes the ids."""
+    if isinstance(tokens, list | tuple):
+        texts = tokens if tokens and all(isinstance(text, list | tuple) for text in tokens) else [tokens]
+        return [[str(token) for token in text] for text in texts]
+    if tokens is None or ids is None or not len(ids):
         return None
     known = {number: str(tokens.decode([number])) for number in set(ids.flatten().tolist())}
-    texts = [[known[number] for number in text] for text in ids.tolist()]
-    return texts if len(texts) > 1 else texts[0]
+    return [[known[number] for number in text] for text in ids.tolist()]
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:

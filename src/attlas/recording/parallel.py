@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attlas._compat import local_part
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
@@ -79,18 +80,6 @@ def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int
         if not isinstance(parameter, tensor.DTensor) or parameter.ndim != 2:
             continue
         if any(placement.is_shard(0) for placement in parameter.placements):
-            rows, first = _local_part(parameter)
-            sharded.append((rows, parameter.shape[0], first))
+            sizes, starts = local_part(tuple(parameter.shape), parameter.device_mesh, parameter.placements)
+            sharded.append((sizes[0], parameter.shape[0], starts[0]))
     return sharded
-
-
-def _local_part(parameter: Any) -> tuple[int, int]:
-    """Return how many rows of a sharded matrix are here, and the first of them."""
-    rows, first = parameter.shape[0], 0
-    for axis, placement in enumerate(parameter.placements):
-        if placement.is_shard(0):
-            parts, rank = parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
-            each = -(-rows // parts)
-            start = min(each * rank, rows)
-            first, rows = first + start, min(each, rows - start)
-    return rows, first

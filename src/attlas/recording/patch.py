@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +26,7 @@ _NAME = "scaled_dot_product_attention"
 _original = functional.scaled_dot_product_attention
 _lock = threading.Lock()
 _finders: list[Callable[[], nn.Module | None]] = []
-_patched_names: list[tuple[ModuleType, str]] = []
+_patch = ExitStack()  # open while a block is
 
 
 @contextmanager
@@ -43,42 +44,42 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     more. What holds it elsewhere (a default argument, a closure, an attribute of an object) keeps torch's.
     The fast path of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` is off for the time.
     """
-    _install(innermost)
+    global _offer, _change  # made into functions that torch.compile leaves alone
+    with _lock:
+        _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
+        if not _finders:
+            _patch.enter_context(_replaced_everywhere())
+        _finders.append(innermost)
     try:
         yield
     finally:
-        _remove(innermost)
+        with _lock:
+            _finders.remove(innermost)
+            if not _finders:
+                _patch.close()
 
 
-_fast_path = True
-
-
-def _install(finder: Callable[[], nn.Module | None]) -> None:
-    global _fast_path, _offer, _change  # noqa: PLW0603 - what is put back when the last recording ends, and what is called
-    with _lock:
-        _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
-        _finders.append(finder)
-        if len(_finders) > 1:
-            return
-        _fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module in list(sys.modules.values()):
-            names = vars(module) if isinstance(module, ModuleType) and module.__name__ != __name__ else {}
-            _patched_names.extend((module, name) for name, value in list(names.items()) if value is _original)
-        for module, name in _patched_names:
-            setattr(module, name, scaled_dot_product_attention)
-
-
-def _remove(finder: Callable[[], nn.Module | None]) -> None:
-    with _lock:
-        _finders.remove(finder)
-        if _finders:
-            return
-        torch.backends.mha.set_fastpath_enabled(_fast_path)
-        for module, name in _patched_names:
+@contextmanager
+def _replaced_everywhere() -> Iterator[None]:
+    """Replace torch's function in every loaded module that holds it, for the time of a ``with`` block."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    names = [
+        (module, name)
+        for module in modules
+        for name, value in list(vars(module).items())
+        if value is _original and module.__name__ != __name__
+    ]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    for module, name in names:
+        setattr(module, name, scaled_dot_product_attention)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, name in names:
             if getattr(module, name, None) is scaled_dot_product_attention:
                 setattr(module, name, _original)
-        _patched_names.clear()
 
 
 def scaled_dot_product_attention(
@@ -93,12 +94,13 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return what torch returns, as interventions change it, and offer the weights on the way."""
     options = (attn_mask, is_causal, scale, enable_gqa)
+    compute = partial(_original, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
     if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
-        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return compute()
     if is_changing():
-        return _change(query, key, value, dropout_p, *options)  # type: ignore[no-any-return]  # a Tensor
-    out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _change(compute, query, key, value, dropout_p, *options)
+    out = compute()
     _offer(query, key, value, *options)
     return out
 
@@ -110,44 +112,30 @@ def _modules() -> list[nn.Module]:
 
 
 def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
-    values = _values(query, key, value, enable_gqa=options[-1])
+    values = _tokens(value, _leading(query, key, options[-1]), options[-1])
     for module in _modules():
         offer(module, matrix_of(query, key, *options), values=values)
 
 
-def _values(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Tensor:
-    """Return values with the four axes of their matrix."""
-    lead = _leading(query, key, enable_gqa)
-    return _four_axes(value, (*lead[:-1], value.shape[-3]) if enable_gqa else lead, enable_gqa)
-
-
 def _pool_for_finders(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
+    compute: Callable[[], Tensor], query: Tensor, key: Tensor, value: Tensor, dropout_p: float, *options: Any
 ) -> Tensor:
-    """Return the output of one call of torch's function as interventions change it."""
-    own = matrix_of(query, key, attn_mask, is_causal, scale, enable_gqa)
+    """Return the output of one call of torch's function as interventions change it; unchanged, it is `compute()`."""
+    own, lead = matrix_of(query, key, *options), _leading(query, key, options[-1])
+    values = _tokens(value, lead, options[-1])
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
-        if A is own and v is values:  # nothing is changed
-            out = _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if A is own and v is values:
+            out = compute()
             return out.reshape(*own.shape[:-1], out.shape[-1])
         return dropped_product(A, v, dropout_p)
 
-    values = _values(query, key, value, enable_gqa=enable_gqa)
     out, _ = pooled_in(_modules(), own, values, pool)
-    return out.reshape(*_leading(query, key, enable_gqa), *out.shape[-2:])
+    return out.reshape(*lead, *out.shape[-2:])
 
 
-# What `_install` makes of it before the function is caught.
 _offer: Callable[..., None] = _offer_to_finders
-_change: Callable[..., Any] = _pool_for_finders
+_change: Callable[..., Tensor] = _pool_for_finders
 
 
 def matrix_of(
@@ -182,14 +170,18 @@ def matrix_of(
         if t.ndim > 4 or len(lead) != 2:
             t = _four_axes(t, lead, enable_gqa)
         mask = from_tensor(t[(None,) * (4 - t.ndim)])
-    q = _four_axes(query, lead, enable_gqa)
-    k = _four_axes(key, (*lead[:-1], key.shape[-3]) if enable_gqa else lead, enable_gqa)
+    q, k = (_tokens(t, lead, enable_gqa) for t in (query, key))
     return attend(q, k, mask=mask, scale=scale)
 
 
 def _leading(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     """Return the leading axes of what torch's function returns."""
     return tuple(query.shape[:-2] if enable_gqa else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
+
+
+def _tokens(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
+    """Give queries, keys or values the axes (batch, heads, tokens, size)."""
+    return _four_axes(t, (*lead[:-1], t.shape[-3]) if enable_gqa else lead, enable_gqa)
 
 
 def _four_axes(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:

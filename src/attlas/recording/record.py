@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS, statistic_names
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
-from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
+from attlas.recording.hooks import AttentionCall
 from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
@@ -34,7 +34,6 @@ from attlas.stats import Statistic
 
 __all__ = ["Recording", "record"]
 
-KEEPS = ("device", "cpu", "disk", "statistics")
 Keep = Literal["device", "cpu", "disk", "statistics"]
 
 
@@ -151,15 +150,10 @@ def record(
     torch.Size([1, 4, 10])
     """
     if not isinstance(model, nn.Module):
-        raise DtypeError(
-            "record()",
-            "model must be an nn.Module.",
-            {"model": model.__name__ if isinstance(model, type) else type(model).__name__},
-            found=kind(model),
-            fix="attlas.record(model), the model itself: pipe.model of a pipeline.",
-        )
-    if keep not in KEEPS:
-        names = ", ".join(f'"{name}"' for name in KEEPS)
+        fix = "attlas.record(model), the model itself: pipe.model of a pipeline."
+        raise DtypeError("record()", "model must be an nn.Module.", found=kind(model), fix=fix)
+    if keep not in get_args(Keep):
+        names = ", ".join(f'"{name}"' for name in get_args(Keep))
         raise ShapeError("record()", f"keep must be one of {names}.", found=f"keep = {keep!r}", fix='keep="cpu"')
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
@@ -185,9 +179,8 @@ def record(
             fix='keep="disk", or atlas.save(folder) after the block.',
         )
     selection = Selection(layers, heads, queries)
-    return Recording(
-        model, selection, tuple(statistics), keep, None if folder is None else Path(folder), patch_sdpa, tokens, values
-    )
+    path = None if folder is None else Path(folder)
+    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values)
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -214,7 +207,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         folder: Path | None,
         patch_sdpa: bool,
         tokens: Any,
-        values: bool | Literal["norms"] = False,
+        values: bool | Literal["norms"],
     ) -> None:
         super().__init__(model, (selection,), patch_sdpa=patch_sdpa)
         self._values = values
@@ -222,11 +215,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._tokens = tokens
         self._keep = keep
         self._folder = folder
-        self._statistics = statistics
-        self._disk: RecordingFolder | None = None
-        self._policy = RetentionPolicy(statistics)
+        device = torch.device("cpu") if keep in ("cpu", "disk") else None
+        self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
         self._sequences: dict[tuple[str, int], RecordedSequence] = {}
-        self._calls: dict[tuple[str, int], int] = {}
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._input_ids: Tensor | None = None
         self._padding_masks: dict[str, Tensor] = {}
@@ -237,62 +228,49 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
         self._enter_once("a recording", fix)
         with ExitStack() as stack:
-            self._policy = self._retention_policy(stack)
+            if self._keep == "disk":
+                disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
+                self._policy = replace(self._policy, disk=disk)
             self._follow(stack)
         return self.atlas
 
-    def _retention_policy(self, stack: ExitStack) -> RetentionPolicy:
-        cpu = torch.device("cpu")
-        if self._keep == "statistics":
-            return RetentionPolicy(self._statistics, tokens=False)
-        if self._keep == "device":
-            return RetentionPolicy(self._statistics)
-        if self._keep == "cpu":
-            return RetentionPolicy(self._statistics, device=cpu)
-        folder = self._folder
-        if folder is None:
-            holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
-            weakref.finalize(self.atlas, holder.cleanup)
-            folder = Path(holder.name) / "recording.atlas"
-            warnings.warn(
-                f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
-                "folder= keeps it.",
-                stacklevel=3,
-            )
-        self._disk = stack.enter_context(RecordingFolder(folder))
-        return RetentionPolicy(self._statistics, device=cpu, disk=self._disk)
+    def _temporary_folder(self) -> Path:
+        """Return a folder that is deleted with the atlas, and say so in a warning."""
+        holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
+        weakref.finalize(self.atlas, holder.cleanup)
+        folder = Path(holder.name) / "recording.atlas"
+        text = f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
+        warnings.warn(text + "folder= keeps it.", stacklevel=3)
+        return folder
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with self._stack:  # everything is put back, and an unfinished folder removed, whatever happens
             if error_type is None:
                 self._complete()
-                if self._disk is not None:
-                    self._disk.finish(self.atlas)
+                if self._policy.disk is not None:
+                    self._policy.disk.finish(self.atlas)
 
     def _complete(self) -> None:
-        """Close what is open, put the entries in the order of the model, and say what is missing."""
-        for key in list(self._sequences):
-            self._close(key)
+        """Finish open sequences, sort the entries by layer, add the text, and warn of unrecorded attentions."""
+        self.atlas.entries += [sequence.finish() for sequence in self._sequences.values()]
         self._check_complete()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self.atlas.ids = self._ids
-        words = metadata.token_texts(self._tokens, self._ids)
-        self.atlas.texts = None if words is None else Atlas(tokens=words).texts
-        pieces = metadata.token_bytes(
-            self._tokens, [] if self._ids is None or not len(self._ids) else self._ids[0].tolist()
-        )
-        self.atlas.details |= {"token_bytes": pieces} if pieces else {}
+        self.atlas.texts = metadata.token_texts(self._tokens, self._ids)
+        if self._ids is not None and len(self._ids):
+            pieces = metadata.token_bytes(self._tokens, self._ids[0].tolist())
+            self.atlas.details |= {"token_bytes": pieces} if pieces else {}
         unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
         if unrecorded:
             warnings.warn(errors.some_unrecorded(unrecorded, patched=self._patch), stacklevel=3)
 
     def _renumbered(self, entry: Entry) -> Entry:
-        """Return an entry with the number that its layer has among all attentions that were met."""
+        """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
         site = self._attentions.sites[entry.name]
-        return entry if site.kind in self._reused or entry.layer == site.layer else replace(entry, layer=site.layer)
+        return entry if self._has_reused(site.kind) or entry.layer == site.layer else replace(entry, layer=site.layer)
 
     # ------------------------------------------------------------------------------------------------- passes
 
@@ -308,29 +286,19 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     # ------------------------------------------------------------------------------------------------ matrices
 
-    def on_attention(
-        self,
-        module: nn.Module,
-        matrix: AttentionMatrix,
-        first_query: int | None,
-        first_key: int | None,
-        values: Tensor | None = None,
-    ) -> None:
+    def on_attention(self, call: AttentionCall) -> None:
         if in_backward():
             return
         refuse_context_parallel(self.where)
-        call = self._call_of(module)
-        if call is None:
-            return
-        site, occurrence = call
-        step = self._step(site, matrix, first_query, first_key)
-        sites = list(self._attentions.sites.values())
-        if step is None or not self._selection.includes(site, sites):
+        site = self._site_of(call.module)
+        step = None if site is None else self._step(site, call)
+        if site is None or step is None or not self._selection.includes(site, self._attentions):
             return
         with torch.no_grad():
-            first, count = heads_here(module, matrix)
+            matrix = call.matrix
+            first, count = heads_here(call.module, matrix)
             here = range(first, first + matrix.shape[1])
-            chosen = self._selection.heads_of(site, sites, count)
+            chosen = self._selection.heads_of(site, self._attentions, count)
             heads = tuple(head for head in chosen if head in here)
             if len(heads) < len(chosen):
                 self._divide()
@@ -340,13 +308,23 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if len(heads) != matrix.shape[1]:
                 step = replace(step, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
-                step = replace(step, values=self._kept_values(site, values, heads, count, here))
-            self._take(site, occurrence, heads, step)
+                step = replace(step, values=self._kept_values(site, call.values, heads, count, here))
+            self._add(site, heads, step)
+
+    def _step(self, site: AttentionSite, call: AttentionCall) -> Step | None:
+        """Return a call with its position in the text; None where none of its queries is recorded."""
+        matrix, cross, has_position = call.matrix, site.kind == "cross", call.first_query is not None
+        first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
+        rows = self._selection.rows(first_query, matrix.problem.shape[2])
+        if not len(rows):
+            return None
+        query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)
+        return Step(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=not has_position)
 
     def _kept_values(
         self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
     ) -> Callable[[slice], dict[str, Tensor]]:
-        """Return what says for some keys of one call what is kept of their values."""
+        """Return `kept_values` of one call as a function of the keys; raise where values or heads are missing."""
         if values is None or len(here) < count:
             rule = "values=True needs the values of every recorded attention, all heads in one process."
             found = f"none from {site.path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
@@ -363,30 +341,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("record()", rule, found=found, fix=fix)
 
-    def _step(
-        self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
-    ) -> Step | None:
-        """Return a call with its position in the text; None where none of its queries is recorded."""
-        cross, has_position = site.kind == "cross", first_query is not None
-        first_query, first_key = self._position(site, matrix, first_query, first_key)
-        rows = self._selection.rows(first_query, matrix.problem.shape[2])
-        if not len(rows):
-            return None
-        query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)
-        return Step(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=not has_position)
-
-    def _take(self, site: AttentionSite, occurrence: int, heads: tuple[int, ...], step: Step) -> None:
-        key = (site.path, occurrence)
-        sequence = self._sequences.get(key)
-        if sequence is not None and sequence.continues(step):
-            sequence.extend(step)
-            return
+    def _add(self, site: AttentionSite, heads: tuple[int, ...], step: Step) -> None:
+        """Add a call to the text that it continues, or begin another."""
+        key = (site.path, self._passes.occurrence(site.path))
+        sequence, call = self._sequences.get(key), 0
         if sequence is not None:
-            self._close(key)
-        call = self._calls.get(key, 0)
-        self._calls[key] = call + 1
-        self._sequences[key] = RecordedSequence(site.path, site.kind, site.layer, call, heads, self._policy, step)
-
-    def _close(self, key: tuple[str, int]) -> None:
-        entry: Entry = self._sequences.pop(key).finish()
-        self.atlas.entries.append(entry)
+            if sequence.continues(step):
+                sequence.extend(step)
+                return
+            self.atlas.entries.append(sequence.finish())
+            call = sequence.call + 1
+        self._sequences[key] = RecordedSequence(site, call, heads, self._policy, step)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attlas.atlas.entry import KINDS
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
-from attlas.recording.discovery import AttentionSite
+from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
+from attlas.recording.discovery import AttentionSite, ModelAttentions
 
 __all__ = ["Selection"]
-
-_SHOWN = 12  # names that an error lists
-_HEADS_FIX = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
 
 
 class Selection:
@@ -39,12 +35,13 @@ class Selection:
             self.layers = keys if layers is None else self.layers
         elif heads is not None:
             self.heads = _head_list(where, heads)
-        _check_queries(queries)
+        if queries is not None:
+            _check_queries(queries)
         self.queries: slice | range | None = queries
 
     @property
     def named(self) -> tuple[int | str, ...]:
-        """What names layers, in `layers` or as keys of `heads`."""
+        """Numbers and names of layers, in `layers` or as keys of `heads`."""
         return tuple(dict.fromkeys((*(self.layers or ()), *self.by_layer)))
 
     @property
@@ -52,31 +49,37 @@ class Selection:
         """Whether a layer is counted from the end."""
         return any(isinstance(name, int) and name < 0 for name in self.named)
 
-    def check(self, sites: Sequence[AttentionSite]) -> None:
-        """Raise an OutOfRangeError if a name fits none of a model's attentions."""
-        counts = _counts(sites)
+    def check(self, attentions: ModelAttentions, reused: Iterable[AttentionSite] = ()) -> None:
+        """Raise an OutOfRangeError if a name fits none of a model's attentions.
+
+        Parameters
+        ----------
+        attentions : ModelAttentions
+            The attentions of the model.
+        reused : iterable of AttentionSite
+            Further layers, which modules that are used again gave.
+        """
+        sites, counts = [*attentions.sites.values(), *reused], dict(attentions.counts)
+        for site in reused:
+            counts[site.kind] = max(counts[site.kind], site.layer + 1)
         for name in self.named:
             if not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
-                paths = [site.path for site in sites]
-                more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+                modules, last = listed(site.path for site in sites), sites[-1]
                 raise OutOfRangeError(
                     self.where,
                     "each layer must be one of the model's attentions.",
-                    {"attentions": numbers, "modules": ", ".join(paths[:_SHOWN]) + more},
+                    {"attentions": numbers, "modules": modules},
                     found=f"layer {name!r}",
-                    fix=f"layers=[{sites[-1].layer}], layers=[{sites[-1].path!r}] or layers=[{sites[-1].key!r}]",
+                    fix=f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]",
                 )
 
-    def includes(self, site: AttentionSite, sites: Sequence[AttentionSite]) -> bool:
-        """Return whether an attention is recorded."""
-        if self.layers is None:
-            return True
-        counts = _counts(sites)
-        return any(_fits(name, site, counts) for name in self.layers)
+    def includes(self, site: AttentionSite, attentions: ModelAttentions) -> bool:
+        """Return whether an attention of a model is recorded."""
+        return self.layers is None or any(_fits(name, site, attentions.counts) for name in self.layers)
 
-    def heads_of(self, site: AttentionSite, sites: Sequence[AttentionSite], count: int) -> tuple[int, ...]:
-        """Return the heads of an attention that are recorded.
+    def heads_of(self, site: AttentionSite, attentions: ModelAttentions, count: int) -> tuple[int, ...]:
+        """Return which of the `count` heads of an attention are recorded.
 
         Raises
         ------
@@ -85,19 +88,15 @@ class Selection:
         """
         chosen = self.heads
         for name, heads in self.by_layer.items():
-            if _fits(name, site, _counts(sites)):
+            if _fits(name, site, attentions.counts):
                 chosen = heads
         if chosen is None:
             return tuple(range(count))
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
-            raise OutOfRangeError(
-                self.where,
-                "each head must be one of the layer's.",
-                {"layer": f"{site.key} ({site.path})"},
-                found=f"head {wrong[0]}, the layer has {count}",
-                fix=f"use heads from 0 to {count - 1}, or from {-count} to -1.",
-            )
+            rule, found = "each head must be one of the layer's.", f"head {wrong[0]}, the layer has {count}"
+            fix = f"use heads from 0 to {count - 1}, or from {-count} to -1."
+            raise OutOfRangeError(self.where, rule, {"layer": f"{site.key} ({site.path})"}, found=found, fix=fix)
         return tuple(sorted({head % count for head in chosen}))
 
     def rows(self, first_query: int, m: int) -> range:
@@ -113,14 +112,8 @@ class Selection:
         return range(start, max(start, stop))
 
 
-def _counts(sites: Iterable[AttentionSite]) -> dict[str, int]:
-    counts = dict.fromkeys(KINDS, 0)
-    for site in sites:
-        counts[site.kind] = max(counts[site.kind], site.layer + 1)
-    return counts
-
-
 def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
+    """Return whether a number or name of `layers` means an attention; `counts` has the number of each kind."""
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
     return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")
@@ -130,42 +123,30 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _layer_list(where: str, given: Any) -> tuple[int | str, ...]:
-    items = (given,) if isinstance(given, int | str) else tuple(given) if isinstance(given, Iterable) else None
-    if items is None or not all(_is_number(item) or isinstance(item, str) for item in items):
-        wrong = given if items is None else next(i for i in items if not (_is_number(i) or isinstance(i, str)))
-        raise DtypeError(
-            where,
-            "layers must be numbers or names of attentions.",
-            {"layers": repr(given)[:80]},
-            found=kind(wrong),
-            fix='layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]',
-        )
+def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:
+    """Return `layers` as a tuple, or raise a DtypeError."""
+    items = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+    wrong = [item for item in items if not (_is_number(item) or isinstance(item, str))]
+    if wrong:
+        rule = "layers must be numbers or names of attentions."
+        fix = 'layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]'
+        raise DtypeError(where, rule, {"layers": repr(layers)[:80]}, found=kind(wrong[0]), fix=fix)
     return items
 
 
-def _head_list(where: str, given: Any) -> tuple[int, ...]:
-    items = (given,) if _is_number(given) else tuple(given) if isinstance(given, Iterable) else None
-    if items is None or not items or not all(map(_is_number, items)):
-        raise DtypeError(
-            where,
-            "heads must be whole numbers, at least one.",
-            {"heads": repr(given)[:80]},
-            found="no head" if items == () else kind(given),
-            fix=_HEADS_FIX,
-        )
+def _head_list(where: str, heads: Any) -> tuple[int, ...]:
+    """Return `heads` as a tuple, or raise a DtypeError."""
+    items = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    if not items or not all(map(_is_number, items)):
+        rule, found = "heads must be whole numbers, at least one.", kind(heads) if items else "no head"
+        fix = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
+        raise DtypeError(where, rule, {"heads": repr(heads)[:80]}, found=found, fix=fix)
     return items
 
 
 def _check_queries(queries: Any) -> None:
-    if queries is None:
-        return
+    """Raise a ShapeError unless `queries` is a slice or a range of whole numbers without a step."""
     fits = isinstance(queries, slice | range) and queries.step in (None, 1)
-    if fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop)):
-        return
-    raise ShapeError(
-        "record()",
-        "queries must be a slice or a range of whole numbers, without a step.",
-        found=f"queries = {queries!r}",
-        fix="queries=slice(-32, None)",
-    )
+    if not (fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop))):
+        rule = "queries must be a slice or a range of whole numbers, without a step."
+        raise ShapeError("record()", rule, found=f"queries = {queries!r}", fix="queries=slice(-32, None)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -15,9 +15,10 @@ from attlas.atlas import Entry
 from attlas.atlas.entry import statistic_names
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
+from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
-from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
+from attlas.recording.snapshot import detached_tensor, fingerprint, snapshot
 from attlas.recording.stacking import Block, same_settings, stack_masks
 from attlas.stats import Statistic
 
@@ -97,8 +98,12 @@ class RecordedSequence:
 
     Parameters
     ----------
-    name, kind, layer, call, heads
-        Fields of the entry.
+    site : AttentionSite
+        The attention.
+    call : int
+        Number of texts of this attention before this one.
+    heads : tuple of int
+        The heads that are recorded.
     policy : RetentionPolicy
         What is stored.
     step : Step
@@ -106,10 +111,9 @@ class RecordedSequence:
     """
 
     def __init__(
-        self, name: str, kind: str, layer: int, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
+        self, site: AttentionSite, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
     ) -> None:
-        self.name, self.kind, self.layer, self.call, self.heads = name, kind, layer, call, heads
-        self.policy = policy
+        self.site, self.call, self.heads, self.policy = site, call, heads, policy
         self.first_query = step.first_query + step.rows.start
         self.first_key = step.first_key
         self.next_row = self.first_query
@@ -125,10 +129,10 @@ class RecordedSequence:
         self._fingerprints: list[Tensor] = []
         self._query_masks: list[Tensor] = []
         self._plan = step.matrix.plan
-        self.entry: Entry | None = None
+        self._written: Entry | None = None  # the entry of the first calls, on disk
         self._append(step)
         if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k, *chain(*self._values.values())):
-            self._write(policy.disk, self._make_entry())
+            self.finish()
 
     def continues(self, step: Step) -> bool:
         """Return whether a call continues this text: its queries come next, and the keys that both have are equal."""
@@ -138,19 +142,14 @@ class RecordedSequence:
             return False
         if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
             return False
-        if not (
-            problem.score.position_free and same_settings(problem.score, base.score) and self._same_sink(problem.sink)
-        ):
+        same = same_settings(problem.score, base.score) and same_settings(problem.sink, base.sink)
+        if not (problem.score.position_free and same):
             return False
         if step.cross and (step.key_stop != self.key_stop or step.first_key != self.first_key):
             return False
         if not self.first_key <= step.first_key <= self.key_stop <= step.key_stop:
             return False
         return self._same_keys(problem.k[:, :, : self.key_stop - step.first_key], step.first_key - self.first_key)
-
-    def _same_sink(self, sink: Tensor | None) -> bool:
-        before = self._base.sink
-        return sink is before or (sink is not None and before is not None and torch.equal(sink.to(before), before))
 
     def _same_keys(self, k: Tensor, start: int) -> bool:
         """Return whether some keys equal as many stored keys from `start` on, bit for bit."""
@@ -172,7 +171,7 @@ class RecordedSequence:
         self._append(step)
         if self.policy.disk is not None:
             # The first piece may be on disk already; later pieces are written to disk when they are large.
-            written = 0 if self.entry is None else 1
+            written = 0 if self._written is None else 1
             for pieces in (self._q, self._k, *self._values.values()):
                 pieces[written:] = self.policy.disk.spill(pieces[written:])
 
@@ -189,23 +188,20 @@ class RecordedSequence:
         if policy.statistics and (self.mergeable or not self.blocks):
             numbers = [with_keys(s, n) if self.mergeable else s for s in policy.statistics]
             self._statistics.add(part.collect(*numbers), rows, n, column)
+        stored = snapshot(part.problem, policy.device)
+        if not self.blocks:
+            # Later calls are compared with its sizes and settings, after its queries may have gone to disk.
+            self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
         if policy.tokens:
-            stored = snapshot(part, policy.device, 0)
-            self._q.append(stored.problem.q)
-            self._lse.append(stored._exact_lse())
+            self._q.append(stored.q)
+            self._lse.append(detached_tensor(part._exact_lse(), policy.device))  # in float64: weights are made of it
             if new_k.shape[2] or not self._k:
                 self._k.append(detached_tensor(new_k, policy.device))
                 for name, t in step.values(new_keys).items() if step.values else ():
                     self._values.setdefault(name, []).append(detached_tensor(t, policy.device))
-            # Later calls are compared with its sizes and settings, after its queries may have gone to disk.
-            problem = replace(stored.problem, q=stored.problem.q[:, :, :0].clone(), versions=())
-        else:
-            if new_k.shape[2] or not self._fingerprints:
-                self._fingerprints.append(fingerprint(new_k))
-            problem = _settings_only(part)
-        if not self.blocks:
-            self._base = problem
-        mask = problem.mask if policy.tokens else None
+        elif new_k.shape[2] or not self._fingerprints:
+            self._fingerprints.append(fingerprint(new_k))
+        mask = stored.mask if policy.tokens else None
         self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
         self._query_masks.append(_query_mask(part, step))
         self.next_row += rows
@@ -218,12 +214,11 @@ class RecordedSequence:
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
-        q, k, lse = (
-            parts[0] if len(parts) == 1 else torch.cat(parts, dim=2) for parts in (self._q, self._k, self._lse)
-        )
-        self._q, self._k, self._lse = [q], [k], [lse]
+        for pieces in (self._q, self._k, self._lse):
+            pieces[:] = [torch.cat(pieces, dim=2)] if len(pieces) > 1 else pieces
+        (q,), (k,), (lse,) = self._q, self._k, self._lse
         batch, heads = q.shape[:2]
-        problem = replace(self._base, q=q, k=k, mask=None, versions=())
+        problem = replace(self._base, q=q, k=k, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
         problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
@@ -232,9 +227,9 @@ class RecordedSequence:
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(
-            name=self.name,
-            layer=self.layer,
-            kind=self.kind,
+            name=self.site.path,
+            layer=self.site.layer,
+            kind=self.site.kind,
             call=self.call,
             heads=self.heads,
             queries=(self.first_query, self.next_row),
@@ -247,31 +242,26 @@ class RecordedSequence:
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
-        statistics: Sequence[Statistic] = self.policy.statistics
-        if not statistics:
-            return {}
+        """Return the statistics of the whole text by name: merged from those of the calls, where that is exact."""
+        statistics = self.policy.statistics
         if self.mergeable or len(self.blocks) == 1 or matrix is None:
             results = self._statistics.finish(self.key_count)
         else:
             results = list(matrix.collect(*statistics))
         return dict(zip(statistic_names(statistics), results, strict=True))
 
-    def _write(self, disk: RecordingFolder, entry: Entry) -> None:
-        """Write the entry to disk, and replace the stored tensors by those that are memory-mapped from there."""
-        self.entry = disk.write(entry)
-        if self.entry.matrix is not None:
-            problem = self.entry.matrix.problem
-            self._q, self._k, self._lse = [problem.q], [problem.k], [self.entry.matrix._exact_lse()]
-            self._values = {name: [t] for name, t in self.entry.values_and_norms.items()}
-
     def finish(self) -> Entry:
-        """Return the entry of the whole text."""
-        if self.entry is not None and self.entry.shape[2] == self.next_row - self.first_query:
-            return self.entry
+        """Return the entry of all calls so far, with tensors that are memory-mapped where the policy names a disk."""
+        if self._written is not None and self._written.shape[2] == self.next_row - self.first_query:
+            return self._written
         entry = self._make_entry()
         if self.policy.disk is not None:
-            self._write(self.policy.disk, entry)
-        return entry if self.entry is None else self.entry
+            self._written = entry = self.policy.disk.write(entry)
+            if entry.matrix is not None:
+                problem = entry.matrix.problem
+                self._q, self._k, self._lse = [problem.q], [problem.k], [entry.matrix._exact_lse()]
+                self._values = {name: [t] for name, t in entry.values_and_norms.items()}
+        return entry
 
 
 def _query_mask(part: AttentionMatrix, step: Step) -> Tensor:
@@ -283,17 +273,3 @@ def _query_mask(part: AttentionMatrix, step: Step) -> Tensor:
     if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
         return query_mask
     return query_mask & (part._lse > -torch.inf).any(dim=1).cpu()
-
-
-def _settings_only(A: AttentionMatrix) -> Any:
-    """Return the problem of a matrix without queries, keys and mask: later calls are compared with its settings."""
-    problem = A.problem
-    return replace(
-        problem,
-        q=problem.q.detach()[:, :, :0].clone(),
-        k=problem.k.detach()[:, :, :0].clone(),
-        sink=None if problem.sink is None else problem.sink.detach().clone(),
-        score=detached(problem.score),
-        mask=None,
-        versions=(),
-    )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import changes
-from attlas.indexing import Axes
+from attlas._compat import changes, tree_leaves, tree_map_only
+from attlas.engine.problem import Problem
 from attlas.masks import Mask
-from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 from attlas.windows import Translated
 
@@ -54,76 +52,48 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
         Where its tensors are kept.
     """
 
-    def must_change(t: Tensor) -> bool:
-        return t.requires_grad or (device is not None and t.device != device)
+    def detach(part: Any) -> Any:
+        if isinstance(part, Mask | Score):
+            return detached(part, device)
+        moves = device is not None and part.device != device
+        if not (moves or part.requires_grad):
+            return part
+        t = part.detach().clone() if part.is_leaf else part.detach()  # an optimizer changes parameters in place
+        t = t.to(device) if moves else t
+        return nn.Parameter(t, requires_grad=False) if isinstance(part, nn.Parameter) else t
 
-    def change(t: Tensor) -> Tensor:
-        t = t.detach().clone() if t.is_leaf else t.detach()  # an optimizer changes parameters in place
-        return t if device is None else t.to(device)
-
-    return _with_tensors(thing, must_change, change)
-
-
-def _with_tensors(thing: Thing, must_change: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Thing:
     attributes = vars(thing)
-    changed = {name: _value_with_tensors(value, must_change, change) for name, value in attributes.items()}
-    if all(changed[name] is value for name, value in attributes.items()):
+    copied = tree_map_only((Tensor, Mask, Score), detach, attributes)
+    if all(new is old for new, old in zip(tree_leaves(copied), tree_leaves(attributes), strict=True)):
         return thing
     out = copy.copy(thing)
-    for name, value in changed.items():
-        out.__dict__[name] = value
+    vars(out).update(copied)
     return out
 
 
-def _value_with_tensors(
-    value: object, must_change: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]
-) -> object:
-    if isinstance(value, Tensor):
-        if not must_change(value):
-            return value
-        changed = change(value)
-        return nn.Parameter(changed, requires_grad=False) if isinstance(value, nn.Parameter) else changed
-    if isinstance(value, Mask | Score):
-        return _with_tensors(value, must_change, change)
-    if isinstance(value, tuple | list):
-        parts = [_value_with_tensors(part, must_change, change) for part in value]
-        return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
-    if isinstance(value, dict):
-        items = {name: _value_with_tensors(part, must_change, change) for name, part in value.items()}
-        return value if all(items[name] is part for name, part in value.items()) else items
-    return value
-
-
-def snapshot(A: AttentionMatrix, device: torch.device | None, keys: int | None = None) -> AttentionMatrix:
-    """Return a matrix that can be kept after the pass: no graph, nothing shared with the model, lse known.
+def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
+    """Return a problem without its keys that can be kept after the pass: no graph, nothing shared with the model.
 
     Parameters
     ----------
-    A : AttentionMatrix, shape (batch, heads, m, n)
-        The matrix as the model made it.
+    problem : Problem, shape (batch, heads, m, n)
+        The problem as the model made it.
     device : torch.device, optional
         Where its tensors are kept; where they are, by default.
-    keys : int, optional
-        How many keys are kept; all, by default.
     """
-    problem = A.problem
-    lse = detached_tensor(A._exact_lse(), device)  # in float64, whatever the tokens are: weights are made of it again
     there = None if device is None or device == problem.device else device
     mask = None if problem.mask is None else detached(problem.mask, there)
-    if mask is not None and there is not None:
-        # What a function holds stays where it is.
-        mask = Translated(mask, *problem.shape[2:], 0, 0, problem.device) if holds_function(mask) else mask
-    problem = replace(
+    if mask is not None and there is not None and holds_function(mask):
+        mask = Translated(mask, *problem.shape[2:], 0, 0, problem.device)  # what a function holds stays where it is
+    return replace(
         problem,
         q=detached_tensor(problem.q, there),
-        k=detached_tensor(problem.k if keys is None else problem.k[:, :, :keys], there),
+        k=detached_tensor(problem.k[:, :, :0], there),
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
         score=detached(problem.score, there),
         versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
-    batch, heads = problem.shape[:2]
-    return AttentionMatrix(problem, A.plan, Axes((batch, heads), (True, True)), lse)
 
 
 def holds_function(mask: Mask) -> bool:

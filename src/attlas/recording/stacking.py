@@ -13,7 +13,7 @@ from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
 from attlas.scores import Score
 from attlas.tiles import Tile
-from attlas.windows import in_columns, original_tile
+from attlas.windows import Translated
 
 __all__ = ["Block", "Stacked", "same_settings", "stack_masks"]
 
@@ -29,6 +29,11 @@ class Block:
     n: int
     row: int
     column: int
+
+    @property
+    def placed(self) -> Translated | None:
+        """Mask of this block at the positions of the whole matrix; None where all its keys are allowed."""
+        return None if self.mask is None else Translated(self.mask, self.m, self.n, self.row, self.column)
 
     def in_whole(self, keys: int) -> Mask | None:
         """Return a mask of the whole matrix that equals this block's mask in its rows, or None if there is none."""
@@ -93,7 +98,7 @@ def same_settings(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
-        return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and torch.equal(a, b)
+        return a.dtype is b.dtype and torch.equal(a, b.to(a.device))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same_settings, a, b))
     if isinstance(a, dict):
@@ -131,15 +136,15 @@ class Stacked(Mask):
     def _of(self, block: Block, at: Tile) -> Tensor:
         """Return what one block allows in a tile of its rows."""
         inside = (at.j >= block.column) & (at.j < block.column + block.n)
-        if block.mask is None:
+        mask = block.placed
+        if mask is None:
             return inside
         whole = at.column_index is None and block.column <= at.columns.start
         if whole and at.columns.stop <= block.column + block.n:
-            return block.mask.allows(original_tile(at, block.m, block.n, block.row, block.column))
+            return mask.allows(at)
         # Keys outside are asked for the nearest key inside, and what is answered for them is dropped.
         nearest = at.j.flatten().clamp(block.column, block.column + block.n - 1)
-        near = replace(at, columns=range(len(nearest)), column_index=nearest)
-        return block.mask.allows(original_tile(near, block.m, block.n, block.row, block.column)) & inside
+        return mask.allows(replace(at, columns=range(len(nearest)), column_index=nearest)) & inside
 
     def coverage(self, at: Tile) -> BlockState:
         if at.scattered or not len(at.rows) or not len(at.columns):
@@ -157,24 +162,18 @@ class Stacked(Mask):
             return BlockState.EMPTY
         if start < block.column or stop > block.column + block.n:
             return BlockState.PARTIAL
-        if block.mask is None:
-            return BlockState.FULL
         rows = range(max(at.rows.start, block.row), min(at.rows.stop, block.row + block.m))
-        return block.mask.coverage(original_tile(replace(at, rows=rows), block.m, block.n, block.row, block.column))
+        mask = block.placed
+        return BlockState.FULL if mask is None else mask.coverage(replace(at, rows=rows))
 
     def first_query(self, m: int, n: int) -> int | None:
-        block = self.blocks[0]
-        first = None if block.mask is None else block.mask.first_query(block.m, block.n)
-        return None if first is None else first - block.row + block.column
+        mask = self.blocks[0].placed
+        return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
         # The last step has all keys there are, but those that a sliding cache has dropped.
-        block = max(self.blocks, key=lambda one: one.n)
-        if block.mask is None:
-            return None
-        inner = original_tile(at, block.m, block.n, block.row, block.column)
-        padding = block.mask.padding(replace(inner, columns=range(block.n), column_index=None))
-        return None if padding is None else in_columns(padding.to(at.device), block.column, at.n)
+        mask = max(self.blocks, key=lambda block: block.n).placed
+        return None if mask is None else mask.padding(at)
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

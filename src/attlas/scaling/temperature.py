@@ -14,7 +14,7 @@ from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.heads import AllowedKeys
 from attlas.scores import Score
-from attlas.scores.base import Tokens
+from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -112,11 +112,8 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     if not isinstance(A, AttentionMatrix):
         raise DtypeError("temperature()", "A must be an AttentionMatrix.", found=kind(A), fix="A = attlas.attend(q, k)")
     if variance is not None and entropy is not None:
-        raise _wrong(
-            "one target can be met, not two.",
-            f"variance = {variance!r} and entropy = {entropy!r}",
-            f"temperature(A, entropy={entropy!r})",
-        )
+        found = f"variance = {variance!r} and entropy = {entropy!r}"
+        raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
     batch, heads, m, _ = A.problem.shape
     keys = A.collect(AllowedKeys())[0][0].reshape(batch, heads, m).double()
     if entropy is not None:
@@ -134,22 +131,16 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
         raise _wrong("the variance must be a finite number above 0.", f"variance = {wanted!r}", "variance=1.0")
     found = _mean(stats.logit_moments(A).variance.reshape(keys.shape), keys)
     if not bool((found > 0.0).all()):
-        raise _wrong(
-            "the logits of every matrix must vary.",
-            f"variance {float(found.min()):g} of the logits of one",
-            "leave that head out: A[:, heads]",
-        )
+        least = f"variance {float(found.min()):g} of the logits of one"
+        raise _wrong("the logits of every matrix must vary.", least, "leave that head out: A[:, heads]")
     factor = (wanted / found).sqrt()
     return factor, found * factor.square()
 
 
 def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
     if A.problem.sink is not None:
-        raise _wrong(
-            "the entropy of weights beside a sink need not fall with the factor.",
-            "a matrix with a sink",
-            "temperature(A, variance=1.0)",
-        )
+        rule = "the entropy of weights beside a sink need not fall with the factor."
+        raise _wrong(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
     most = _mean(keys.clamp(min=1.0).log(), keys)
     if not 0.0 < wanted < float(most.min()):
         raise _wrong(
@@ -189,18 +180,12 @@ def _mean(t: Tensor, keys: Tensor) -> Tensor:
     return (t.double() * counted).sum(-1) / counted.sum(-1).clamp(min=1.0)
 
 
-class _Times(Score):
+class _Times(Derived):
     """A score times a number of each batch and head."""
 
     def __init__(self, inner: Score, factor: Tensor) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner)
         self.factor = factor
-        self.scratch = inner.scratch + 1
-        self.finite = inner.finite
-
-    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
-        return self.inner.project(q, k)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         factor = self.factor[at.place[:2]].to(at.dtype)

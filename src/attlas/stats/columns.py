@@ -44,8 +44,7 @@ class _OfQueries(Statistic):
     """A number of each key, over a window of queries."""
 
     def __init__(self, rows: Span | None = None) -> None:
-        if rows is not None:
-            check_span(f"{type(self).__name__}()", "rows", rows)
+        check_span(f"{type(self).__name__}()", "rows", rows)
         self.rows = rows
         self.axis = "columns" if rows is None else None
 

@@ -128,8 +128,7 @@ class TopK(Statistic):
         self._check_fits(problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        _name_unseen(found["top_keys"], last=True)
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
         return Largest(found["top_values"], found["top_keys"])
 
     def _check_fits(self, problem: Problem) -> None:
@@ -168,15 +167,12 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
     return Largest(values, indices.gather(-1, order))
 
 
-def _name_unseen(indices: Tensor, *, last: bool = False) -> None:
-    """Give places that no visited key has taken (-1) the first keys that are still free in their row.
-
-    `last` where such places are the last ones of their row.
-    """
+def _name_unseen(indices: Tensor) -> None:
+    """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
     k = indices.shape[-1]
-    some = indices[..., -1] < 0 if last else (indices < 0).any(dim=-1)
-    if not bool(some.any()):
+    if not bool((indices < 0).any()):
         return
+    some = (indices < 0).any(dim=-1)
     rows = indices[some]
     # Of the keys 0 to k - 1, those already taken are marked; all others fall into one last place.
     taken = torch.zeros(len(rows), k + 1, dtype=torch.int8, device=rows.device)
@@ -223,9 +219,6 @@ class ArgMax(TopK):
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return super().outputs(problem)
-
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        return self.finish(Largest(found["top_values"], found["top_keys"]))
 
 
 class TailMass(TopK):
@@ -287,8 +280,8 @@ class TailMass(TopK):
         wanted = super().outputs(problem)
         return None if wanted is None else {**wanted, "mass": True}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        return self.finish((Largest(found["top_values"], found["top_keys"]), found["mass"]))
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Largest, Tensor]:
+        return super().carry_from(found, problem), found["mass"]
 
 
 class Coverage(Statistic):

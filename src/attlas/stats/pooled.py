@@ -73,9 +73,8 @@ class Picture(Statistic):
         whole_number("Picture()", "width", width, "width=8")
         if pool not in ("mean", "max"):
             raise ShapeError("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
-        for name, window in (("rows", rows), ("columns", columns)):
-            if window is not None:
-                check_span("Picture()", name, window)
+        check_span("Picture()", "rows", rows)
+        check_span("Picture()", "columns", columns)
         self.height = height
         self.width = width
         self.pool = pool

@@ -40,7 +40,7 @@ def check_shares(where: str, problem: Problem) -> None:
         raise ShapeError(where, rule, {"A": f"shape {problem.shape}"}, found=found, fix=fix)
 
 
-class _PerRow(Statistic):
+class PerRow(Statistic):
     """One number per row, merged from the numbers of its parts."""
 
     axis = "rows"
@@ -59,13 +59,13 @@ class _PerRow(Statistic):
         """Return the number of each row of one part, shape (batches, heads, rows)."""
 
 
-class _LargestOfRow(_PerRow):
+class _LargestOfRow(PerRow):
     """One number per row, the largest of the numbers of its parts."""
 
     merge = keep_larger
 
 
-class RowMass(_PerRow):
+class RowMass(PerRow):
     """Sum of each row's weights: 1, or 0 for a row with no allowed key, or less than 1 with a sink.
 
     See Also
@@ -97,7 +97,7 @@ class RowMass(_PerRow):
         return {"mass": True}
 
 
-class Entropy(_PerRow):
+class Entropy(PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 
     Raises
@@ -434,6 +434,13 @@ class LogitMoments(Statistic):
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
+
+    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+        runs = interval_of(problem)
+        if runs is None:
+            return None
+        keys = (runs[1] - runs[0]).to(found["mean"]).expand_as(found["mean"])
+        return _Rows(keys, found["mean"], found["variance"] * keys), None
 
     def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
         return Moments(found["mean"], found["variance"])

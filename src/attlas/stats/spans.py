@@ -23,7 +23,9 @@ Span: TypeAlias = slice | range | tuple[int, int]
 
 
 def check_span(where: str, name: str, value: Any) -> None:
-    """Raise a ShapeError unless `value` is a slice or a range of step 1, or a pair of whole numbers."""
+    """Raise a ShapeError unless `value` is a slice or a range of step 1, a pair of whole numbers, or None."""
+    if value is None:
+        return
     if isinstance(value, slice | range):
         ends = [end for end in (value.start, value.stop) if end is not None]
         fits = value.step in (None, 1)
@@ -37,7 +39,8 @@ def check_span(where: str, name: str, value: Any) -> None:
 
 
 def place_span(where: str, name: str, value: Span | None, size: int, axis: str) -> range:
-    """Return a span as a range of an axis with `size` places; negative ends count from its end."""
+    """Check a span, and return it as a range of an axis with `size` cells; negative ends count from its end."""
+    check_span(where, name, value)
     if value is None:
         return range(size)
     start, stop = (value.start, value.stop) if isinstance(value, slice | range) else value

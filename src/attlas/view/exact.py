@@ -96,11 +96,20 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
     Parameters
     ----------
     A : AttentionMatrix, shape (batch, heads, m, n)
-        The matrix. A sink of its own stays in the denominator.
+        The matrix. A sink of its own stays in the denominator, and so do the keys outside of a part of a matrix.
+        Value-weighted weights keep their size, as they are no shares of a row.
     """
     mask: Mask = ButFirst() if A.problem.mask is None else And(A.problem.mask, ButFirst())
-    axes = Axes((A.shape[0], A.shape[1]), (True, True))
-    return AttentionMatrix(replace(A.problem, mask=mask), A.plan, axes)
+    problem, axes = replace(A.problem, mask=mask), Axes((A.shape[0], A.shape[1]), (True, True))
+    if not problem.partial:
+        return AttentionMatrix(problem, A.plan, axes)
+    lse = A._exact_lse()
+    if not problem.weighted:
+        first = A.window(range(A.shape[2]), range(1)).to_dense(limit=None)[..., 0].double()
+        own = AttentionMatrix(replace(problem, partial=False), A.plan, axes)._exact_lse()
+        # The keys that are here bound the difference from below, where rounding leaves nothing of it.
+        lse = torch.maximum(lse + torch.log1p(-first.clamp(max=1.0)), own)
+    return AttentionMatrix(problem, A.plan, axes, lse)
 
 
 class Table(NamedTuple):

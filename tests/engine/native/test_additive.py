@@ -199,10 +199,11 @@ def test_any_shape_and_stride(
 
 def test_reasons() -> None:
     q, k, _ = tokens(4, 5, 1)
-    assert additive.unsupported(attlas.attend(q, k, score=make(3)).problem) is None
-    assert additive.unsupported(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
-    assert additive.unsupported(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
+    refused = additive.AdditiveKernels.unsupported
+    assert refused(attlas.attend(q, k, score=make(3)).problem) is None
+    assert refused(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
+    assert refused(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", "none")
-        reason = additive.unsupported(attlas.attend(q, k, score=make(3)).problem)
+        reason = refused(attlas.attend(q, k, score=make(3)).problem)
     assert reason == "ATTLAS_NATIVE=none turns the kernels off"

@@ -205,7 +205,7 @@ def test_any_shape_and_stride(
 def test_reasons() -> None:
     def reason(score: attlas.Score, d: int = 3, n: int = 4) -> str | None:
         q, k = torch.randn(1, 1, 5, d), torch.randn(1, 1, n, d)
-        return distance.unsupported(attlas.attend(q, k, score=score).problem)
+        return distance.DistanceKernels.unsupported(attlas.attend(q, k, score=score).problem)
 
     assert reason(attlas.Gaussian(1.0)) is None
     assert reason(attlas.ScaledDot()) == "the score is no kernel of a distance"

@@ -16,7 +16,7 @@ from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import share_of
-from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
+from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten, tree_unflatten
 from attlas.engine.statistic import Statistic
 
 __all__ = ["collect", "pool", "pool_transposed"]
@@ -54,15 +54,7 @@ def collect(request: Request, statistics: Sequence[Statistic], compute: Collect)
     *found, lse = _Collected.apply(  # type: ignore[no-untyped-call]
         request, statistics, compute, forms, *values, request.problem.sink, *request.inputs()
     )
-    return [_rebuilt(form, found) for form in forms], lse
-
-
-def _rebuilt(form: Any, tensors: list[Any]) -> Any:
-    """Put tensors into the form of a result, a tensor or a tuple; consumes the list from its front."""
-    if isinstance(form, tuple):
-        parts = [_rebuilt(part, tensors) for part in form]
-        return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
-    return tensors.pop(0)
+    return [tree_unflatten(form, found) for form in forms], lse
 
 
 @full_precision
@@ -210,7 +202,7 @@ def _cells(
     ]
     every, replays = [], []
     for statistic, form in zip(statistics, forms, strict=True):
-        result, grad = _rebuilt(form, found), _rebuilt(form, slopes)
+        result, grad = tree_unflatten(form, found), tree_unflatten(form, slopes)
         cells = statistic.gradient(request.problem, grad, result)
         if cells is None:
             replays.append(graph.Replay(statistic, request.problem, request.plan, grad))

@@ -12,23 +12,18 @@ from typing import Any
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library, request
+from attlas.engine.native import request
 from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 
-__all__ = ["AdditiveKernels", "unsupported"]
-
-
-def unsupported(problem: Problem) -> str | None:
-    """Return why these kernels do not compute this problem, or None where they do."""
-    if type(problem.score) is not Additive:
-        return "the score is not additive"
-    return unsupported_reason(problem, "additive") or unsupported_reason(problem, "additive_statistics")
+__all__ = ["AdditiveKernels"]
 
 
 class AdditiveKernels(PairwiseFamily):
     """Calls of the additive kernels."""
+
+    entry = "additive"
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
         super().__init__(problem, q, k)
@@ -38,12 +33,16 @@ class AdditiveKernels(PairwiseFamily):
     def parameters(self) -> Tensor:
         return self.weight
 
-    def run_forward(self, params: Any) -> bool:
-        return library.call("additive", pairs=params, weight=self.weight.data_ptr()) == library.code("DONE")
+    @staticmethod
+    def unsupported(problem: Problem) -> str | None:
+        return (
+            "the score is not additive"
+            if type(problem.score) is not Additive
+            else unsupported_reason(problem, "additive")
+        )
 
-    def run_statistics(self, params: Any, results: Any) -> bool:
-        of = library.structure("Additive")(pairs=params, weight=self.weight.data_ptr())
-        return library.call("additive_statistics", of=of, found=results) == library.code("DONE")
+    def fields(self) -> dict[str, Any]:
+        return {"weight": self.weight.data_ptr()}
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
@@ -66,13 +65,7 @@ class AdditiveKernels(PairwiseFamily):
                 "d_values": self.zeros(batch, heads, n, e),
                 "d_weight": self.zeros(hidden),
             }
-            status = library.call(
-                "additive_backward",
-                of=library.structure("Additive")(pairs=params, weight=self.weight.data_ptr()),
-                slopes=library.structure("Slopes")(left=rows_left.data_ptr(), delta=rows_delta.data_ptr()),
-                **{name: t.data_ptr() for name, t in results.items()},
-            )
-            if status != library.code("DONE"):
+            if not self.run_backward(params, rows_left, rows_delta, **results):
                 return None
             d_q[block.slices] = results["d_rows"]
             d_k += results["d_columns"].unflatten(1, (key_heads, -1)).sum(dim=2)

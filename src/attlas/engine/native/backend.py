@@ -13,8 +13,11 @@ from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.native import additive, decode, distance, dot, dot_backward, library, statistics
+from attlas.engine.native import decode, dot, dot_backward, library, statistics
+from attlas.engine.native.additive import AdditiveKernels
+from attlas.engine.native.distance import DistanceKernels
 from attlas.engine.native.pairwise import PairwiseFamily
+from attlas.engine.native.request import NEEDS_LSE
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
@@ -47,10 +50,7 @@ class _Kernels(Backend):
         self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
         problem = request.problem
-        requests = statistics.requested_outputs(problem, asked)
-        if all(outputs is None for outputs in requests):
-            return None
-        found = statistics.collect(problem, partial(self.read, request), asked, requests, lse)
+        found = statistics.collect(problem, partial(self.read, request), asked, lse)
         return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
@@ -143,17 +143,17 @@ class FusedKernels(_Kernels):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
-        product = request.dot
-        return None if product is None else dot.read(request.problem, product, wanted, v, lse)
+        product, problem = request.dot, request.problem
+        if v is None and not (problem.partial or wanted.keys() & NEEDS_LSE):
+            lse = None  # numbers of rows come at no more cost without it, and that of torch's kernel is rounded
+        return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
 class PairwiseKernels(_Kernels):
     """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        problem = request.problem
-        family = additive if type(problem.score) is Additive else distance
-        return family.unsupported(problem) or _unsupported(request, operation, fused=False)
+        return _family(request).unsupported(request.problem) or _unsupported(request, operation, fused=False)
 
     def cost(self, request: Request, operation: Operation) -> float:
         return 5.0 if _is_small(request.problem) else 0.3
@@ -168,8 +168,7 @@ class PairwiseKernels(_Kernels):
         q, k = request.tokens
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
-        kind = additive.AdditiveKernels if type(request.problem.score) is Additive else distance.DistanceKernels
-        family = kind(request.problem, q, k)
+        family = _family(request)(request.problem, q, k)
         return family if all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -233,6 +232,11 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
         if request.fused is None or request.parameters():
             return "its gradients are those of the tokens of a dot product"
     return None
+
+
+def _family(request: Request) -> type[PairwiseFamily]:
+    """Return the family of kernels that a score belongs to, if it belongs to one."""
+    return AdditiveKernels if type(request.problem.score) is Additive else DistanceKernels
 
 
 def _is_small(problem: Problem) -> bool:

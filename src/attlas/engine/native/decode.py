@@ -39,7 +39,7 @@ def is_faster(problem: Problem) -> bool:
 
 def threads(q: Tensor, n: int) -> int:
     """Return how many threads a call uses: reading is worth more than one earlier than multiplying is."""
-    return library.threads() if q.numel() * n > _ALONE else 1
+    return torch.get_num_threads() if q.numel() * n > _ALONE else 1
 
 
 def type_of(dtype: torch.dtype) -> int:

@@ -20,7 +20,7 @@ from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsup
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["DistanceKernels", "unsupported"]
+__all__ = ["DistanceKernels"]
 
 _DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
@@ -33,19 +33,10 @@ _KERNELS: dict[type, str] = {
 }
 
 
-def unsupported(problem: Problem) -> str | None:
-    """Return why these kernels do not compute this problem, or None where they do."""
-    if type(problem.score) not in _KERNELS:
-        return "the score is no kernel of a distance"
-    if problem.q.shape[-1] > _LARGEST:
-        return f"the tokens have more than {_LARGEST} coordinates"
-    if problem.q.shape[-1] > _DIRECT and not isinstance(problem.tokens[0], Tensor):
-        return "this Gaussian is computed as a dot product"
-    return unsupported_reason(problem, "distance") or unsupported_reason(problem, "distance_statistics")
-
-
 class DistanceKernels(PairwiseFamily):
     """Calls of the kernels of a distance."""
+
+    entry = "distance"
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
         super().__init__(problem, q, k)
@@ -63,13 +54,18 @@ class DistanceKernels(PairwiseFamily):
     def parameters(self) -> Tensor:
         return self.scale
 
-    def run_forward(self, params: Any) -> bool:
-        status = library.call("distance", pairs=params, kernel=self.kernel, scale=self.scale.data_ptr())
-        return status == library.code("DONE")
+    @staticmethod
+    def unsupported(problem: Problem) -> str | None:
+        if type(problem.score) not in _KERNELS:
+            return "the score is no kernel of a distance"
+        if problem.q.shape[-1] > _LARGEST:
+            return f"the tokens have more than {_LARGEST} coordinates"
+        if problem.q.shape[-1] > _DIRECT and not isinstance(problem.tokens[0], Tensor):
+            return "this Gaussian is computed as a dot product"
+        return unsupported_reason(problem, "distance")
 
-    def run_statistics(self, params: Any, results: Any) -> bool:
-        of = library.structure("Distance")(pairs=params, kernel=self.kernel, scale=self.scale.data_ptr())
-        return library.call("distance_statistics", of=of, found=results) == library.code("DONE")
+    def fields(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "scale": self.scale.data_ptr()}
 
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
@@ -79,11 +75,8 @@ class DistanceKernels(PairwiseFamily):
         d, e = self.q.shape[-1], left.shape[-1]
         values = right.detach().to(dtype)
         keys, right_rows = spread_heads(self.k, heads), spread_heads(values, heads).contiguous()
-        d_q, d_k, d_values = (
-            self.zeros(batch, heads, m, d),
-            self.zeros(batch, heads, n, d),
-            self.zeros(batch, heads, n, e),
-        )
+        d_q, d_k = self.zeros(batch, heads, m, d), self.zeros(batch, heads, n, d)
+        d_values = self.zeros(batch, heads, n, e)
         d_scale = self.zeros(d) if parameters else None
         for block in request.row_blocks(problem):
             rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
@@ -93,14 +86,14 @@ class DistanceKernels(PairwiseFamily):
             first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
             params, _buffers = pairwise_params(q, self.k, values, **fields)
-            if not self._run_backward(params, rows_left, rows_delta, first, second):
+            if not self.run_backward(params, rows_left, rows_delta, first=first, second=second):
                 return None
             d_q[block.slices] = first
             if d_scale is not None and second is not None:
                 d_scale += second.sum(dim=(0, 1, 2))
             first, part = self.zeros(batch, heads, n, d), torch.empty_like(d_values)
             params, _buffers = pairwise_params(keys, q, rows_left, by_column=True, **fields, out=part.data_ptr())
-            if not self._run_backward(params, right_rows, rows_delta, first, None):
+            if not self.run_backward(params, right_rows, rows_delta, first=first):
                 return None
             d_k += first
             d_values += part
@@ -115,13 +108,3 @@ class DistanceKernels(PairwiseFamily):
                 scale = self._scale()
                 d_parameters += torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
         return Gradients([d_q * factor], [d_k * factor], d_parameters, d_values, delta)
-
-    def _run_backward(self, params: Any, left: Tensor, delta: Tensor, first: Tensor, second: Tensor | None) -> bool:
-        status = library.call(
-            "distance_backward",
-            of=library.structure("Distance")(pairs=params, kernel=self.kernel, scale=self.scale.data_ptr()),
-            slopes=library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr()),
-            first=first.data_ptr(),
-            second=0 if second is None else second.data_ptr(),
-        )
-        return status == library.code("DONE")

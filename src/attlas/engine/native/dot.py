@@ -141,7 +141,7 @@ def _threads(q: Tensor, n: int) -> int:
     """Return how many threads a call uses."""
     if q.shape[2] < _FEW:
         return decode.threads(q, n)
-    return library.threads() if q.numel() * n > ONE_THREAD else 1
+    return torch.get_num_threads() if q.numel() * n > ONE_THREAD else 1
 
 
 def tensor4(t: Tensor) -> Any:

@@ -83,7 +83,7 @@ def backward(
         sums = torch.zeros_like(known[1])
         # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.
         fields = dot.params(replace(product, q=q[slices], k=k), values) | block.mask
-        threads = library.threads() if q[slices].numel() * k.shape[2] > dot.ONE_THREAD else 1
+        threads = torch.get_num_threads() if q[slices].numel() * k.shape[2] > dot.ONE_THREAD else 1
         fields |= {"type": kind, "threads": threads, "lse": known[0].data_ptr(), "lse_known": 1}
         status = library.call(
             "dot_backward",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attlas.errors import BackendError, TooLargeError
+from attlas.errors import BackendError, TooLargeError, listed
 
 __all__ = [
     "SETS",
@@ -31,7 +31,6 @@ __all__ = [
     "row_statistics",
     "runnable",
     "structure",
-    "threads",
     "why_not",
     "wide",
 ]
@@ -71,11 +70,10 @@ class _Library:
             kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
             size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
             if size != ctypes.sizeof(kind):
+                rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
+                found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
                 raise BackendError(
-                    "attlas.engine.native",
-                    f"{kind.__name__} must lie in memory as the compiler laid it out.",
-                    found=f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library",
-                    fix="build the kernels again: make native.",
+                    "attlas.engine.native", rule, found=found, fix="build the kernels again: make native."
                 )
             function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
             function.restype = ctypes.c_int32
@@ -134,18 +132,28 @@ def _loaded(file: Path) -> _Library | str:
         return f"the library of kernels cannot be loaded ({error})"
 
 
+@functools.cache
+def _configured(file: Path, setting: str) -> tuple[_Library, int] | str:
+    """Return the library and the number of the instruction set, or in one sentence why it cannot be used."""
+    found = _loaded(file)
+    if setting == "none":
+        return "ATTLAS_NATIVE=none turns the kernels off"
+    return found if isinstance(found, str) else (found, SETS.index(_selected_set(file, setting)))
+
+
+def _configured_now() -> tuple[_Library, int] | str:
+    """Return what `_configured` does, for the environment as it is."""
+    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+
+
 def _library() -> tuple[_Library, int]:
-    """Return the loaded library, for callers that need it, and the number of the instruction set."""
-    library, reason, number = _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-    if library is None:
+    """Return the library and the number of the instruction set, for callers that need them."""
+    found = _configured_now()
+    if isinstance(found, str):
         remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
-        raise BackendError(
-            "attlas.engine.native",
-            "the native kernels must be there to be called.",
-            found=f"{reason}",
-            fix=f"{remedy}, or use Plan(backend='tiled').",
-        )
-    return library, number
+        rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
+        raise BackendError("attlas.engine.native", rule, found=found, fix=fix)
+    return found
 
 
 def _declared() -> _Library:
@@ -155,29 +163,15 @@ def _declared() -> _Library:
 
 
 @functools.cache
-def _configured(file: Path, setting: str) -> tuple[_Library | None, str | None, int]:
-    """Return the library or the reason why it cannot be used, and the number of the instruction set, for a setting."""
-    found = _loaded(file)
-    if setting == "none":
-        return None, "ATTLAS_NATIVE=none turns the kernels off", 0
-    if isinstance(found, str):
-        return None, found, 0
-    return found, None, SETS.index(_selected_set(file, setting))
-
-
-@functools.cache
 def _selected_set(file: Path, setting: str) -> str:
     """Return the instruction set of a setting."""
     found = _loaded(file)
     able = () if isinstance(found, str) else SETS[: found.best + 1]
     wanted = setting or (able[-1] if able else "none")
     if wanted not in able:
-        raise BackendError(
-            "ATTLAS_NATIVE",
-            "it must name an instruction set that was compiled and that this processor can run.",
-            found=f"ATTLAS_NATIVE={wanted}",
-            fix=f"set it to {', '.join(('none', *able))}, or leave it unset.",
-        )
+        rule = "it must name an instruction set that was compiled and that this processor can run."
+        fix = f"set it to {', '.join(('none', *able))}, or leave it unset."
+        raise BackendError("ATTLAS_NATIVE", rule, found=f"ATTLAS_NATIVE={wanted}", fix=fix)
     return wanted
 
 
@@ -199,7 +193,8 @@ def why_not() -> str | None:
     >>> why_not() is None or isinstance(why_not(), str)
     True
     """
-    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))[1]
+    found = _configured_now()
+    return found if isinstance(found, str) else None
 
 
 def available() -> bool:
@@ -290,24 +285,8 @@ def wide() -> bool:
 
 def _has(least: int) -> bool:
     """Tell whether the kernels can be used here with this instruction set or a wider one."""
-    _, reason, number = _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-    return reason is None and number >= least
-
-
-def threads() -> int:
-    """Return how many threads a call uses: as many as torch.
-
-    Returns
-    -------
-    int
-        ``torch.get_num_threads()``.
-
-    Examples
-    --------
-    >>> threads() >= 1
-    True
-    """
-    return torch.get_num_threads()
+    found = _configured_now()
+    return not isinstance(found, str) and found[1] >= least
 
 
 def has(entry: str) -> bool:
@@ -447,19 +426,13 @@ def call(entry: str, /, **fields: Any) -> int:
     library, number = _library()
     function, kind, known = library.function(entry)
     if not fields.keys() <= known:
-        unknown = fields.keys() - known
-        raise BackendError(
-            "attlas.engine.native",
+        rule, found = (
             f"{kind.__name__} must have every field that is set.",
-            found=f"no {', '.join(sorted(unknown))}",
-            fix="build the kernels again: make native.",
+            f"no {listed(sorted(fields.keys() - known))}",
         )
+        raise BackendError("attlas.engine.native", rule, found=found, fix="build the kernels again: make native.")
     status = int(function(ctypes.byref(kind(**fields)), number))
     if status == library.codes["NO_MEMORY"]:
-        raise TooLargeError(
-            "attlas.engine.native",
-            "the scratch memory of the kernels must fit.",
-            found=f"no memory left for {entry}",
-            fix="use fewer threads: torch.set_num_threads(1).",
-        )
+        rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
+        raise TooLargeError("attlas.engine.native", rule, found=f"no memory left for {entry}", fix=fix)
     return status

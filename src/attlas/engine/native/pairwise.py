@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ __all__ = ["PairwiseFamily", "pairwise_params", "unsupported_reason"]
 
 
 def unsupported_reason(problem: Problem, entry: str) -> str | None:
-    """Return why a C function cannot compute this problem, whatever its score; None where it can."""
+    """Return why the kernels of a family cannot compute this problem, whatever its score; None where they can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
-    if not library.has(entry):
+    if not (library.has(entry) and library.has(f"{entry}_statistics")):
         return library.why_not() or f"the library has no kernels for {entry}"
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
@@ -66,7 +66,7 @@ def pairwise_params(
         columns=tensors[1],
         values=tensors[2],
         type=library.code("FLOAT64" if rows.dtype is torch.float64 else "FLOAT32"),
-        threads=library.threads(),
+        threads=torch.get_num_threads(),
         by_column=int(by_column),
         **fields,
     )
@@ -74,7 +74,7 @@ def pairwise_params(
 
 
 class PairwiseFamily(ABC):
-    """Outputs and row statistics of one family of kernels; a subclass calls the kernels.
+    """Outputs and row statistics of one family of kernels; a subclass names the kernels and makes their gradients.
 
     Parameters
     ----------
@@ -82,19 +82,46 @@ class PairwiseFamily(ABC):
         The matrix.
     q, k : Tensor
         Projected tokens in the dtype of the sums, shape (batch, heads, m, d) and (batch, key heads, n, d).
+
+    Attributes
+    ----------
+    entry : str
+        Name of the C function; the structure of the family has the same name with a capital.
     """
+
+    entry: ClassVar[str]
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
         self.problem = problem
         self.q, self.k = q.detach().to(problem.dtype), k.detach().to(problem.dtype)
 
+    @staticmethod
     @abstractmethod
-    def run_forward(self, params: Any) -> bool:
-        """Run the forward kernel; return False where it does not take the problem."""
+    def unsupported(problem: Problem) -> str | None:
+        """Return why these kernels do not compute a problem, or None where they do."""
 
     @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the score in the structure of the family."""
+
+    def run_forward(self, params: Any) -> bool:
+        """Run the forward kernel; return False where it does not take the problem."""
+        return library.call(self.entry, pairs=params, **self.fields()) == library.code("DONE")
+
     def run_statistics(self, params: Any, results: Any) -> bool:
         """Run the kernel of statistics that need the log-sum-exp; return False where it does not take the problem."""
+        status = library.call(f"{self.entry}_statistics", of=self._structure(params), found=results)
+        return status == library.code("DONE")
+
+    def run_backward(self, params: Any, left: Tensor, delta: Tensor, **results: Tensor | None) -> bool:
+        """Run the kernel of gradients; return False where it does not take the problem."""
+        slopes = library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr())
+        addresses = {name: 0 if t is None else t.data_ptr() for name, t in results.items()}
+        status = library.call(f"{self.entry}_backward", of=self._structure(params), slopes=slopes, **addresses)
+        return status == library.code("DONE")
+
+    def _structure(self, params: Any) -> Any:
+        return library.structure(self.entry.capitalize())(pairs=params, **self.fields())
 
     @abstractmethod
     def parameters(self) -> Tensor:

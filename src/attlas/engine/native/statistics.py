@@ -13,7 +13,7 @@ from attlas.engine.native import request
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Blocks, Statistic
 
-__all__ = ["Read", "collect", "requested_outputs"]
+__all__ = ["Read", "collect"]
 
 #: Computes the requested outputs of a matrix (`request.compute`), with values and the log-sum-exp where given. Returns
 #: None where the tokens are not finite.
@@ -22,21 +22,19 @@ Read = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], dict[str, Ten
 _PICTURES = ("picture_sum", "picture_max")
 
 
-def requested_outputs(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
+def _requested_outputs(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
     """Return the outputs that each statistic requests; None for one that must see the tiles."""
     requests: list[Mapping[str, Any] | None] = []
     levels: object = None
-    pooled = False
+    # One set of values in one pass; the kernels normalize the rows of a window over its own keys.
+    takes_values = not problem.partial
     for statistic in statistics:
         outputs = statistic.outputs(problem) if _has_matching_outputs(statistic) else None
         if outputs is not None and "coverage" in outputs:
-            if levels not in (None, outputs["coverage"]):
-                outputs = None  # one set of levels in one pass
-            else:
-                levels = outputs["coverage"]
+            levels = outputs["coverage"] if levels is None else levels
+            outputs = outputs if outputs["coverage"] == levels else None  # one set of levels in one pass
         if outputs is not None and "out" in outputs:
-            # One set of values in one pass; the kernels normalize the rows of a window over its own keys.
-            outputs, pooled = (None if pooled or problem.partial else outputs), True
+            outputs, takes_values = outputs if takes_values else None, False
         requests.append(outputs)
     return requests
 
@@ -45,10 +43,9 @@ def collect(
     problem: Problem,
     read: Read,
     statistics: Sequence[Statistic],
-    requests: Sequence[Mapping[str, Any] | None],
     lse: Tensor | None,
 ) -> tuple[list[Any], Tensor] | None:
-    """Compute the statistics that request outputs; None where the tokens are not finite.
+    """Compute the statistics that request outputs; None where none does, or the tokens are not finite.
 
     Returns
     -------
@@ -57,6 +54,9 @@ def collect(
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
+    requests = _requested_outputs(problem, statistics)
+    if all(outputs is None for outputs in requests):
+        return None
     merged = _merge_requests([outputs for outputs in requests if outputs is not None], problem.shape[2:])
     v = merged.pop("out", None)
     if lse is None:

@@ -41,7 +41,7 @@ class SumsPlan:
 
     Attributes
     ----------
-    way : str
+    method : str
         ``"direct"``, ``"line"`` or ``"boxes"``.
     because : str
         Why.
@@ -53,16 +53,16 @@ class SumsPlan:
     >>> import torch
     >>> from attlas.estimators import plan_sums
     >>> x = torch.randn(10_000, 1)
-    >>> plan_sums("laplace", x, x, x, 0.1).way
+    >>> plan_sums("laplace", x, x, x, 0.1).method
     'line'
     """
 
-    way: str
+    method: str
     because: str
     others: dict[str, str]
 
     def __repr__(self) -> str:
-        lines = [f"way: {self.way}, since {self.because}"]
+        lines = [f"method: {self.method}, since {self.because}"]
         return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in sorted(self.others.items())])
 
 
@@ -70,29 +70,29 @@ def choose_plan(task: Task) -> SumsPlan:
     """Choose the method that sums a task; for boxes this looks at a sample of the data."""
     others = {"boxes": _why_no_boxes(task), "line": _why_no_line(task), "direct": "it computes every pair"}
     if others["line"] is None:
-        way, because = "line", _LINES[task.kernel][1]
+        method, because = "line", _LINES[task.kernel][1]
         others["boxes"] = "a line needs none"
     elif others["boxes"] is None:
         share = share_to_compute(task)
         if share * _direct_seconds(task) + _box_overhead_seconds(task) <= _WORTHWHILE * _direct_seconds(task):
-            way, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
+            method, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
         else:
             others["boxes"] = f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
-            way, because = "direct", "little could be left out"
+            method, because = "direct", "little could be left out"
     else:
-        way, because = "direct", "every pair is computed by the kernels of attlas"
-    return SumsPlan(way, because, {name: reason for name, reason in others.items() if name != way and reason})
+        method, because = "direct", "every pair is computed by the kernels of attlas"
+    return SumsPlan(method, because, {name: reason for name, reason in others.items() if name != method and reason})
 
 
 def run_plan(task: Task) -> Sums:
     """Sum a task by the method that `choose_plan` chooses."""
-    way = choose_plan(task).way
-    if way == "line":
+    method = choose_plan(task).method
+    if method == "line":
         line = sorted_line(task)
         sums = unsort(_LINES[task.kernel][0](line), line.order)
         task.report(len(task.x))
         return sums
-    return box_sums(task) if way == "boxes" else direct_sums(task)
+    return box_sums(task) if method == "boxes" else direct_sums(task)
 
 
 def _why_no_line(task: Task) -> str | None:

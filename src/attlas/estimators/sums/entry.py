@@ -119,7 +119,7 @@ def plan_sums(
     Returns
     -------
     SumsPlan
-        With `way`, `because` and `others`; printed as text.
+        With `method`, `because` and `others`; printed as text.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def plan_sums(
     >>> from attlas.estimators import plan_sums
     >>> x = torch.zeros(3, 2)
     >>> plan_sums("gaussian", x, x, x, 1.0)
-    way: direct, since every pair is computed by the kernels of attlas
+    method: direct, since every pair is computed by the kernels of attlas
       not boxes: 9 pairs are too few for it to pay
       not line: there are 2 coordinates
     """

@@ -1,0 +1,47 @@
+"""Checks before the work: options, optional packages, and the files and folders that a command will write."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from attlas.cli.terminal import UsageError
+from attlas.errors import MissingExtraError
+
+__all__ = ["check_folder", "check_least", "check_target", "need"]
+
+
+def need(module: str, purpose: str, install: str, library: str = "") -> None:
+    """Raise a MissingExtraError unless a module is installed; `install` is the argument of ``pip install``."""
+    if importlib.util.find_spec(module) is None:
+        rule = f"{library or module} must be installed for {purpose}."
+        raise MissingExtraError("", rule, found=f"no module named {module}", fix=f"pip install {install}")
+
+
+def check_least(name: str, value: int | None, least: int, example: int) -> None:
+    """Raise a UsageError if an option is given and smaller than `least`."""
+    if value is not None and value < least:
+        raise UsageError(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {example}")
+
+
+def check_folder(folder: Path, rule: str, fix: str) -> None:
+    """Raise a UsageError with this rule and fix unless files can be written in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(rule, f"{error.strerror or error}: {folder}", fix) from None
+
+
+def check_target(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+    """Raise a UsageError unless a file with one of these suffixes can be written."""
+    suggestion = path.with_suffix(suffixes[0]).name if path.name else f"result{suffixes[0]}"
+    fix = f"{option} {suggestion}"
+    if path.suffix.lower() not in suffixes:
+        raise UsageError(f"{option} must be a file that ends in {', '.join(suffixes)}.", f"{option} {path}", fix)
+    check_folder(path.parent, f"{option} must lie in a folder that can be written.", fix)
+    if path.is_dir():
+        raise UsageError(f"{option} must be a file.", f"a folder: {path}", f"{option} {path / suggestion}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option} must be a file.", f"a device or a pipe: {path}", "give another name")
