@@ -57,10 +57,11 @@ def main() -> None:
         q, k, v = (torch.randn(1, h, t, d).to(dtype) for h, t in ((heads, queries), (kept, tokens), (kept, tokens)))
         compared = step(q, k, v) if queries == 1 else cases(q, k, v, causal=causal)
         rounds = 3 * args.rounds if queries == 1 else args.rounds if tokens <= 8192 else 3
-        found = ratios(compared, "sdpa", rounds, clock)
+        how = {"instruction set": library.instruction_set(), **forced}
+        add(file, name, how | ratios(compared, "sdpa", rounds, clock))
         if 1 < queries <= 8192:
-            found |= ratios(both_ways(q, k, v, causal=causal), "sdpa, forward and backward", args.rounds, clock)
-        add(file, name, {"instruction set": library.instruction_set(), **forced, **found})
+            both = ratios(both_ways(q, k, v, causal=causal), "sdpa", rounds, clock)
+            add(file, f"{name}, forward and backward", how | both)
 
 
 def sizes() -> dict[str, tuple[int, int, int, int, int, torch.dtype, bool]]:
@@ -139,8 +140,8 @@ def both_ways(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     q, k, v = tokens
     grad = torch.randn_like(q)
     return {
-        "sdpa, forward and backward": lambda: torch.autograd.grad(sdpa(q, k, v, is_causal=causal), tokens, grad),
-        "A @ v, forward and backward": lambda: torch.autograd.grad(attlas.attend(q, k, mask=mask) @ v, tokens, grad),
+        "sdpa": lambda: torch.autograd.grad(sdpa(q, k, v, is_causal=causal), tokens, grad),
+        "A @ v": lambda: torch.autograd.grad(attlas.attend(q, k, mask=mask) @ v, tokens, grad),
     }
 
 
