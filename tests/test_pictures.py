@@ -106,6 +106,14 @@ def test_a_tensor_is_pooled_as_a_matrix_is(pool: str) -> None:
     )
 
 
+def test_masked_cells_show_the_axes_behind_them() -> None:
+    """The site gives the axes another colour on its dark theme."""
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+    (ax, *_) = matrix().plot().axes
+    assert ax.images[0].cmap.get_bad()[3] == 0
+    assert to_hex(ax.get_facecolor()) == pictures.LAND
+
+
 def test_long_matrices_are_not_long_pictures() -> None:
     for m, n in ((3000, 200), (200, 3000), (5000, 1), (1, 5000)):
         width, height = looks_at(0, m, n).plot().get_size_inches()

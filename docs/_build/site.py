@@ -29,6 +29,7 @@ CHINESE = "zh/"
 # dark is dark in both themes.
 DARK = {
     'style="fill: #ffffff"/>': 'style="fill: none"/>',  # the paper
+    'style="fill: #e7e4dc"/>': 'style="fill: #36424c"/>',  # masked cells: the maps are transparent there
     "#12212e": "#e4eaee",
     "#52646f": "#a7b4bd",
     "#174268": "#7fb3e3",

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 # Tensors in nested arguments, found and replaced. torch.utils.pytree is public in newer versions than 2.6 only.
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 try:
     # Subclasses of a backend are the only way to tell einops of a tensor of one's own; there is no register().
@@ -39,6 +39,7 @@ __all__ = [
     "replaced_by_context_parallel",
     "transforming",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
     "wrapper",
 ]

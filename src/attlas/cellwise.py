@@ -17,7 +17,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.reductions import Dim, axes_of, counted, over_leading, visiting, without
+from attlas.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape, unskipped
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -233,16 +233,16 @@ class Cellwise(LazyTensor):
             if dims & {keys, queries}:
                 first = keys if keys in dims else queries
                 statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
-                sums: Tensor = visiting(A, statistic).collect(statistic)[0].unsqueeze(first)
+                sums: Tensor = unskipped(A, statistic).collect(statistic)[0].unsqueeze(first)
                 sums = sums.sum(sorted(dims), keepdim=True)
             else:
                 sums = over_leading(A, "sum", dims, self)
-        return sums.reshape(without(A.shape, dims, keepdim))
+        return sums.reshape(reduced_shape(A.shape, dims, keepdim))
 
     @like_tensors
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over axes; see `sum`."""
-        return self.sum(dim, keepdim) / counted(self, "mean", dim)
+        return self.sum(dim, keepdim) / cells_reduced(self, "mean", dim)
 
     @like_tensors
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:

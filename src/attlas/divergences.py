@@ -91,12 +91,12 @@ def divergence(
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
         return quick
-    rows = _Rows(A, B, kind, mean, swapped=False)
+    rows = _RowDivergence(A, B, kind, mean, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.needs_graph:
         # The gradient in B is that of a number which is 0, recorded beside.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
-        other = _Rows(A, B, kind, mean, swapped=True)
+        other = _RowDivergence(A, B, kind, mean, swapped=True)
         (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], B._exact_lse()))
         beside = B._axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
@@ -110,9 +110,8 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, AttentionMatrix):
             fix = "attlas.attend(q, k); of a tensor of weights the formula is one line of torch."
-            raise DtypeError(
-                where, "A and B must be attention matrices.", {name: kind(matrix)}, found=kind(matrix), fix=fix
-            )
+            rule = "A and B must be attention matrices."
+            raise DtypeError(where, rule, {name: kind(matrix)}, found=kind(matrix), fix=fix)
     given = {"A": f"shape {tuple(A.shape)}", "B": f"shape {tuple(B.shape)}"}
     for name, value, known in (("kind", distance, get_args(Distance)), ("heads", heads, ("each", "mean"))):
         if value not in known:
@@ -123,11 +122,8 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
             check_shares(where, matrix.problem)
     mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
-        rule, found = (
-            "heads='mean' compares means of weights over the axis before the last two.",
-            f"kind = {distance!r}",
-        )
-        raise ShapeError(where, rule, given, found=found, fix="heads='each'")
+        rule = "heads='mean' compares means of weights over the axis before the last two."
+        raise ShapeError(where, rule, given, found=f"kind = {distance!r}", fix="heads='each'")
     shapes = [tuple(one.shape[:-3] + one.shape[-2:] if mean else one.shape) for one in (A, B)]
     if shapes[0] != shapes[1]:
         rule = "A and B must have the same shape, but for the number of heads where their mean is taken."
@@ -144,7 +140,7 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     first, second = A.problem, B.problem
     dot = second.score.as_dot(*second.project())  # type: ignore[arg-type]  # tokens in the score's own form
     exact = dot is not None and (first.q.dtype.itemsize > 2 or dot.k.dtype is first.q.dtype)
-    if dot is None or dot.bias is not None or dot.cap or not exact or not _shows_all(first, second):
+    if dot is None or dot.bias is not None or dot.cap or not exact or not _sees_all_of(first, second):
         return None
     pooled, entropy, mass = A.collect(stats.Pooled(dot.k), stats.Entropy(), stats.RowMass())
     shape = first.shape[:3]
@@ -159,7 +155,7 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     return A._axes.restore(found)
 
 
-def _shows_all(first: Problem, second: Problem) -> bool:
+def _sees_all_of(first: Problem, second: Problem) -> bool:
     """Return whether a query of the second matrix is known to see each key that it sees in the first."""
     if second.mask is None or second.mask is first.mask:
         return True
@@ -189,7 +185,7 @@ def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
     return torch.where(p.weights > 0, p.weights * torch.where(p.weights > 0, logs, 0.0), 0.0)
 
 
-def _slope(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
+def _derivative(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
     """Return the derivative in p, or `swapped` in q, of what each cell adds to its row."""
     sign = -1.0 if swapped else 1.0
     if distance == "squared":
@@ -203,7 +199,7 @@ def _slope(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
     return torch.where((p.weights > 0) & logs.isfinite(), logs, 0.0)
 
 
-class _Rows(stats.Statistic):
+class _RowDivergence(stats.Statistic):
     """The divergence of each row, as a statistic of A, or `swapped` of B, whose gradient is that in A or in B."""
 
     axis = "rows"
@@ -235,7 +231,7 @@ class _Rows(stats.Statistic):
         def of_tile(part: Part) -> Tensor:
             p, q = self._pair(part)
             slope = grad[part.at.place].unsqueeze(-1)
-            return -p.weights * slope if by_logits else _slope(self.distance, p, q, self.swapped) * slope
+            return -p.weights * slope if by_logits else _derivative(self.distance, p, q, self.swapped) * slope
 
         # In the logits of B it is q Σ p - p, which needs no division.
         by_logits = self.swapped and not self.mean and self.distance in ("kl", "cross_entropy")
@@ -281,8 +277,7 @@ def _of_dense(A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool)
     for matrix in (A, B):
         weights = matrix.logits.to_dense() if of_logits else matrix.to_dense()
         weights = weights.mean(dim=-3) if mean else weights
-        logs = (
-            weights if of_logits else torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -torch.inf)
-        )
-        cells.append(_Cells(weights, logs))
+        # Where a weight is 0, the logarithm of another number keeps its gradient from being NaN.
+        logs = torch.where(weights > 0, weights.where(weights > 0, 1.0).log(), -torch.inf)
+        cells.append(_Cells(weights, weights if of_logits else logs))
     return _value(distance, *cells).sum(dim=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Self
 
 __all__ = [
     "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
@@ -56,15 +57,15 @@ class AttlasError(Exception):
     ) -> None:
         self.where, self.rule, self.found, self.fix = where, rule, found, fix
         self.arguments = {label: describe(value) for label, value in (arguments or {}).items()}
-        lines = [f"{where}: {rule}" if rule else where]
+        lines = [": ".join(filter(None, (where, rule)))]
         lines += [f"  {label}: {value}" for label, value in self.arguments.items()]
         lines += [f"  {label}: {value}" for label, value in (("found", found), ("fix", fix)) if value]
         super().__init__("\n".join(lines))
 
-    def replaced(self, error: type[AttlasError] | None = None, **fields: str) -> AttlasError:
-        """Return this error with other fields, of another class if one is given."""
+    def replaced(self, **fields: str) -> Self:
+        """Return this error with other fields."""
         names = ("where", "rule", "arguments", "found", "fix")
-        return (error or type(self))(**{name: fields.get(name, getattr(self, name)) for name in names})
+        return type(self)(**{name: fields.get(name, getattr(self, name)) for name in names})
 
 
 class ShapeError(AttlasError, ValueError):

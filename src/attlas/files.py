@@ -66,18 +66,18 @@ def whole_file(
     ['a.txt']
     """
     target = Path(path)
-    with _told(target, where, kind):
+    with _worded_errors(target, where, kind):
         real = Path(os.path.realpath(target))
         mode = _replaced_mode(real)
     # Short enough for every name that the target can have.
     suffix = real.suffix if len(real.suffix) <= 16 else ""
     unfinished = real.with_name(f".{real.stem[:40]}-{os.urandom(8).hex()}{suffix}")
     try:
-        with _told(target, where, kind):
+        with _worded_errors(target, where, kind):
             created = _create(unfinished, mode)
-        with _told(target, where, kind, unfinished):
+        with _worded_errors(target, where, kind, unfinished):
             yield unfinished
-        with _told(target, where, kind):
+        with _worded_errors(target, where, kind):
             with unfinished.open("rb+") as file:
                 _sync(file.fileno())
             if stat.S_IMODE(unfinished.stat().st_mode) != created:
@@ -224,7 +224,7 @@ def _replaced_mode(target: Path) -> int | None:
 
 
 @contextmanager
-def _told(target: Path, where: str, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
+def _worded_errors(target: Path, where: str, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
     """Word errors of the file system; with `unfinished`, only those that are about that file."""
     try:
         yield

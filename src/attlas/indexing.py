@@ -159,18 +159,17 @@ def _checked(entry: Any) -> Any:
         return operator.index(entry)
     rule = "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis."
     fix = "A[0, 3, 5:9, :] or A[..., [2, 5], :]."
-    raise DtypeError(
-        "A[...]", rule, {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]}, found=kind(entry), fix=fix
-    )
+    given = {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]}
+    raise DtypeError("A[...]", rule, given, found=kind(entry), fix=fix)
 
 
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
     if isinstance(entry, slice):
         span = range(size)[entry]
-        return (
-            range(span.start, max(span.stop, span.start)) if span.step == 1 else torch.tensor(span, device="cpu").long()
-        )
+        if span.step == 1:
+            return range(span.start, max(span.stop, span.start))
+        return torch.tensor(span, device="cpu").long()
     index = entry if isinstance(entry, Tensor) else torch.tensor(entry, dtype=torch.int64, device="cpu")
     if index.dtype in (torch.bool, torch.uint8):
         if len(index) != size:

@@ -201,9 +201,8 @@ def check_values(
         rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
         found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
         fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
-        raise ShapeError(
-            where, rule, {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}, found=found, fix=fix
-        )
+        given = {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}
+        raise ShapeError(where, rule, given, found=found, fix=fix)
     return _flat(v4, batch, v4.shape[-3])
 
 
@@ -217,14 +216,12 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
         fix = "torch.as_tensor(sink, dtype=q.dtype, device=q.device)"
         raise DtypeError(where, rule, {"sink (heads,)": given}, found=found, fix=fix)
     if sink.device != q.device:
-        rule = "sink must be on the device of q."
+        rule, fix = "sink must be on the device of q.", "sink.to(q.device)"
         found = f"{sink.device} and {q.device}"
-        fix = "sink.to(q.device)"
         raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     if sink.ndim > 1 or sink.numel() not in (1, heads):
         rule = "sink must hold one logit for each query head."
-        found = f"shape {tuple(sink.shape)}, {heads} heads"
-        fix = f"pass a tensor of shape ({heads},)."
+        found, fix = f"shape {tuple(sink.shape)}, {heads} heads", f"pass a tensor of shape ({heads},)."
         raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 
@@ -238,8 +235,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
             rule = f"{name} must be a torch.Tensor."
             raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
         if t.dtype not in _FLOATS:
-            rule = f"{name} must be float64, float32, float16 or bfloat16."
-            fix = f"{name}.float()"
+            rule, fix = f"{name} must be float64, float32, float16 or bfloat16.", f"{name}.float()"
             raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
         if t.ndim < 2:
             rule = f"{name} needs at least two axes, tokens and size."

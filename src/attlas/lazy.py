@@ -103,13 +103,9 @@ class LazyTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.requires_grad and torch.is_grad_enabled():
-            raise GradientError(
-                f"{self.label}.numpy()",
-                "an array carries no gradient, and one is being recorded.",
-                {self.label: f"shape {tuple(self.shape)}"},
-                found=f"{self.label}.requires_grad is True",
-                fix=f"{self.label}.detach().numpy(), or read under torch.no_grad().",
-            )
+            A, rule = self.label, "an array carries no gradient, and one is being recorded."
+            found, fix = f"{A}.requires_grad is True", f"{A}.detach().numpy(), or read under torch.no_grad()."
+            raise GradientError(f"{A}.numpy()", rule, {A: f"shape {tuple(self.shape)}"}, found=found, fix=fix)
         return np.asarray(self.to_dense().cpu().numpy(), dtype=dtype)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -319,8 +319,7 @@ class AttentionMatrix(TensorLike):
         >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
         (torch.Size([100, 300]), True)
         """
-        window: AttentionMatrix = window_of(self, *spans_of(self, rows, columns))
-        return window
+        return window_of(self, *spans_of(self, rows, columns))  # type: ignore[no-any-return]
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells of the matrix as a Tensor; an int for rows or columns drops that axis."""

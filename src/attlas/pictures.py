@@ -524,7 +524,7 @@ def draw(
     ax.set_facecolor(LAND)
     ax.imshow(
         values,
-        cmap=colours.with_extremes(bad=LAND),
+        cmap=colours.with_extremes(bad="none"),
         norm=norm,
         interpolation="nearest" if max(weights.shape) < 200 else "antialiased",
         aspect="auto",

@@ -70,7 +70,7 @@ class Cells(Statistic):
         return CellGradient(rows=taken, weights=(of_tile,))
 
 
-class _OfCells(Statistic):
+class _CellFunction(Statistic):
     """A statistic of ``f(P_ij, *tensors)``, a function of each weight; without `f`, of the weights.
 
     Parameters
@@ -106,14 +106,14 @@ class _OfCells(Statistic):
         )
         return weights if self.f is None else self.f(weights, *some)
 
-    def counts_hidden(self, problem: Problem) -> bool:
+    def may_skip_tiles(self, problem: Problem) -> bool:
         """Return whether the sums are right where tiles that nothing may see are skipped."""
         batch, heads, m, n = problem.shape
         zero = torch.zeros(1, 1, 1, 1, dtype=problem.dtype, device=problem.device)
         tiles = (problem.tile(range(batch), range(heads), rows, range(n)) for rows in cut(m, 64))
         return all(bool((self.cells(zero, at) == 0).all()) for at in tiles)
 
-    def slopes(self, part: Part, grad: Tensor) -> Tensor:
+    def weight_gradient(self, part: Part, grad: Tensor) -> Tensor:
         """Return the gradient in the weights of a part, from that in its numbers."""
         if self.f is None:
             return grad
@@ -124,13 +124,13 @@ class _OfCells(Statistic):
         return found.masked_fill(part.hidden, 0.0)
 
 
-class CellSums(_OfCells):
+class CellSums(_CellFunction):
     """Sum of a function of each weight over the keys of each row, or over the queries of each column.
 
     Parameters
     ----------
     *args
-        As of `_OfCells`.
+        As of `_CellFunction`.
     over_keys : bool
         Whether keys are summed, or queries.
     """
@@ -159,8 +159,8 @@ class CellSums(_OfCells):
     def _varies(self) -> bool:
         return any(t.ndim and t.shape[self._axis] > 1 for t in self.tensors)
 
-    def counts_hidden(self, problem: Problem) -> bool:
-        return not self._varies or super().counts_hidden(problem)
+    def may_skip_tiles(self, problem: Problem) -> bool:
+        return not self._varies or super().may_skip_tiles(problem)
 
     def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
         b, h, rows = at.place
@@ -178,12 +178,12 @@ class CellSums(_OfCells):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         def of_tile(part: Part) -> Tensor:
-            return self.slopes(part, grad[self._sums_of(part.at)].unsqueeze(self._axis))
+            return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._axis))
 
         return CellGradient(weights=(of_tile,))
 
 
-class LeadingSums(_OfCells):
+class LeadingSums(_CellFunction):
     """Sums, or maxima and the heads that have them, over groups of heads: a whole matrix for each group.
 
     Parameters
@@ -193,7 +193,7 @@ class LeadingSums(_OfCells):
     take_max : bool
         Whether maxima are taken.
     *args
-        As of `_OfCells`.
+        As of `_CellFunction`.
     """
 
     def __init__(self, group: Tensor, take_max: bool, *args: Any) -> None:
@@ -236,6 +236,6 @@ class LeadingSums(_OfCells):
                 if self.take_max:
                     own = own * (result[1][group][place] == at.batches[b] * problem.shape[1] + at.heads[h])
                 out[b, h] = own
-            return self.slopes(part, out)
+            return self.weight_gradient(part, out)
 
         return CellGradient(weights=(of_tile,))

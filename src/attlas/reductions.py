@@ -27,13 +27,13 @@ __all__ = [
     "argmax_of_rows",
     "axes_of",
     "axis_of",
-    "counted",
+    "cells_reduced",
     "exchanged",
     "max_along",
     "over_leading",
     "reduced",
-    "visiting",
-    "without",
+    "reduced_shape",
+    "unskipped",
 ]
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
@@ -61,12 +61,12 @@ def axes_of(A: LazyTensor, name: str, dim: Dim) -> set[int]:
     return {axis_of(A, name, one) for one in named}
 
 
-def counted(A: LazyTensor, name: str, dim: Dim) -> int:
+def cells_reduced(A: LazyTensor, name: str, dim: Dim) -> int:
     """Return the number of cells that a reduction takes together."""
     return math.prod(A.shape[axis] for axis in axes_of(A, name, dim))
 
 
-def without(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]:
+def reduced_shape(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]:
     """Return a shape without some axes, or with size 1 along them."""
     return [1 if axis in dims else size for axis, size in enumerate(shape) if keepdim or axis not in dims]
 
@@ -116,8 +116,8 @@ def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Ten
         if rest:
             out = out.amax(rest, keepdim=True) if name == "amax" else out.sum(rest, keepdim=True)
     if name == "mean":
-        out = out / counted(A, name, dim)
-    return out.reshape(without(A.shape, dims, keepdim))
+        out = out / cells_reduced(A, name, dim)
+    return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
 def _recorded(A: AttentionMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
@@ -128,7 +128,7 @@ def _recorded(A: AttentionMatrix, name: str, dims: set[int], keepdim: bool) -> T
     out = (A @ ones if first == keys else (A.mT @ ones).mT).to(A.dtype)
     out = out.sum(sorted(dims - {first}), keepdim=True) if len(dims) > 1 else out
     out = out / math.prod(A.shape[axis] for axis in dims) if name == "mean" else out
-    return out.reshape(without(A.shape, dims, keepdim))
+    return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
 _STATISTICS: dict[str, tuple[type[Statistic], type[Statistic]]] = {
@@ -154,7 +154,7 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
     statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
     if cells is not None:
-        A = visiting(A, statistic)
+        A = unskipped(A, statistic)
 
     def compute() -> tuple[list[Any], Tensor]:
         return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._exact_lse()
@@ -168,9 +168,9 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     return total
 
 
-def visiting(A: AttentionMatrix, statistic: Any) -> AttentionMatrix:
+def unskipped(A: AttentionMatrix, statistic: Any) -> AttentionMatrix:
     """Return the matrix whose pass gives a statistic of functions of the weights all cells that it counts."""
-    if A.mask is None or statistic.counts_hidden(A.problem):
+    if A.mask is None or statistic.may_skip_tiles(A.problem):
         return A
     return A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
 

@@ -23,7 +23,7 @@ from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
 from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.reductions import Dim, axes_of, axis_of, counted, without
+from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, reduced_shape
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -75,7 +75,7 @@ class TensorLike(LazyTensor):
     # ---------------------------------------------------------------------------------------------------- what it is
 
     def __str__(self) -> str:
-        A = _me(self)
+        A = _cast(self)
         if max(A.shape[-2:]) > _PRINTED or math.prod(A.shape[:-2]) > _PRINTED or A.device.type == "meta":
             return repr(A)
         try:
@@ -86,7 +86,7 @@ class TensorLike(LazyTensor):
     @property
     def requires_grad(self) -> bool:
         """Whether a tensor that the matrix depends on records a graph: q, k, the sink, or one of the score."""
-        return any(t.requires_grad for t in _me(self).problem.leaves)
+        return any(t.requires_grad for t in _cast(self).problem.leaves)
 
     @property
     def is_cuda(self) -> bool:
@@ -96,7 +96,7 @@ class TensorLike(LazyTensor):
     @property
     def data(self) -> AttentionMatrix:
         """The same matrix without the graph of its tokens."""
-        return _me(self).detach()
+        return _cast(self).detach()
 
     # -------------------------------------------------------------------------------------------------- what stays lazy
 
@@ -108,21 +108,21 @@ class TensorLike(LazyTensor):
     @property
     def mH(self) -> Any:  # noqa: N802 - torch's name
         """The transposed matrix, lazy: weights are real numbers."""
-        return _me(self).mT
+        return _cast(self).mT
 
     H = T
 
     def contiguous(self, memory_format: Any = None) -> AttentionMatrix:
         """Return the matrix itself."""
-        return _me(self)
+        return _cast(self)
 
     def clone(self, memory_format: Any = None) -> AttentionMatrix:
         """Return the matrix itself: nobody can write to it."""
-        return _me(self)
+        return _cast(self)
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``A @ v``."""
-        return _me(self) @ v
+        return _cast(self) @ v
 
     def squeeze(self, dim: int | None = None) -> Any:
         """Leave out a leading axis of size 1, lazily; without `dim`, every axis of size 1, as of a tensor.
@@ -137,7 +137,7 @@ class TensorLike(LazyTensor):
         AttentionMatrix or Tensor
             A Tensor where the axis of one query or of one key is left out.
         """
-        A = _me(self)
+        A = _cast(self)
         axes = range(A.ndim) if dim is None else [axis_of(A, "squeeze", dim)]
         key = tuple(0 if axis in axes and size == 1 else slice(None) for axis, size in enumerate(A.shape))
         rest = key[-2:] if 0 in key[-2:] else ()
@@ -155,7 +155,7 @@ class TensorLike(LazyTensor):
         -------
         AttentionMatrix or Tensor
         """
-        A = _me(self)
+        A = _cast(self)
         axes = A._axes
         if dim in (0, -A.ndim - 1) and len(axes.layout) >= 2:
             more = replace(axes, layout=(1, *axes.layout), kept=(True, *axes.kept))
@@ -164,7 +164,7 @@ class TensorLike(LazyTensor):
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """Exchange two axes: lazily the last two, on the dense tensor others."""
-        A = _me(self)
+        A = _cast(self)
         if {axis_of(A, "transpose", dim0), axis_of(A, "transpose", dim1)} == {A.ndim - 2, A.ndim - 1}:
             return A.mT
         return self._call("transpose", dim0, dim1)
@@ -185,7 +185,7 @@ class TensorLike(LazyTensor):
         -------
         Tensor, shape (..., length of the diagonal)
         """
-        A = _me(self)
+        A = _cast(self)
         m, n = A.shape[-2:]
         first, second = axis_of(A, "diagonal", dim1), axis_of(A, "diagonal", dim2)
         length = min(m, n - offset) - max(0, -offset)
@@ -209,7 +209,7 @@ class TensorLike(LazyTensor):
         AttentionMatrix or Tensor
             Lazy for another device and for float32 and float64, where the tokens move; a Tensor for other dtypes.
         """
-        A = _me(self)
+        A = _cast(self)
         device, dtype = parse_to(*args, **kwargs)
         device = A.device if device is None else torch.empty(0, device=device).device
         if device == A.device and dtype in (None, A.dtype):
@@ -258,7 +258,7 @@ class TensorLike(LazyTensor):
         -------
         Tensor, or a named tuple of values and indices
         """
-        A = _me(self)
+        A = _cast(self)
         if not (dim is None or isinstance(dim, int)):  # the larger of two tensors
             return self._call("max", dim)
         if dim is None or axis_of(A, "max", dim) < A.ndim - 2:
@@ -271,16 +271,14 @@ class TensorLike(LazyTensor):
 
         Parameters and errors are those of `sum`; `correction` is that of `torch.var`. Cost: two passes.
         """
-        A = _me(self)
-        mean, count = A.mean(dim, keepdim=True), counted(A, "var", dim)
+        A = _cast(self)
+        mean, count = A.mean(dim, keepdim=True), cells_reduced(A, "var", dim)
         centre = mean.detach()
         # The deviations from any centre; the second term is 0, and so is its gradient, but not that of its gradient.
         cells: Any = A
         squares = (cells - centre).square().sum(dim, keepdim=True) - count * (mean - centre).square()
-        variance: Tensor = (squares / max(count - correction, 0)).reshape(
-            without(A.shape, axes_of(A, "var", dim), keepdim)
-        )
-        return variance
+        shape = reduced_shape(A.shape, axes_of(A, "var", dim), keepdim)
+        return (squares / max(count - correction, 0)).reshape(shape)  # type: ignore[no-any-return]
 
     @like_tensors
     def std(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
@@ -289,7 +287,7 @@ class TensorLike(LazyTensor):
 
     def count_nonzero(self, dim: Dim = None) -> Tensor:
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
-        A = _me(self)
+        A = _cast(self)
         if A.problem.is_symbolic or transforming():
             return self._call("count_nonzero", dim)
         return Cellwise(A, lambda cells: cells != 0, (), constant=True).sum(dim)
@@ -302,7 +300,8 @@ class TensorLike(LazyTensor):
         return _sqrt(cells.square().sum(dim, keepdim))
 
 
-def _me(matrix: TensorLike) -> AttentionMatrix:
+def _cast(matrix: TensorLike) -> AttentionMatrix:
+    """Return the matrix itself, for the type checker an AttentionMatrix."""
     return matrix  # type: ignore[return-value]  # nothing else inherits this class
 
 

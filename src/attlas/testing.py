@@ -189,7 +189,7 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
         fix = f"check_mask(mask, m={m}, n={n}, batch={batch}, heads={heads}) with the sizes that fit."
         raise contract.broken(rule, str(error).splitlines()[0], fix) from error
     whole = _allowed(contract, mask, problem.tile(range(batch), range(heads), range(m), range(n)))
-    for at in _rectangles(problem):
+    for at in _sample_tiles(problem):
         _check_tile_of_mask(contract, mask, at, whole)
     _check_products(contract, lambda plan: attend(q, k, mask=mask, plan=plan), None)
 
@@ -254,7 +254,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
 
 def _check_tiles_of_score(contract: _Contract, problem: Problem) -> None:
     whole = _scores(contract, problem, problem.tile(*map(range, problem.shape)))
-    for tile in _rectangles(problem):
+    for tile in _sample_tiles(problem):
         contract.check_close(
             "a tile must equal that part of the whole matrix.",
             [_scores(contract, problem, tile)],
@@ -429,14 +429,14 @@ def _check_gradient(contract: _Contract, statistic: Statistic, matrices: dict[Pl
         problem = A.problem
         leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, problem.sink) if t is not None]
         A = attend(leaves[0], leaves[1], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
-        wanted = wanted or _slopes(graph.collect(contract.where, A.problem, [statistic])[0], leaves)
+        wanted = wanted or _loss_gradients(graph.collect(contract.where, A.problem, [statistic])[0], leaves)
         rule = "gradient() must give the gradient that autograd finds in the steps."
         fix = "derive it from finish(step(start())), cell by cell; or leave it out: autograd then runs the steps."
-        results = _slopes(A.collect(statistic)[0], leaves)
+        results = _loss_gradients(A.collect(statistic)[0], leaves)
         _compare_gradients(contract, rule, fix, ("q", "k", "the sink"), results, wanted, plan)
 
 
-def _slopes(result: Any, leaves: list[Tensor]) -> list[Tensor]:
+def _loss_gradients(result: Any, leaves: list[Tensor]) -> list[Tensor]:
     """Return the gradients of a loss that weighs the numbers of a result."""
     terms = [
         (t.nan_to_num(0.0, 0.0, 0.0) * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape)).sum()
@@ -483,7 +483,7 @@ def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, col
     return carry
 
 
-def _rectangles(problem: Problem) -> Iterator[Tile]:
+def _sample_tiles(problem: Problem) -> Iterator[Tile]:
     """Yield tiles of several sizes, and lists of places, of every batch and head and of all together."""
     batch, heads, m, n = problem.shape
     generator = torch.Generator().manual_seed(5)

@@ -165,7 +165,6 @@ class LogitMatrix(_View):
     def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
             rule = "log-weights are reduced over the keys of a row."
-            found = f"dim = {dim!r}"
-            fix = f"A.logits.{name}(-1)"
+            found, fix = f"dim = {dim!r}", f"A.logits.{name}(-1)"
             raise ShapeError(f"A.logits.{name}()", rule, {"A": f"shape {tuple(self.shape)}"}, found=found, fix=fix)
         return reduce(self.matrix)

@@ -275,10 +275,27 @@ def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora:
 
 
 def test_without_the_model_the_button_says_why(show: Callable[..., Any], corpora: list[Any]) -> None:
-    page = show(corpora[:1], "h=2.4", loaders=["The model is not there: /models/x."])
-    button = page.locator(".sample-map").first
-    assert button.is_disabled()
-    assert button.get_attribute("title") == "The model is not there: /models/x."
+    from attlas.view.corpus import NOT_THERE, NoModelError
+
+    for locale, reason in (("en-US", "The model is not there: /models/x."), ("zh-CN", "模型不在这里：/models/x。")):
+        page = show(corpora[:1], "h=2.4", loaders=[NoModelError(NOT_THERE, "/models/x")], locale=locale)
+        button = page.locator(".sample-map").first
+        assert button.is_disabled()
+        assert button.get_attribute("title").startswith(reason)
+
+
+def test_a_model_that_is_another_is_refused_in_the_language_of_the_page(
+    show: Callable[..., Any], corpora: list[Any]
+) -> None:
+    from attlas.view.corpus import OTHER_MODEL, NoModelError
+
+    def load() -> Any:
+        raise NoModelError(OTHER_MODEL, "/models/y")
+
+    page = show(corpora[:1], "h=2.4", loaders=[load], locale="zh-CN")
+    page.locator(".sample-map").first.click()
+    page.wait_for_selector(".sample .bad")
+    assert "/models/y 里的模型不是生成这份语料的那一个" in page.locator(".sample .bad").inner_text()
 
 
 # ------------------------------------------------------------------------------------------------- two, many, files
@@ -408,7 +425,7 @@ LATIN = """() => {
   const found = new Set();
   const look = (text) => (text ?? "").match(/[A-Za-z]{3,}/g)?.forEach((word) => found.add(word));
   for (const part of document.querySelectorAll(".attlas *")) {
-    if (part.closest(".flow, .token, .title, .brand, .sample-words b, .about, [font-family*=mono]")) continue;
+    if (part.closest(".flow, .token, .title, .brand, .sample-words b, [font-family*=mono]")) continue;
     for (const child of part.childNodes) if (child.nodeType === Node.TEXT_NODE) look(child.data);
     for (const name of ["title", "placeholder"]) look(part.getAttribute(name));
   }
@@ -429,6 +446,8 @@ NAMES = {
     "CSV",
     "English",
     "Esc",
+    "float",  # float32
+    "list",  # what the texts came from
 }
 
 
@@ -441,6 +460,8 @@ def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], 
     page.locator(".sample").first.scroll_into_view_if_needed()
     page.wait_for_selector(".sample .token")
     assert set(page.evaluate(LATIN)) - NAMES == set()
+    ranks = page.locator(".number-rank")
+    assert ranks.evaluate_all("(parts) => parts.filter((part) => part.scrollWidth > part.clientWidth).length") == 0
     assert page.locator(".pick-head option:checked").first.inner_text().startswith("第 ")
     head = link(page)["h"]
     page.get_by_role("button", name="帮助").click()

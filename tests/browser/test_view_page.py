@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -281,6 +282,57 @@ def test_a_match_is_pinned_and_its_weights_are_shown(show: Callable[..., Any], s
     until(page, "location.hash.includes('pin=71.71')")
     page.keyboard.press("Shift+Enter")
     until(page, "location.hash.includes('pin=70.70')")
+
+
+def test_a_match_fills_the_map_with_its_cells(show: Callable[..., Any], large: Any) -> None:
+    tokens = [f" w{i}" for i in range(3000)]
+    page = show(Atlas(entries_of([large]), tokens=tokens), "z=-2&r=1500&c=1500")
+    matched(page, "w1700")
+    until(page, "location.hash.includes('pin=1700.1700')")
+    until(page, "new URLSearchParams(location.hash.slice(1)).get('z') >= 3")
+    box = page.locator(".bar-title").inner_text()
+    assert box == "weight", "every cell is drawn, not the largest of a block"
+
+
+def test_pointing_at_the_map_colours_the_text(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "z=3&r=75&c=60")
+    before = page.locator(".flow").evaluate("(part) => part.scrollTop")
+    box = page.locator(".overlay").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.6)
+    until(page, "document.querySelector('.subject')?.textContent.length > 0")
+    query, key = (int(part.inner_text()) for part in page.locator(".tip .place").all()[:2])
+    until(page, f"document.querySelector('.subject').textContent.includes('{query}')")
+    best = small[0][0, 0, query].topk(8)
+    until(page, f"document.querySelector('.largest .place')?.textContent === '{int(best.indices[0])}'")
+    assert key <= query
+    assert page.locator(".flow").evaluate("(part) => part.scrollTop") == before
+
+
+def test_the_ticks_of_a_comparison_stand_apart_on_a_phone(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "m=ratio&e2=1&h2=0&s=1.0", width=390, height=844)
+    boxes = page.locator(".bar-axis span").evaluate_all(
+        "(parts) => parts.map((part) => part.getBoundingClientRect()).map(({ left, right }) => [left, right])"
+    )
+    fit = page.locator(".bar-buttons").bounding_box()["x"]
+    assert len(boxes) == 3
+    assert all(a[1] < b[0] for a, b in pairwise([*boxes, [fit]]))
+
+
+def test_on_a_phone_the_search_can_be_read_beside_its_result(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "", width=390, height=844)
+    before = page.locator(".stage").bounding_box()
+    matched(page, "w7")
+    page.wait_for_selector(".search-result:has-text('of 11')")
+    assert page.locator(".search-input").bounding_box()["width"] > 150
+    assert page.evaluate(CUT) == []
+    assert page.locator(".stage").bounding_box() == before
+
+
+def test_on_a_wide_page_the_tools_of_the_map_stand_in_one_row(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "", width=1600, height=900)
+    tops = page.locator(".map-tools > *:not([hidden])").evaluate_all("(parts) => parts.map((part) => part.offsetTop)")
+    assert len(tops) > 2
+    assert len({*tops}) == 1
 
 
 def test_in_a_pinned_row_a_masked_match_moves_the_pin(show: Callable[..., Any], small: Atlas) -> None:

@@ -8,6 +8,7 @@ import queue
 import re
 import struct
 import xml.etree.ElementTree as ET
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -541,6 +542,31 @@ def test_the_vector_picture_holds_every_cell_in_view(open_page: Any, atlas: Atla
     texts = [text.text for text in svg.iter(f"{space}text")]
     assert "Layer 1, head 1" in texts
     assert "attention weight" in texts
+
+
+def test_a_whole_map_is_saved_as_pdf_and_as_svg(open_page: Any) -> None:
+    page = open_page("#e=1&h=1")  # 300 × 300 cells in view: more than are drawn one by one
+    name, text = saved(page, "svg")
+    root = ET.fromstring(text)
+    (image,) = root
+    assert name.endswith(".svg")
+    assert image.get("href").startswith("data:image/png;base64,")
+    page.get_by_role("button", name="Export").click()
+    page.get_by_role("button", name="PDF", exact=True).click()
+    page.keyboard.press("Escape")
+    name, body = saved(page, "png")
+    assert name == "panels-b-text-b-1-1.pdf"
+    assert body.startswith(b"%PDF-1.4")
+    (start,) = re.findall(rb"startxref\n(\d+)\n%%EOF\n$", body)
+    assert body[int(start) :].startswith(b"xref\n0 6\n")
+    for number, place in enumerate(re.findall(rb"(\d{10}) 00000 n ", body), 1):
+        assert body[int(place) :].startswith(b"%d 0 obj" % number)
+    width, height = (int(re.search(rb"/%s (\d+)" % side, body)[1]) for side in (b"Width", b"Height"))
+    stream = body[body.index(b"/FlateDecode") :].split(b"stream\n", 1)[1].split(b"\nendstream\nendobj")[0]
+    pixels = zlib.decompress(stream)
+    assert len(pixels) == 3 * width * height
+    assert float(root.get("width")) == width / 2
+    assert len(set(pixels[3 * width * (height // 2) : 3 * width * (height // 2 + 1)])) > 20  # a row of the map
 
 
 def saved_now(page: Any, kind: str) -> bytes:

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import attlas
-from attlas import pictures, stats
+from attlas import models, pictures, stats
 from attlas.cli import main
 from attlas.cli.demo_run import read
 from attlas.cli.formatting import secondary_patterns
@@ -354,6 +354,10 @@ def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: 
     assert " ".join(lines[2].split()).startswith("layer head entropy keys first key max logit largest")
     assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 0
     said(capsys, "picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
+
+
+def test_the_shipped_model_has_a_name() -> None:
+    assert load("shipped").name == load(models.path()).name
 
 
 def test_the_shipped_model_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

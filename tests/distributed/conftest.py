@@ -25,7 +25,8 @@ def run_in_threads(ranks: int, job: Job, seconds: float = 120) -> list[Any]:
 
     # torch keeps plans by thread, and the number of a thread may be that of another rank of an earlier test.
     _redistribute._gen_transform_infos.cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
+    # torch 2.8 has no planner.
+    getattr(_redistribute, "clear_redistribute_planner_cache", lambda: None)()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     _install_threaded_pg()
     store, results, errors = distributed.HashStore(), [None] * ranks, [""] * ranks

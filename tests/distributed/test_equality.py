@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,6 +30,7 @@ GRID = [
     ([WHOLE, WHOLE], [TOKENS, TOKENS]), ([TOKENS, TOKENS], [TOKENS, TOKENS]), ([BATCH, TOKENS], [BATCH, WHOLE]),
 ]  # fmt: skip
 OnRanks = Callable[..., list[Any]]
+EVERY = "ATTLAS_EVERY_PLACEMENT" in os.environ  # the whole product of cases, ranks and placements: minutes
 
 
 def shard(t: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> DTensor:
@@ -82,47 +85,52 @@ def differences(mesh: DeviceMesh, known: Whole, q_to: list[Placement], k_to: lis
 
 
 def check(
-    on_ranks: OnRanks, cases: dict[str, Any], ranks: int, shape: tuple[int, ...], pairs: list[Any], some: int = 9
+    on_ranks: OnRanks, cases: dict[str, Any], shape: tuple[int, ...], pairs: list[Any], first: int | None = None
 ) -> None:
-    """Check each case on some of the pairs of placements, which take turns."""
+    """Check each case on all pairs of placements, or on one each, of which the first case takes the one named."""
     whole = {name: Whole(case) for name, case in cases.items()}
 
     def job(rank: int, world: int) -> list[str]:
         mesh, wrong = init_device_mesh("cpu", shape), []
         for place, (name, known) in enumerate(whole.items()):
-            for q_to, k_to in [pairs[(place + i) % len(pairs)] for i in range(min(some, len(pairs)))]:
+            some = pairs if first is None or EVERY else [pairs[(place + first) % len(pairs)]]
+            for q_to, k_to in some:
                 for what, error in differences(mesh, known, q_to, k_to).items():
                     if not error < 1e-12:
                         wrong.append(f"{name}, {q_to}, {k_to}: {what} is off by {error:.1e}")
         return wrong
 
-    assert not [text for texts in on_ranks(ranks, job) for text in texts]
+    assert not [text for texts in on_ranks(math.prod(shape), job) for text in texts]
 
 
-@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (4, (2, 2), GRID)], ids=["3", "2x2"])
-def test_every_mask(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+# Placements take turns: over these meshes each mask, and each score, meets all five of a line of ranks.
+MESHES = [(1,), (2,), (3,), (4,), (7,), (2, 2)]
+
+
+@pytest.mark.parametrize("first", range(len(MESHES)), ids=map(str, MESHES))
+def test_every_mask(on_ranks: OnRanks, first: int) -> None:
     cases = {name: build("ScaledDot", name, Sizes(19, 23), sink=i % 2 == 0) for i, name in enumerate(MASKS)}
-    check(on_ranks, cases, ranks, shape, pairs, some=3 if len(shape) == 1 else 2)
+    check(on_ranks, cases, MESHES[first], GRID if len(MESHES[first]) == 2 else LINE, first)
 
 
-@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (4, (2, 2), GRID[:3])], ids=["3", "2x2"])
-def test_every_score(on_ranks: OnRanks, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
+@pytest.mark.parametrize("first", range(len(MESHES)), ids=map(str, MESHES))
+def test_every_score(on_ranks: OnRanks, first: int) -> None:
     cases = {name: build(name, "Causal", Sizes(19, 23)) for name in SCORES if name != "ScoreMod"}
-    check(on_ranks, cases, ranks, shape, pairs, some=3 if len(shape) == 1 else 1)
+    check(on_ranks, cases, MESHES[first], GRID if len(MESHES[first]) == 2 else LINE, first)
 
 
 def test_a_score_function(on_ranks: OnRanks) -> None:
     case = build("ScaledDot", "Window", Sizes(19, 23))
     case = replace(case, score=attlas.ScoreMod(lambda s, b, h, i, j: torch.tanh(s) + (i - j) * (h + 1 + 2 * b) / 50))
-    check(on_ranks, {"score_mod": case}, 3, (3,), LINE)
-    check(on_ranks, {"score_mod": case}, 4, (2, 2), GRID)
+    for shape in MESHES:
+        check(on_ranks, {"score_mod": case}, shape, GRID if len(shape) == 2 else LINE)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 def test_uneven_and_empty_shards(on_ranks: OnRanks, ranks: int) -> None:
     sizes = [Sizes(47, 47), Sizes(5, 9), Sizes(1, 13), Sizes(3, 2, heads=3, key_heads=1, value_heads=1), Sizes(0, 4)]
     cases = {str(s): build("ScaledDot", "Causal", s, sink=True) for s in sizes}
-    check(on_ranks, cases, ranks, (ranks,), LINE)
+    check(on_ranks, cases, (ranks,), LINE)
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -164,16 +172,17 @@ def statistics_of(
 
 
 @pytest.mark.parametrize("mask", ["none", "Causal", "Window", "Documents & Causal", "function"])
-@pytest.mark.parametrize(("ranks", "shape", "pairs"), [(3, (3,), LINE), (7, (7,), LINE[:2]), (4, (2, 2), GRID)])
-def test_every_statistic(on_ranks: OnRanks, mask: str, ranks: int, shape: tuple[int, ...], pairs: list[Any]) -> None:
-    case = build("ScaledDot", mask, Sizes(37, 41), sink=True)
+@pytest.mark.parametrize("first", range(len(MESHES)), ids=map(str, MESHES))
+def test_every_statistic(on_ranks: OnRanks, mask: str, first: int) -> None:
+    shape, case = MESHES[first], build("ScaledDot", mask, Sizes(37, 41), sink=True)
     known = case.matrix().detach().collect(*STATISTICS)
+    pairs = GRID if len(shape) == 2 else LINE if EVERY else [LINE[0], LINE[1], LINE[2 + first % 3]]
 
     def job(rank: int, world: int) -> list[str]:
         mesh = init_device_mesh("cpu", shape)
         return [text for pair in pairs for text in statistics_of(mesh, case, known, *pair, 1e-12)]
 
-    assert not [text for texts in on_ranks(ranks, job) for text in texts]
+    assert not [text for texts in on_ranks(math.prod(shape), job) for text in texts]
 
 
 FLOATS = [s for s in STATISTICS if not isinstance(s, stats.ArgMax | stats.ColumnArgMax | stats.Coverage)]

@@ -142,6 +142,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "dropout": (lambda: attlas.attention(tokens(), tokens(), tokens(), dropout_p=0.5), BackendError, "dropout_p=0.0"),
     "own statistic": (lambda: attlas.attend(tokens(), tokens()).collect(Own()), DtypeError, "Own must define merge"),
     "class": (lambda: attlas.attend(tokens(), tokens()).collect(stats.Entropy), DtypeError, "every argument must be"),
+    "pooled values": (
+        lambda: attlas.attend(tokens(Shard(0)), tokens(Shard(0))).collect(stats.Pooled(torch.zeros(2, 1, 8, 3))),
+        BackendError,
+        "values are pooled apart from statistics",
+    ),
     "transform": (transformed, BackendError, "DTensors are attended to eagerly."),
     "closure": (closes_over, GradientError, "a tensor that a function closes over."),
     "order": (

@@ -55,5 +55,5 @@ def test_lines_from_moments_are_those_through_the_points():
     )
     torch.testing.assert_close(moments.at_zero, direct.at_zero)
     torch.testing.assert_close(moments.slopes, direct.slopes)
-    # The line at the query is a sum over the values, whose weights are the levers times the kernel.
-    torch.testing.assert_close((direct.lever() * weight) @ values, direct.at_zero)
+    # The line at the query is a sum over the values, whose weights are the leverages times the kernel.
+    torch.testing.assert_close((direct.leverage() * weight) @ values, direct.at_zero)

@@ -12,11 +12,11 @@ from sklearn.ensemble import BaggingRegressor
 
 import attlas
 from attlas.estimators import AttentionClassifier, AttentionRegressor
-from attlas.estimators.kernels import KERNELS
 from attlas.estimators.loo import LeaveOneOut, Task, accuracy, log_loss, squared_error
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Settings, search
 from attlas.estimators.summed import SummedLeaveOneOut, objective
+from attlas.estimators.sums.task import KERNELS
 
 THETA = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
 

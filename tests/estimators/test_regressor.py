@@ -7,7 +7,7 @@ import torch
 import attlas
 from attlas.errors import DtypeError, ShapeError
 from attlas.estimators import AttentionClassifier, AttentionRegressor
-from attlas.estimators.kernels import KERNELS
+from attlas.estimators.sums.task import KERNELS
 
 NAMES = list(KERNELS)
 

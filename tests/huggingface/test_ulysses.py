@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import attlas
-from attlas.errors import BackendError
+from attlas.errors import BackendError, RecordingError
 from attlas.huggingface import attention_forward
+from attlas.recording.parallel import heads_here
 
 Q, K, V = (torch.randn(2, heads, 12, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
 ONE, PACKED = torch.arange(12)[None], torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]])
@@ -69,3 +70,20 @@ def test_an_encoder_is_refused() -> None:
     module.is_causal = False
     with pytest.raises(BackendError, match="must be causal"):
         attention_forward(module, Q, K, V, None, position_ids=ONE)
+
+
+def test_tokens_that_ulysses_did_not_exchange(monkeypatch: Any) -> None:
+    """With all heads a process has its own part of the text only: attlas was registered after DeepSpeed."""
+    monkeypatch.setattr("attlas.huggingface.ulysses.world", lambda: 2)
+    attention_forward(layer(num_attention_heads=8), Q, K, V, None, position_ids=ONE)
+    with pytest.raises(BackendError) as caught:
+        attention_forward(layer(num_attention_heads=4), Q, K, V, None, position_ids=ONE)
+    assert caught.value.found == "all 4 heads, which it divides"
+
+
+def test_heads_are_not_numbered_by_guess() -> None:
+    A = attlas.attend(Q, K)
+    assert heads_here(layer(num_attention_heads=4), A) == (0, 4)
+    with pytest.raises(RecordingError) as caught:
+        heads_here(layer(num_attention_heads=8), A)
+    assert caught.value.found == "4 of 8 heads, as under DeepSpeed's Ulysses"

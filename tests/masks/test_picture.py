@@ -72,9 +72,9 @@ PICTURES = {
   0 queries × 3 keys""",
     ),
     "a function that fails": (
-        from_function(lambda b, h, i, j: 1 // 0),
+        from_function(lambda b, h, i, j: {}["none"]),
         """from_function(<lambda>)
-  (no picture at 8 queries × 8 keys: ZeroDivisionError: integer division or modulo by zero)""",
+  (no picture at 8 queries × 8 keys: KeyError: 'none')""",
     ),
 }
 

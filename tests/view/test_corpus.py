@@ -20,6 +20,7 @@ pytest.importorskip("starlette", reason="starlette is in the extra `view`")
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra `hf`")
 
 from attlas.view import CorpusService, Server, export_corpus  # noqa: E402
+from attlas.view.corpus import NOT_THERE, NoModelError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_an_opened_text_takes_bookmarks(corpus: Any, model: Any) -> None:
 
 
 def test_wrong_questions_are_refused(corpus: Any) -> None:
-    service = CorpusService([corpus], loaders=["The model is not there."])
+    service = CorpusService([corpus], loaders=[NoModelError(NOT_THERE, "/models/x")])
     for name, status, given in (
         ("nothing", 404, {}),
         ("head", 400, {"corpus": 0}),
@@ -162,7 +163,7 @@ def test_wrong_questions_are_refused(corpus: Any) -> None:
     ):
         assert ask(service, name, status, **given)["error"]
     text = corpus.samples(0, 0)[0].text
-    assert ask(service, "open", 409, corpus=0, row=0, text=text)["error"] == "The model is not there."
+    assert ask(service, "open", 409, corpus=0, row=0, text=text)["reason"] == [NOT_THERE, "/models/x"]
 
 
 def test_a_file_holds_as_many_texts_as_fit(corpus: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from attlas.view.corpus import SUMS, WITHOUT_MODEL
+from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN
 from attlas.view.corpus_offline import OFFLINE
 from attlas.view.statistics import _DESCRIBED, _UNKNOWN, _WORDS
@@ -34,8 +34,9 @@ def texts_of_the_server() -> set[str]:
     fields = ("short", "does", "definition", "headline", "evidence")
     kinds = {str(kind[field]) for kind in _WORDS.values() for field in fields} | set(_WORDS)
     measures = {text for column in _KNOWN for text in (column.label, column.unit, column.description)}
-    about = {"Recorded", "Memory", "Again", "Made with", "Model", "Texts", "Sums", SUMS}
-    return (columns | measures | kinds | about | {_UNKNOWN, WITHOUT_MODEL, OFFLINE}) - {""}
+    about = {"Recorded", "Memory", "Again", "Made with"}
+    reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
+    return (columns | measures | kinds | about | reasons | {_UNKNOWN}) - {""}
 
 
 @pytest.mark.parametrize("language", ["zh"])

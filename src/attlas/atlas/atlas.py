@@ -202,6 +202,7 @@ class Atlas:
         )
 
     def _example(self) -> str:
+        """Return a key of the first entry, as a user types it."""
         entry = self.entries[0]
         return str(entry.layer) if entry.kind == self._main() else repr(entry.path)
 
@@ -488,6 +489,7 @@ def _between(numbers: list[int]) -> str:
 
 
 def _bytes(count: int) -> str:
+    """Word a number of bytes in the unit that suits it."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

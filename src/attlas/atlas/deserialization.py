@@ -125,22 +125,16 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     results = check_type(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
-    query_mask = None if record.get("query_mask") is None else reader.take(record["query_mask"])  # older files lack it
-    # older files have no values
-    values = {name: _values(record[name], name, reader) for name in VALUES if record.get(name) is not None}
-    return Entry(
-        name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, query_mask, **values
-    )
-
-
-def _values(ref: Any, name: str, reader: Reader) -> Tensor:
-    t = reader.take(ref)
-    if t.dtype not in _FLOATS:
-        raise FormatError(f"{name} {_describe(t)}")
-    return t
+    # Older files have neither masks of queries nor values.
+    kept = {name: reader.take(record[name]) for name in ("query_mask", *VALUES) if record.get(name) is not None}
+    for field in VALUES:
+        if field in kept and kept[field].dtype not in _FLOATS:
+            raise FormatError(f"{field} {_describe(kept[field])}")
+    return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, **kept)
 
 
 def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:
+    """Return the matrix that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     check_type(record, "matrix", dict)
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])
@@ -192,7 +186,7 @@ def _check_corners(problem: Problem) -> None:
 
 
 def _extremes(ids: Tensor) -> Tensor:
-    """Return the places of the smallest and of the largest number, and those of the first and the last."""
+    """Return the positions of the smallest and of the largest number, and those of the first and the last."""
     return torch.tensor(sorted({0, len(ids) - 1, int(ids.argmin()), int(ids.argmax())}))
 
 
@@ -218,6 +212,7 @@ def texts(value: Any, name: str) -> list[str]:
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:
+    """Return the first position of a range and the one after its last, or raise a FormatError."""
     pair = sizes(value, name)
     if len(pair) != 2 or pair[0] > pair[1]:
         raise FormatError(f"{name} = {str(value)[:60]}, not the first and the last + 1")

@@ -161,6 +161,7 @@ def plain_file_size(path: Path) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict; raise a FormatError where a name occurs twice."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         raise FormatError("a name that stands twice in one object")

@@ -143,6 +143,7 @@ def _wrapped(value: Any, data: Any) -> Spec:
 
 
 def _unwrapped(data: Any) -> Any:
+    """Return the plain data that `_wrapped` has given a type."""
     return _get(data, next((word for word in ("score", "t") if isinstance(data, dict) and word in data), "plain"))
 
 
@@ -155,13 +156,12 @@ def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, dept
         If it describes none.
     """
     name = _class_of(spec, depth)
+    inner = partial(score_from, take=take, user_scores=user_scores, depth=depth + 1)
     if name == "own":
-        return _user_score(spec, take, user_scores, depth)
+        return _user_score(spec, take, user_scores, inner)
     if name not in _SCORES:
         raise FormatError(f"an unknown score, {name[:60]!r}")
-    return _SCORES[name].from_dict(
-        _settings(spec, take, partial(score_from, take=take, user_scores=user_scores, depth=depth + 1))
-    )
+    return _SCORES[name].from_dict(_settings(spec, take, inner))
 
 
 def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
@@ -199,15 +199,14 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
     return settings
 
 
-def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, depth: int) -> s.Score:
+def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, inner: Callable[[Any], s.Score]) -> s.Score:
+    """Return the score that the user has given for a class of their own; raise a RecordingError where none was."""
     name = check_type(_get(spec, "name"), "name", str)
     match = user_scores.get(name) if isinstance(user_scores, Mapping) else user_scores
     if isinstance(match, s.Score) and type(match).__name__ == name:
         return match
     if isinstance(match, type) and match.__name__ == name and "settings" in spec:
-        return match.from_dict(
-            _settings(spec, take, partial(score_from, take=take, user_scores=user_scores, depth=depth + 1))
-        )
+        return match.from_dict(_settings(spec, take, inner))
     rule = "a score of your own is not stored, and must be given when it is read."
     fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
     if name == "ScoreMod":
@@ -275,6 +274,7 @@ def _class_of(spec: Any, depth: int) -> str:
 
 
 def _get(spec: Any, key: str) -> Any:
+    """Return a value of plain data by its key, or raise a FormatError."""
     if not isinstance(spec, dict) or key not in spec:
         raise FormatError(f"no {key!r} where there must be one")
     return spec[key]

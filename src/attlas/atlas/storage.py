@@ -6,12 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from glob import escape
 from itertools import chain, count
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.
 
     The folder appears when `finish` has written everything; before that, and if the process dies, there is
@@ -100,12 +99,7 @@ class Writer:
             self._check_target()
             return _new_partial(self.folder)
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -209,6 +203,7 @@ class Writer:
         return record | {"statistics": kept}
 
     def _record(self, entry: Entry) -> Spec:
+        """Return an entry as plain data; its tensors go to the next file."""
         record: Spec = {"name": entry.name, "kind": entry.kind}
         record |= {key: int(getattr(entry, key)) for key in ("layer", "call", "first_key")}
         record |= {key: list(map(int, getattr(entry, key))) for key in ("heads", "queries", "shape")}

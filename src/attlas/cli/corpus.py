@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import attlas
-from attlas import models
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     loaded = load(
-        models.path() if arguments.model == "shipped" else arguments.model,
+        arguments.model,
         attention="sdpa" if arguments.patch_sdpa else "attlas",
         dtype=getattr(torch, arguments.dtype),
         device=device,

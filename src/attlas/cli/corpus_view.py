@@ -16,11 +16,10 @@ import attlas
 from attlas.cli.formatting import in_bytes
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.errors import RecordingError
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
     from attlas.corpus import Corpus
-    from attlas.view.corpus import Loader
+    from attlas.view.corpus import Loader, NoModelError
 
 __all__ = ["export", "is_corpus", "show"]
 
@@ -106,24 +105,25 @@ def _opened(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
     return corpora
 
 
-def _loader(corpus: Corpus, given: str | None) -> Loader | str:
+def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
     """Return what loads the model of a corpus, or why nothing can."""
+    from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, NoModelError
+
     facts = corpus.config["model"]
     source = given or facts["path"]
     if source is None:
-        return "The corpus does not say where its model is: attlas view DIR --model FOLDER."
+        return NoModelError(NO_PLACE)
     if not Path(source).exists() and (Path(source).is_absolute() or given is not None):
-        return f"The model is not there: {source}. attlas view DIR --model FOLDER says where it is."
+        return NoModelError(NOT_THERE, source)
     if importlib.util.find_spec("transformers") is None:
-        return "The model needs transformers: pip install 'attlas[hf]'."
+        return NoModelError(NO_TRANSFORMERS)
 
     def loaded() -> Any:
         from attlas.corpus.reading import fingerprint
 
         model = load(source, dtype=getattr(torch, facts["dtype"])).model
         if fingerprint(model) != facts["fingerprint"]:
-            rule = "the model must be the one that the corpus was made with."
-            raise RecordingError("view", rule, found=f"another one in {source}", fix="attlas view DIR --model FOLDER")
+            raise NoModelError(OTHER_MODEL, source)
         return model
 
     return loaded

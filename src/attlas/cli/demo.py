@@ -136,7 +136,7 @@ def _memory(result: DemoResult) -> str:
     """Say what full matrices would have taken, and what was used."""
     n, matrices, peak = result.atlas.entries[0].shape[2], len(result.heads), result.atlas.details["peak"]
     line = f"{matrices} full matrices of {n:,} × {n:,} in float32 would take {in_bytes(matrices * n * n * 4)}; "
-    line += f"attlas kept {in_bytes(result.held)}: the layers' own queries, keys and values, and one number a row."
+    line += f"attlas kept {in_bytes(result.held)}: the layers' queries and keys, and one number a row."
     return line if peak is None else f"{line} Reading every cell took {in_bytes(peak)} more at the peak."
 
 

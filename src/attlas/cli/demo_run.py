@@ -42,7 +42,7 @@ class DemoResult:
     loss : float
         Mean negative log likelihood of the text's tokens, nats.
     held : int
-        Bytes of what the layers computed and keep, and of the log-sum-exps.
+        Bytes of the queries, keys and log-sum-exps that are kept.
     """
 
     atlas: Atlas
@@ -67,7 +67,7 @@ class DemoResult:
         head = self.most_telling
         entry = self.atlas.entry(head.layer)
         window, _ = closeup_window(entry, head.head, self.ids)
-        span, A = slice(window.start, window.stop), entry.need_matrix("closeup")[0, head.head]
+        span, A = slice(window.start, window.stop), entry.need_matrix("attlas demo")[0, head.head]
         return window, A[span, span].masked_fill(A.logits[span, span] == -torch.inf, torch.nan).float().cpu()
 
 
@@ -127,10 +127,5 @@ def read(
         with terminal.step("saving the run"):
             atlas.save(folder, overwrite=True)
     heads = tuple(head for entry in atlas.entries for head in head_statistics.classify_entry(atlas, entry))
-    return DemoResult(atlas, ids, heads, repeated, loss, _held(list(atlas)))
-
-
-def _held(attentions: list[AttentionMatrix]) -> int:
-    """Return the bytes that lazy matrices keep alive: whole storages, since queries are often views into one."""
-    tensors = [t for A in attentions for t in (A.problem.q, A.problem.k, A.lse)]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    held = sum(t.nbytes for A in atlas for t in (A.problem.q, A.problem.k, A.lse))
+    return DemoResult(atlas, ids, heads, repeated, loss, held)

@@ -43,10 +43,8 @@ def read_text(file: Path | None) -> tuple[Path, str]:
         fix = "iconv -f latin1 -t utf-8" + (" |" if piped else f" {shlex.quote(str(file))} > text.txt")
         raise UsageError("--text must be UTF-8.", byte, fix) from None
     except OSError as error:
-        found = f"{error.strerror or error}: {file}"
-        raise UsageError(
-            "--text must be a file that can be read.", found, "--text FILE, with a file that exists"
-        ) from None
+        found, fix = f"{error.strerror or error}: {file}", "--text FILE, with a file that exists"
+        raise UsageError("--text must be a file that can be read.", found, fix) from None
     if not text.strip():
         raise UsageError("--text must not be empty.", f"{file} has no text", "--text FILE, with some pages of text")
     return file, text

@@ -27,7 +27,7 @@ _TOP = range(3, 9)  # weights kept for each query, fewer where there are many he
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 
 
-def _made_alone() -> dict[str, type[stats.Statistic]]:
+def _without_arguments() -> dict[str, type[stats.Statistic]]:
     """Return the statistics of attlas that are made without arguments, by the names of their results."""
     every = [getattr(stats, name) for name in stats.__all__]
     classes = [one for one in every if isinstance(one, type) and issubclass(one, stats.Statistic)]
@@ -37,7 +37,7 @@ def _made_alone() -> dict[str, type[stats.Statistic]]:
 
 def _make(name: str, n: int, heads: int) -> stats.Statistic:
     """Return the statistic of a name, for n tokens and a number of heads."""
-    return _SIZED[name](n, heads) if name in _SIZED else _ALONE[name]()
+    return _SIZED[name](n, heads) if name in _SIZED else _PLAIN[name]()
 
 
 def _top_k(n: int, heads: int) -> stats.TopK:
@@ -53,8 +53,8 @@ def _picture(n: int, heads: int) -> stats.Picture:
 _SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {"top_k": _top_k, "picture": _picture}
 _DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
           _HEAD_PATTERNS)  # fmt: skip
-_ALONE = _made_alone()
-NAMES = (*_DEFAULT, *(name for name in _ALONE if name not in _DEFAULT))
+_PLAIN = _without_arguments()
+NAMES = (*_DEFAULT, *(name for name in _PLAIN if name not in _DEFAULT))
 
 
 def side_of(heads: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attlas import models
 from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
@@ -61,7 +62,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> LoadedModel:
-    """Load a model and its tokenizer: a folder without the network, or a string that names one on the hub.
+    """Load a model and its tokenizer: a folder without the network, a name on the hub, or ``shipped``.
 
     Weights come from safetensors only, and no code that comes with a model is run.
 
@@ -81,6 +82,8 @@ def load(
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours
     transformers.logging.disable_progress_bar()
+    if str(source) == "shipped":
+        source = models.path()
     remote = isinstance(source, str) and not Path(source).exists() and _HUB.fullmatch(source) is not None
     folder = Path(source)
     if not remote and not (folder / "config.json").is_file():
@@ -96,9 +99,8 @@ def load(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        raise UsageError(
-            rule, f"{type(error).__name__}: {first_line(error)}", _FULL_NAME if remote else _SAVE
-        ) from error
+        found = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(rule, found, _FULL_NAME if remote else _SAVE) from error
     return LoadedModel(str(source) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
 
 

@@ -95,7 +95,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace,
         maps[layer, [heads.index(head) for head in entry.heads]] = part.to(maps)
     names = [[f"{entry.layer}·{head}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
-    title += f"{_said('queries', rows, entries[0].shape[2])} × {_said('keys', columns, entries[0].shape[3])}"
+    title += f"{_extent('queries', rows, entries[0].shape[2])} × {_extent('keys', columns, entries[0].shape[3])}"
     return pictures.grid(
         maps,
         names,
@@ -107,7 +107,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace,
     )
 
 
-def _said(what: str, window: range, size: int) -> str:
+def _extent(what: str, window: range, size: int) -> str:
     """Return how many queries or keys are drawn, and which, where it is a part of them."""
     which = "" if len(window) == size else f" ({window.start}:{window.stop})"
     return f"{len(window):,} {what}{which}"

@@ -33,6 +33,7 @@ from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
 from attlas.files import replace_folder
 from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
+from attlas.stats import Statistic
 
 __all__ = ["run", "write"]
 
@@ -96,10 +97,7 @@ def _record(
         steps = None
         if arguments.generate or (arguments.chunk or prompt_length) < prompt_length:
             steps, ids = _record_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
-        shape = loaded.model.config.get_text_config()
-        layers = shape.num_hidden_layers if options["layers"] is None else len(options["layers"])
-        heads = shape.num_attention_heads if options["heads"] is None else len(options["heads"])
-        statistics = head_statistics.selected(arguments.statistics, ids, layers * heads)
+        statistics = _statistics(loaded, ids, options, arguments.statistics)
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
@@ -131,7 +129,8 @@ def _record(
             tokens=words,
             **options,
         )
-        reading = terminal.step(f"reading {len(ids):,} tokens", shape.num_hidden_layers)
+        layers = loaded.model.config.get_text_config().num_hidden_layers
+        reading = terminal.step(f"reading {len(ids):,} tokens", layers)
         with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
             run_model(loaded.model, ids)
             add_metadata(atlas)
@@ -165,6 +164,14 @@ def _record_steps(
         ids = read_and_generate(loaded.model, ids, arguments.chunk, more, pad, tick)
     whole = all(entry.call == 0 and entry.shape[2] == len(ids) for entry in atlas.entries)
     return atlas if whole else None, ids
+
+
+def _statistics(loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names: str | None) -> list[Statistic]:
+    """Return the statistics of a recording; the sizes of some depend on the number of heads."""
+    shape = loaded.model.config.get_text_config()
+    layers = shape.num_hidden_layers if options["layers"] is None else len(options["layers"])
+    heads = shape.num_attention_heads if options["heads"] is None else len(options["heads"])
+    return head_statistics.selected(names, ids, layers * heads)
 
 
 def _check_out(out: Path, *, overwrite: bool) -> None:

@@ -66,9 +66,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
             raise UsageError("weights must be 0 or more.", found, "another --weights")
         x, y, weights = (part[weights > 0] for part in (x, y, weights))
     if len(y) < 2:
-        raise UsageError(
-            "there must be at least 2 rows.", f"{plural(len(y), 'row')} of {table.source}", "a longer table"
-        )
+        found = f"{plural(len(y), 'row')} of {table.source}"
+        raise UsageError("there must be at least 2 rows.", found, "a longer table")
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
         raise UsageError("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
@@ -84,11 +83,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 def _expanded(columns: list[Column], values: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
     """Return the columns with the levels that there are, their features, and a bandwidth for each of these."""
-    learned = [column.learned(part) for column, part in zip(columns, values.T, strict=True)]
-    columns = [column for column, _ in learned]
+    present = [column.with_present_levels(part) for column, part in zip(columns, values.T, strict=True)]
+    columns = [column for column, _ in present]
     if np.size(bandwidth) > 1:  # the levels of a category share what was given for it
         bandwidth = np.repeat(bandwidth, [len(column.features) for column in columns]).tolist()
-    return columns, np.column_stack([column.expand(part) for column, part in learned]), bandwidth
+    return columns, np.column_stack([column.expand(part) for column, part in present]), bandwidth
 
 
 def _fit(
@@ -133,7 +132,7 @@ def _fit(
         "rule": bandwidth if isinstance(bandwidth, str) else "given",
         "weights": arguments.weights,
         "seconds": seconds,
-        "columns": [{"name": c.name, "kind": c.kind, "levels": [*c.levels], "told": c.told()} for c in columns],
+        "columns": [{"name": c.name, "kind": c.kind, "levels": [*c.levels], "told": c.describe()} for c in columns],
         "features": [
             {**_feature(name, part, width), "column": column.name, "kind": column.kind}
             for (name, column), part, width in zip(features, x.T, model.bandwidth_.tolist(), strict=True)

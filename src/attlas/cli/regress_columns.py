@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["NUMBER", "Column", "cell_value", "is_missing", "trouble"]
+__all__ = ["NUMBER", "Column", "cell_value", "explain_cell", "is_missing"]
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ class Column:
             return numbers
         return np.array([cell_value(text, arguments) for text in _texts(column)], dtype=np.float64)
 
-    def learned(self, values: Floats) -> tuple[Column, Floats]:
+    def with_present_levels(self, values: Floats) -> tuple[Column, Floats]:
         """Return the column without the levels that no row has, and its numbers in terms of those left."""
         if self.kind != "category":
             return self, values
@@ -104,8 +104,8 @@ class Column:
         one_hot: Floats = (values[:, None] == np.arange(len(self.levels))).astype(np.float64)
         return one_hot
 
-    def told(self) -> str:
-        """Say what becomes of the column; an empty text for numbers."""
+    def describe(self) -> str:
+        """Say which features the column becomes; an empty text for numbers."""
         if self.kind == "number":
             return ""
         if self.kind == "category":
@@ -150,10 +150,10 @@ def cell_value(cell: str, arguments: argparse.Namespace) -> float:
     return float(cell) if NUMBER.fullmatch(cell) else math.nan
 
 
-def trouble(
+def explain_cell(
     cell: str, column: Column, part: pd.Series[Any], delimiter: str, arguments: argparse.Namespace
 ) -> tuple[str, str]:
-    """Return what a cell holds that is no number of its column, and what helps; the latter may be empty."""
+    """Return why a cell is no number of its column, and what helps; the latter may be empty."""
     shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")
     if is_missing(cell):
         return f"{shown}, a missing value" if cell else "an empty cell", "--drop-missing, which leaves out such rows"
@@ -161,7 +161,7 @@ def trouble(
         levels = f"{', '.join(column.levels[:8])}{' …' if len(column.levels) > 8 else ''}"
         return f"{shown}, which no row of the fit had ({levels})", "--drop-missing, which gives such rows no prediction"
     if column.kind.endswith("date") or _MAYBE_DATE.fullmatch(cell) or _DATE.fullmatch(cell):
-        return _trouble_of_dates(cell, shown, column, part)
+        return _explain_date(cell, shown, column, part)
     sign = "." if arguments.decimal == "," else ","
     texts = _texts(part)
     cells = [text for text in texts if sign in text]
@@ -185,7 +185,7 @@ def trouble(
     return f"{shown}, one of {len(known):,} different texts in {len(texts):,} rows; {rule}", ""
 
 
-def _trouble_of_dates(cell: str, shown: str, column: Column, part: pd.Series[Any]) -> tuple[str, str]:
+def _explain_date(cell: str, shown: str, column: Column, part: pd.Series[Any]) -> tuple[str, str]:
     if _DATE.fullmatch(cell):
         zone = bool(_DATE.fullmatch(cell)["zone"])  # type: ignore[index]  # it matches
         if column.kind == "number":

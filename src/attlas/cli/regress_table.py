@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.cli.checks import need
-from attlas.cli.regress_columns import NUMBER, Column, cell_value, is_missing, trouble
+from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_missing
 from attlas.cli.terminal import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Table:
                 if all(is_missing(str(text)) for text in part[~np.isfinite(numbers)])
                 and each.name not in (arguments.target, arguments.weights)
             ]
-            text, fix = trouble(cell, column, parts[index], self.delimiter, arguments)
+            text, fix = explain_cell(cell, column, parts[index], self.delimiter, arguments)
             choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"

@@ -35,9 +35,9 @@ _SHOWN = (
     ("logit_variance", "variance", ",.2f"),
     ("coverage_1", "coverage", ",.0f"),
 )
-_PLAIN = ("layer", "head", "entropy", "effective_keys", "tokens")  # of a head, and no measure of its kind
-# What a head's measures say better: its table has them only where it has no measures.
-_SAID = ("first_key_mass",)
+_NOT_MEASURES = ("layer", "head", "entropy", "effective_keys", "tokens")  # fields of Head that decide about no pattern
+# Columns of a recording that the measures of its heads replace.
+_REPLACED = ("first_key_mass",)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -85,7 +85,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = atlas.table()
     if not heads:
         return records
-    names = [name for name in Head.__dataclass_fields__ if name not in _PLAIN]
+    names = [name for name in Head.__dataclass_fields__ if name not in _NOT_MEASURES]
     if "block" not in atlas.details:
         names = [name for name in names if name not in ("induction", "duplicate")]
     rows = []
@@ -93,7 +93,9 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
         head = heads.get((record["kind"], record["layer"], record["call"], record["head"]))
         what = None if head is None else ", ".join((head.patterns[0].name, *secondary_patterns(head)))
         measures = {name: None if head is None else getattr(head, name) for name in names}
-        rows.append({name: value for name, value in record.items() if name not in _SAID} | {"what": what} | measures)
+        rows.append(
+            {name: value for name, value in record.items() if name not in _REPLACED} | {"what": what} | measures
+        )
     return rows
 
 

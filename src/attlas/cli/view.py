@@ -33,61 +33,52 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
+    folders = arguments.atlas
     options = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if _of_corpora(arguments, options, terminal):
+    if len(folders) > 1 or any(map(corpus_view.is_corpus, folders)):
+        _view_corpora(arguments, [name for name in options if name != "model"], terminal)
         return
+    if arguments.export is not None:
+        fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
+        raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
-    options = [name for name in options if name != "model"] if arguments.atlas else options
-    if arguments.atlas and options:
-        found = f"{arguments.atlas[0]} and --{options[0]}"
-        raise UsageError(
-            "name a recording, or what is recorded now, and not both.", found, f"attlas view {arguments.atlas[0]}"
-        )
-    if not arguments.atlas and not options:
+    options = [name for name in options if name != "model"] if folders else options
+    if folders and options:
+        rule = "name a recording, or what is recorded now, and not both."
+        raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {folders[0]}")
+    if not folders and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise UsageError("name a recording, or a text that is recorded now.", "neither", fix)
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
-        folder = arguments.atlas[0] if arguments.atlas else _recorded(arguments, stack, terminal)
+        # Beside a second recording, no model reads texts typed on the page.
+        model = None if arguments.compare else arguments.model or (None if folders else models.path())
         idle = show(
-            folder,
+            folders[0] if folders else _recorded(arguments, stack, terminal),
             terminal,
             port=arguments.port,
             browser=not arguments.no_browser,
             other=arguments.compare,
             at=arguments.at or "",
-            model=_reader(arguments),
+            model=model,
         )
     _exit_if_busy(idle)
 
 
-def _reader(arguments: argparse.Namespace) -> str | Path | None:
-    """Return the model that reads texts typed on the page; None without one, and beside a second recording."""
-    if arguments.compare is not None:
-        return None
-    return arguments.model or (None if arguments.atlas else models.path())
-
-
-def _of_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> bool:
-    """Show or export corpora, and return True, where the folders are corpora."""
+def _view_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> None:
+    """Show corpora, or export their page; `options` are those of a recording that are given and do not fit."""
     folders = arguments.atlas
-    if not any(map(corpus_view.is_corpus, folders)) and len(folders) < 2:
-        if arguments.export is not None:
-            fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
-            raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
-        return False
+    command = f"attlas view {shlex.quote(str(folders[0]))}"
     if arguments.compare is not None:
-        fix = f"attlas view {shlex.quote(str(folders[0]))} {shlex.quote(str(arguments.compare))}"
-        raise UsageError("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
-    if set(options) - {"model"}:
-        fix = f"attlas view {shlex.quote(str(folders[0]))}"
-        raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", fix)
+        found, fix = f"--compare {arguments.compare}", f"{command} {shlex.quote(str(arguments.compare))}"
+        raise UsageError("corpora are compared by naming them all.", found, fix)
+    if options:
+        raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", command)
     if arguments.export is not None:
         check_target(arguments.export, "--export", (".html", ".htm"))
         corpus_view.export(folders, arguments.export, terminal)
     else:
         with _exit_on_sigterm():
             corpus_view.show(folders, terminal, arguments)
-    return True
 
 
 def show(

@@ -21,11 +21,7 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
 
     Cost: one all-reduce of one number for each dimension of the mesh.
     """
-    result, error = None, None
-    try:
-        result = compute()
-    except Exception as caught:  # noqa: BLE001 - any error leaves the other ranks waiting
-        error = caught
+    result, error = attempted(compute)
     groups = mesh.get_all_groups()
     flag = torch.tensor([error is not None], dtype=torch.int32, device=mesh.device_type)
     for group in groups:
@@ -33,6 +29,14 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
     if flag.item():
         raise_first(error, groups)
     return result  # type: ignore[return-value]  # it is what compute() gave
+
+
+def attempted(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what a function gives, or its error."""
+    try:
+        return compute(), None
+    except Exception as error:  # noqa: BLE001 - any error leaves the other ranks waiting
+        return None, error
 
 
 def raise_first(error: Exception | None, groups: Sequence[Any]) -> NoReturn:
@@ -68,11 +72,7 @@ def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
     dict
         The results by the global number of the rank, in the order of the mesh.
     """
-    result, error = None, None
-    try:
-        result = compute()
-    except Exception as caught:  # noqa: BLE001 - any error leaves the other ranks waiting
-        error = caught
+    result, error = attempted(compute)
     every: dict[int, Any] = {distributed.get_rank(): (result, _portable(error))}
     for group in mesh.get_all_groups():
         parts: list[Any] = [None] * distributed.get_world_size(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +12,21 @@ from torch import Tensor
 from torch.distributed import all_gather
 from torch.nn import functional
 
+from attlas._compat import tree_map
 from attlas.autodiff import tensors_in
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
-from attlas.errors import DtypeError, GradientError, kind
+from attlas.errors import BackendError, DtypeError, GradientError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 from attlas.tiles import Tile
 from attlas.windows import cut_out, original_tile
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "rebuilt"]
 
 # What a collective can do by itself.
 _REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
@@ -89,6 +90,9 @@ class Collector:
         if not isinstance(statistic, Statistic):
             rule, fix = "every argument must be a Statistic, an object and not its class.", "A.collect(stats.Entropy())"
             raise DtypeError("collect()", rule, {"statistic": repr(statistic)}, found=kind(statistic), fix=fix)
+        if statistic.v is not None:
+            rule, fix = "values are pooled apart from statistics where DTensors are given.", "A @ v"
+            raise BackendError("A.collect()", rule, found=f"{type(statistic).__name__} with values", fix=fix)
         merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
         name = type(statistic).__name__
         if merges and type(statistic).merge is Statistic.merge:
@@ -122,7 +126,7 @@ class Collector:
     def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
         """Join what the parts of this rank give."""
         if self._by_carry(statistic):
-            carries = [_rebuilt(one.carry, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
+            carries = [rebuilt(one.carry, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
             return _folded(statistic, carries)
         if self._axis(statistic) == "diagonals":
             found = [self._placed(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
@@ -130,7 +134,7 @@ class Collector:
             return found[0]
         if self._axis(statistic) != "rows":
             return _folded(statistic, found)
-        return _each(lambda *parts: torch.cat(parts, dim=2), *found)
+        return tree_map(lambda *parts: torch.cat(parts, dim=2), *found)
 
     def _placed(self, t: Tensor, rows: range) -> Tensor:
         """Return sums of the diagonals of some rows as sums of all diagonals."""
@@ -148,13 +152,13 @@ class Collector:
         layout, axis, split = self.layout, self._axis(statistic), self._split(statistic)
         how = _REDUCTIONS.get(type(statistic).merge)
         if split and how is not None:
-            own = _each(lambda t: None if t is None else layout.reduced(t, split, how), own)
+            own = tree_map(lambda t: None if t is None else layout.reduced(t, split, how), own)
         else:
             for dim in (dim for role in split for dim in layout.dims(role)):
                 own = _folded(statistic, self._gathered(own, dim))
         result = statistic.finish(own) if self._by_carry(statistic) else own
         queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
-        return _each(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
+        return tree_map(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
 
     def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
         return with_graph(t, self.parts) if statistic.differentiable and t.is_floating_point() else t
@@ -168,7 +172,7 @@ class Collector:
             found = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(ranks)]
             all_gather(found, t.contiguous(), group)
             columns.append(found)
-        return [_rebuilt(carry, [column[rank] for column in columns]) for rank in range(ranks)]
+        return [rebuilt(carry, [column[rank] for column in columns]) for rank in range(ranks)]
 
 
 class _Carried(Statistic):
@@ -195,13 +199,13 @@ class _Carried(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return _row_outputs(self.inner, self.base)
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        if (keys := found.get("top_keys")) is not None:
-            found = {**found, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
-        return self.inner.carry_from(found, problem)
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        if (keys := results.get("top_keys")) is not None:
+            results = {**results, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
+        return self.inner.carry_from(results, problem)
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        carry = self.carry_from(found, problem)
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        carry = self.carry_from(results, problem)
         return MISSING if carry is None else self.finish(carry)
 
 
@@ -239,23 +243,15 @@ def _folded(statistic: Statistic, carries: list[Any]) -> Any:
     return first
 
 
-def _each(f: Callable[..., Any], *results: Any) -> Any:
-    """Apply a function to each tensor of results of one form."""
-    if results[0] is None or isinstance(results[0], Tensor):
-        return f(*results)
-    parts = [_each(f, *some) for some in zip(*results, strict=True)]
-    return type(results[0])(*parts) if hasattr(results[0], "_fields") else type(results[0])(parts)
-
-
-def _rebuilt(carry: Any, tensors: list[Tensor]) -> Any:
+def rebuilt(carry: Any, tensors: list[Tensor]) -> Any:
     """Return a carry of the same form with other tensors; consumes the list from its front."""
     if isinstance(carry, Tensor):
         return tensors.pop(0)
     if isinstance(carry, list | tuple):
-        parts = [_rebuilt(part, tensors) for part in carry]
+        parts = [rebuilt(part, tensors) for part in carry]
         return type(carry)(*parts) if hasattr(carry, "_fields") else type(carry)(parts)
     if isinstance(carry, dict):
-        return {name: _rebuilt(part, tensors) for name, part in carry.items()}
+        return {name: rebuilt(part, tensors) for name, part in carry.items()}
     if not hasattr(carry, "__dict__"):
         return carry
     other = copy.copy(carry)

@@ -213,7 +213,13 @@ class Layout:
             target if isinstance(target, Shard) else Replicate() if role == "nothing" else Partial()
             for role, target in zip(self.roles, targets, strict=True)
         ]
-        local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
+        axis = t.ndim - 2
+        if Shard(axis) in t.placements and Shard(axis) not in targets:
+            # Gathered along the first axis, the parts need no second copy to lie side by side.
+            t_first = t.movedim(axis, 0).redistribute(self.mesh, _axis_first(targets, axis))
+            local = _defined(t_first.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
+        else:
+            local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
         if self.order is not None and tokens == "keys":
             local = local.index_select(-2, self.order.argsort().to(local.device))
         return self._four_axes(local, t)
@@ -291,6 +297,11 @@ class Layout:
             t = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
         grads = [Replicate() if role == "nothing" else Partial() for role in self.roles]
         return _defined(t.to_local(grad_placements=grads))
+
+
+def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
+    """Return placements of a tensor whose last sharded axis was moved to the front."""
+    return [Shard((p.dim + 1) % (axis + 1)) if isinstance(p, Shard) else p for p in placements]
 
 
 def _defined(t: Tensor) -> Tensor:

@@ -258,6 +258,8 @@ class DistributedMatrix:
             If a statistic does not fit the sizes of the matrix.
         GradientError
             If a gradient is recorded that the merged result could not carry.
+        BackendError
+            If a statistic pools values, as `attlas.stats.Pooled` does; ``A @ v`` takes values that are DTensors.
 
         Notes
         -----

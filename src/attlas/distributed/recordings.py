@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from attlas._compat import tree_map
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS
 from attlas.atlas.serialization import mask_from, mask_spec, score_from, score_spec
+from attlas.autodiff import tensors_in
 from attlas.distributed.batched_masks import joined_mask, joined_score
+from attlas.distributed.collecting import rebuilt
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import RecordingError
@@ -64,16 +66,9 @@ class Divided:
     places: dict[int, tuple[slice, ...]]
 
 
-def _hollow(t: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=t.dtype, device="cpu").expand(t.shape)
-
-
-def _mapped(f: Callable[[Tensor], Tensor], result: Any) -> Any:
-    """Apply a function to each tensor of the result of a statistic."""
-    if not isinstance(result, tuple):
-        return f(result)
-    parts = [_mapped(f, part) for part in result]
-    return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
+def _hollow(t: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return a tensor of a dtype and a shape that takes no memory."""
+    return torch.zeros(1, dtype=t.dtype, device="cpu").expand(t.shape if shape is None else shape)
 
 
 def tensors_of(entry: Entry) -> dict[str, Tensor]:
@@ -85,9 +80,7 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
         found |= {} if problem.sink is None else {"sink": problem.sink}
     found |= {} if entry.query_mask is None else {"query_mask": entry.query_mask}
     for name, result in entry.statistics.items():
-        parts: list[Tensor] = []
-        _mapped(lambda t, into=parts: into.append(t) or t, result)  # type: ignore[misc]  # append gives None
-        found |= {f"{name}.{i}": t for i, t in enumerate(parts)}
+        found |= {f"{name}.{i}": t for i, t in enumerate(tensors_in(result))}
     return found
 
 
@@ -112,7 +105,7 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
                 rule = "results of statistics must begin with the axes of batch and heads to be joined."
                 text, fix = f"{name.split('.')[0]} of shape {tuple(t.shape)}", "leave that statistic out."
                 raise RecordingError("save()", rule, {"entry": entry.path}, found=text, fix=fix)
-        results = {name: _mapped(_hollow, result) for name, result in entry.statistics.items()}
+        results = {name: tree_map(_hollow, result) for name, result in entry.statistics.items()}
         mask = None if entry.query_mask is None else _hollow(entry.query_mask)
         bare = replace(entry, matrix=None, statistics=results, query_mask=mask)
         found[KINDS.index(entry.kind), entry.layer, entry.call] = Part(
@@ -235,17 +228,13 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
             raise _unfit(first, "all ranks must have kept the same.", f"{name} on some ranks only")
         found[name] = _divided(name, [[(r, p.tensors[name]) for r, p in row] for row in grid], axes, first)
     shape = (sum(batches), len(heads), *first.shape[2:])
-    pool = {name: iter([one.whole for key, one in found.items() if key.rpartition(".")[0] == name])
-            for name in first.statistics}  # fmt: skip
-    results = {name: _mapped(partial(_next, pool[name]), result) for name, result in first.statistics.items()}
+    wholes = {name: [one.whole for key, one in found.items() if key.rpartition(".")[0] == name]
+              for name in first.statistics}  # fmt: skip
+    results = {name: rebuilt(result, wholes[name]) for name, result in first.statistics.items()}
     matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
     query_mask = found["query_mask"].whole if "query_mask" in found else None
     entry = replace(first, heads=heads, shape=shape, matrix=matrix, statistics=results, query_mask=query_mask)
     return entry, found
-
-
-def _next(rest: Iterator[Tensor], _: Tensor) -> Tensor:
-    return next(rest)
 
 
 def _with_query_mask(part: Part, grid: Grid) -> Part:
@@ -294,7 +283,7 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
     for which, axis in enumerate(axes):
         if axis is not None:
             shape[axis] = at[which]
-    return Divided(torch.zeros(1, dtype=first.dtype, device="cpu").expand(shape), places)
+    return Divided(_hollow(first, shape), places)
 
 
 def _matrix(

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from attlas.atlas import Atlas
 from attlas.atlas.storage import Writer
 from attlas.atlas.tensors import Written, fingerprint, header_of, sha256_of
-from attlas.distributed.agree import gathered
+from attlas.distributed.agree import agreed, gathered
 from attlas.distributed.recordings import Divided, described, joined, tensors_of
 from attlas.errors import RecordingError, ShapeError, kind
 
@@ -101,16 +101,9 @@ def save(
         whole.model, whole.spans, whole.details = atlas.model, atlas.spans, atlas.details
         return whole, divided
 
-    whole, divided = gathered_here(mesh, join)
+    whole, divided = agreed(mesh, join)
     with _SharedWriter(folder, overwrite, mesh, divided, atlas) as writer:
         writer.finish(whole)
-
-
-def gathered_here(mesh: DeviceMesh, compute: Any) -> Any:
-    """Return what a function gives on this rank, if it fails on none."""
-    found: list[Any] = []
-    gathered(mesh, lambda: found.append(compute()))
-    return found[0]
 
 
 def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:

@@ -66,6 +66,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
 
 
 def _check_weights(where: str, weights: Tensor) -> None:
+    """Raise a ShapeError unless a tensor holds weights: no number below 0, no row sum above 1."""
     rule, fix = "", "the attentions of a model, or softmax(scores, dim=-1)."
     if weights.ndim < 2 or not weights.is_floating_point():
         rule = "a tensor of weights has the axes (..., m, n), and is of floating point."

@@ -99,12 +99,12 @@ class Request:
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
         problem = replace(self.problem, score=score)
-        vars(problem)["tokens"] = tree_map(Tensor.detach, tokens[0]), tree_map(Tensor.detach, tokens[1])
+        vars(problem)["tokens"] = tree_map(Tensor.detach, tokens)
         return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 
     def inputs(self) -> list[Tensor]:
         """Return the tensors that want a gradient besides values and sink: tokens, then parameters."""
-        return [*tree_flatten(self.tokens[0]), *tree_flatten(self.tokens[1]), *self.parameters()]
+        return [*tree_flatten(self.tokens), *self.parameters()]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters of the score that its forward may use."""
@@ -112,11 +112,8 @@ class Request:
 
     def with_inputs(self, tensors: Sequence[Tensor]) -> Request:
         """Return the same request for other tensors in the place of `inputs`."""
-        rest = list(tensors)
-        tokens = tree_unflatten(self.tokens[0], rest), tree_unflatten(self.tokens[1], rest)
-        fused = self.fused
-        if fused is not None:
-            fused = replace(fused, q=tree_flatten(tokens[0])[0], k=tree_flatten(tokens[1])[0])
+        tokens = tree_unflatten(self.tokens, list(tensors))
+        fused = self.fused and replace(self.fused, q=tree_flatten(tokens[0])[0], k=tree_flatten(tokens[1])[0])
         return replace(self, tokens=tokens, fused=fused)
 
 

@@ -92,6 +92,7 @@ class CellGradient:
 
 
 def _joined(name: str, a: Any, b: Any) -> Any:
+    """Return one term of the sum of two gradients; None counts as 0."""
     if a is None or b is None:
         return None if name == "rows" else b if a is None else a
     if name in ("rows", "centre"):  # the centre is that of a row's logits, the same for all

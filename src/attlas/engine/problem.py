@@ -63,6 +63,7 @@ def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
 
 
 def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
+    """Yield the tensors of a score or a mask and of its parts, some more than once."""
     values: Iterable[Any] = vars(owner).values()
     if isinstance(owner, nn.Module):
         own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
@@ -138,9 +139,7 @@ class Problem:
 
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
         """
-        if not self.versions or tracing():
-            return
-        for version in self.versions:
+        for version in () if tracing() else self.versions:
             if (version.changes, version.address) != _state(version.tensor):
                 rule = "the tensors of a matrix must not change after attend()."
                 found = f"{version.name} was changed in place"
@@ -205,8 +204,8 @@ class Problem:
     def tokens(self) -> tuple[Tokens, Tokens]:
         """Queries and keys after `Score.project`, without a graph; computed once for all reads."""
         with torch.no_grad():
-            q, k = self.project()
-            return tree_map(Tensor.detach, q), tree_map(Tensor.detach, k)
+            q, k = tree_map(Tensor.detach, self.project())
+            return q, k
 
     @cached_property
     def plain_dot(self) -> Dot | None:
@@ -236,7 +235,7 @@ class Problem:
         """Whether no logit can be infinite, by the kind of score and a check of the tokens."""
         if not self.score.finite or self.has_small_logits:
             return self.score.finite
-        return all_finite(*(t for part in self.tokens for t in tree_flatten(part)))
+        return all_finite(*tree_flatten(self.tokens))
 
     @cached_property
     def allowed_runs(self) -> tuple[Tensor, Tensor] | None:
@@ -256,8 +255,7 @@ class Problem:
     @cached_property
     def protected_storages(self) -> frozenset[int]:
         """Addresses of the storages that must not be overwritten: those of the tokens and of the score."""
-        tensors = [t for part in self.tokens for t in tree_flatten(part)]
-        tensors += tensors_of(self.score)
+        tensors = (*tree_flatten(self.tokens), *tensors_of(self.score))
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,18 +65,14 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
     Memory: m · n numbers a head, several times. For tests and small matrices.
     """
     batch, heads, m, n = problem.shape
-    at = problem.tile(range(batch), range(heads), range(m), range(n))
+    at = problem.tile(*map(range, problem.shape))
     q, k = problem.project() if tokens is None else tokens
-    index: Any
     if rows is not None:
-        m = len(rows)
-        if isinstance(rows, range):
-            at, index = replace(at, rows=rows), slice(rows.start, rows.stop)
-        else:
-            at, index = replace(at, rows=range(m), row_index=rows), rows
+        m, index = len(rows), slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        at = replace(at, rows=rows) if isinstance(rows, range) else replace(at, rows=range(m), row_index=rows)
         q = tree_map(lambda t: t[:, :, index], q)
     k = tree_map(lambda t: spread_heads(t, heads), k)
-    q, k = tree_map(lambda t: t.to(problem.dtype), q), tree_map(lambda t: t.to(problem.dtype), k)
+    q, k = tree_map(lambda t: t.to(problem.dtype), (q, k))
     logits = problem.score(q, k, at).expand(batch, heads, m, n)
     if problem.mask is not None:
         logits = logits.masked_fill(~problem.mask.allows(at), -math.inf)

@@ -158,6 +158,7 @@ class Sdpa(Backend):
 
 
 def _plain(problem: Problem, dot: Dot) -> bool:
+    """Return whether torch's kernel needs nothing but its own causal flag: no bias, sink or other mask."""
     square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset
     return (problem.mask is None or square) and dot.bias is None and problem.sink is None
 
@@ -174,6 +175,7 @@ def _aligned(dot: Dot, v: Tensor) -> _Aligned:
 
 
 def _padded(t: Tensor, width: int) -> Tensor:
+    """Return vectors filled up with zeros to a size, their last axis without gaps."""
     t = t if t.shape[-1] == width else functional.pad(t, (0, width - t.shape[-1]))
     return t if t.stride(-1) == 1 else t.contiguous()
 
@@ -222,6 +224,7 @@ def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
 
 
 def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
+    """Return the position-dependent term of the logits of a tile; None where there is none."""
     if dot.bias is None:
         return None
     with torch.no_grad():

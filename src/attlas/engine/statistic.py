@@ -417,16 +417,16 @@ class Statistic(ABC):
         """
         return None
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
         """Return the carry after all tiles from the numbers that `outputs` named; by default the first of them.
 
         None where they do not tell it, for a statistic whose `from_outputs` does without it.
         """
-        return found[next(iter(self.outputs(problem) or found))]
+        return results[next(iter(self.outputs(problem) or results))]
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Any:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Any:
         """Return the result from the numbers that `outputs` named; by default by `carry_from` and `finish`."""
-        return self.finish(self.carry_from(found, problem))
+        return self.finish(self.carry_from(results, problem))
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:

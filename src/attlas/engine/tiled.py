@@ -7,7 +7,7 @@ the score alone; softmax is differentiated here, from the log-sum-exp that the f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
@@ -94,9 +94,8 @@ class Tiled(Backend):
                 [t[place].to(dtype).detach().requires_grad_() for t in flat]
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
-            q, k = (tree_unflatten(form, list(tile)) for form, tile in zip(tokens, (q_tile, k_tile), strict=True))
             with torch.enable_grad():
-                logits = _score(problem, q, k, at)
+                logits = _score(problem, tree_unflatten(tokens, [*q_tile, *k_tile]), at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)
@@ -114,8 +113,8 @@ class Tiled(Backend):
             if not (inputs and logits.requires_grad):
                 continue
             grads = iter(torch.autograd.grad(logits, inputs, slope, allow_unused=True))
-            for place, totals in zip(places, (grads_q, grads_k), strict=True):
-                _add_gradients(totals, place, islice(grads, len(totals)))
+            _add_gradients(grads_q, places[0], grads)
+            _add_gradients(grads_k, places[1], grads)
             grads_p = [
                 total if grad is None else grad if total is None else total + grad
                 for total, grad in zip(grads_p, grads, strict=True)
@@ -233,7 +232,7 @@ def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor |
         tile = replace(at, columns=range(len(columns)), column_index=columns)
     else:
         tile = at.narrow(columns)
-    logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, problem.tokens, tile), tile))
+    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, tile), tile))
     if problem.mask is not None:
         logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
     return logits if lse is None else _weights(logits, lse)
@@ -284,9 +283,10 @@ def _tiles(
             yield row_block, block, row_block.at.narrow(block.columns)
 
 
-def _add_gradients(totals: list[Tensor], place: Any, grads: Iterable[Tensor | None]) -> None:
-    """Add the gradients of a tile's tokens to those of all tokens; None counts as 0."""
-    for total, grad in zip(totals, grads, strict=True):
+def _add_gradients(totals: list[Tensor], place: Any, grads: Iterator[Tensor | None]) -> None:
+    """Add the next gradients, those of a tile's tokens, to those of all tokens; None counts as 0."""
+    for total in totals:
+        grad = next(grads)
         if grad is not None:
             total[place] += grad
 
@@ -363,9 +363,9 @@ def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -
     return q, k
 
 
-def _score(problem: Problem, q: Tokens, k: Tokens, at: Tile) -> Tensor:
-    """Return the score of a tile in full shape; `k` may have fewer heads than the tile."""
-    heads = len(at.heads)
+def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
+    """Return the score of a tile in full shape, from its queries and its keys, which may have fewer heads."""
+    (q, k), heads = tokens, len(at.heads)
     logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
     if logits.shape == at.shape:
         return logits
@@ -398,7 +398,7 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _writable(problem, _score(problem, *_tokens_of_tile(problem, tokens, at), at))
+        logits = _writable(problem, _score(problem, _tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_finite_logits:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, block, fill)

@@ -166,5 +166,6 @@ def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
 
 
 def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
+    """Return the parts of segments that lie within `hull`."""
     clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), state) for c, state in segments)
     return tuple((c, state) for c, state in clipped if len(c))

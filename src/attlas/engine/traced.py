@@ -42,6 +42,7 @@ def multiply_transposed(problem: Problem, x: Tensor) -> Tensor:
 
 
 def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
+    """Return the output of torch's fused kernel for a dot product."""
     mask = problem.mask
     causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)

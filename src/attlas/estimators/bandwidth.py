@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import ShapeError
+from attlas.scores.distance import checked_bandwidth
 
 __all__ = ["RULES", "Spread", "bandwidth_of_features", "check_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
 
@@ -36,25 +37,11 @@ class Spread:
 
 def check_bandwidth(where: str, bandwidth: object) -> None:
     """Raise unless a bandwidth is a rule, a number above 0 or several of them."""
-    if isinstance(bandwidth, str):
-        if bandwidth in RULES:
-            return
+    if not isinstance(bandwidth, str):
+        checked_bandwidth(where, np.asarray(bandwidth) if hasattr(bandwidth, "__array__") else bandwidth)
+    elif bandwidth not in RULES:
         rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."
         raise ShapeError(where, rule, found=f"bandwidth = {bandwidth!r}", fix="bandwidth='loo'")
-    try:
-        value = np.asarray(None if isinstance(bandwidth, bool) else bandwidth, dtype=np.float64)
-    except (TypeError, ValueError):
-        value = np.asarray(np.nan)
-    if bandwidth is None or isinstance(bandwidth, bool) or (value.ndim == 0 and np.isnan(value)):
-        rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."
-        raise DtypeError(where, rule, found=kind(bandwidth), fix="bandwidth=1.0")
-    if value.ndim > 1 or not value.size or not (np.isfinite(value) & (value > 0)).all():
-        raise ShapeError(
-            where,
-            "every bandwidth must be a finite number above 0.",
-            found=f"bandwidth = {bandwidth!r}",
-            fix="give the distance over which the prediction may change, such as bandwidth=1.0.",
-        )
 
 
 def bandwidth_of_features(where: str, bandwidth: object, features: int) -> Floats:

@@ -318,13 +318,13 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth, report)
             found = search(stages, int(used.sum()), settings, begin)
         if loss is squared_error and copies:
-            found = _with_spread(found, whole, data.values[index])
+            found = _with_error_of_copies(found, whole, data.values[index])
         self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
         self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
         predicted = np.full(data.values.shape, np.nan)
         kept = slice(None) if sample is None else sample
         predicted[kept] = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
-        self._judge_known(predicted[index], whole)
+        self._set_loo_scores_of_known(predicted[index], whole)
 
     def _rows_of_search(self, X: Array) -> int:
         """Return over how many rows of data a search takes the error, n or more for all."""
@@ -357,12 +357,14 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         between = [some(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
         return [some(_COARSE_PAIRS), *between, last]
 
-    def _judge_known(self, predicted: Array, data: Observations) -> None:
+    def _set_loo_scores_of_known(self, predicted: Array, data: Observations) -> None:
         """Keep loss and score of the leave-one-out predictions; NaN stands for a row that was not predicted."""
         known = ~np.isnan(predicted).any(1)
-        self._judge(predicted[known], data.values[known], None if data.weights is None else data.weights[known])
+        self._set_loo_scores(
+            predicted[known], data.values[known], None if data.weights is None else data.weights[known]
+        )
 
-    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+    def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""
         raise NotImplementedError
 
@@ -408,7 +410,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return torch.device(self.device or "cpu")
 
 
-def _with_spread(found: Found, data: Observations, joined: NDArray[np.float64]) -> Found:
+def _with_error_of_copies(found: Found, data: Observations, joined: NDArray[np.float64]) -> Found:
     """Add the squared error of observations about the mean of their copies, which no bandwidth changes."""
     squares = np.square(data.values - joined).mean(1)
     within = float(np.average(squares, weights=data.weights))

@@ -161,7 +161,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         check_classification_targets(target)
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         self.classes_ = np.unique(self.y_)
-        self._fit_pool(self.X_, self._targets(), self.sample_weight_, self._loss)
+        loss = log_loss if self.criterion == "log_loss" else accuracy
+        self._fit_pool(self.X_, self._targets(), self.sample_weight_, loss)
         return self
 
     def predict_proba(self, X: ArrayLike) -> Array:
@@ -222,15 +223,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     # ------------------------------------------------------------------------------------------------------ internal
 
-    @property
-    def _loss(self) -> Any:
-        return log_loss if self.criterion == "log_loss" else accuracy
-
     def _targets(self) -> NDArray[np.float64]:
         indicators: NDArray[np.float64] = np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
         return indicators
 
-    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+    def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)
         self.loo_loss_ = float(np.average(log_loss(*rows).loss.numpy(), weights=weights))
         self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))

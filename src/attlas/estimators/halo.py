@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from attlas.errors import ShapeError
-from attlas.estimators.kernels import BOUNDED
 from attlas.estimators.partitions import Partition, dask_module, no_rows, predictions_of
+from attlas.estimators.sums.task import BOUNDED
 
 __all__ = ["Boxes", "Halo", "boxes_of", "predicted_in_boxes"]
 

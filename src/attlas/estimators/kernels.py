@@ -8,18 +8,11 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
+from attlas.estimators.sums.task import KERNELS
+from attlas.scores import Score
 
-__all__ = ["BOUNDED", "KERNELS", "PreparedKeys", "Profile", "as_score", "check_kernel", "product_error", "profile"]
+__all__ = ["PreparedKeys", "Profile", "check_kernel", "product_error", "profile"]
 
-KERNELS: dict[str, type[Score]] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "epanechnikov": Epanechnikov,
-    "boxcar": Boxcar,
-    "triangular": Triangular,
-}
-BOUNDED = frozenset({"epanechnikov", "boxcar", "triangular"})
 # Cells of one coordinate's differences that are held at once: two tensors of this size stay in a core's cache.
 _CELLS = 1 << 17
 # Log-weights end here, relative to the largest of a row: far below rounding, and above the numbers that are not
@@ -51,11 +44,6 @@ def check_kernel(where: str, kernel: object) -> None:
         f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
     )
     raise DtypeError(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix)
-
-
-def as_score(kernel: str | Score) -> Score:
-    """Return the score of tokens that are measured in bandwidths already."""
-    return kernel if isinstance(kernel, Score) else KERNELS[kernel]()
 
 
 class PreparedKeys:

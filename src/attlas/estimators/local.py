@@ -59,7 +59,7 @@ class Lines(NamedTuple):
         """The line at the query itself, shape (r, e)."""
         return self.mean - (self.centre.unsqueeze(1) @ self.slopes).squeeze(1)
 
-    def lever(self) -> Tensor:
+    def leverage(self) -> Tensor:
         """Return ``l_ij / K_ij``: by how much each neighbour's value moves the line at the query, shape (r, n)."""
         known = self.mass > 0
         share = torch.where(known, 1.0 / torch.where(known, self.mass, 1.0), 0.0)

@@ -35,7 +35,7 @@ class Losses(NamedTuple):
 
 
 class Loss(Protocol):
-    """What a prediction costs: both arguments have shape (r, e)."""
+    """The loss of predictions; both arguments have shape (r, e)."""
 
     def __call__(self, predicted: Tensor, observed: Tensor) -> Losses: ...
 
@@ -60,7 +60,7 @@ def accuracy(predicted: Tensor, observed: Tensor) -> Losses:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted from what, and at what price.
+    """What is predicted from what, and the loss of a prediction.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Task:
     kept : Tensor, shape (n,)
         Weight that an observation keeps when it is left out: 2 where it stands for three repeated ones, else 0.
     loss : Loss
-        Price of a prediction.
+        Loss of a prediction.
     degree : int
         0 for a local mean, 1 for a local line.
     """
@@ -180,7 +180,7 @@ class LeaveOneOut(Objective):
         super().__init__(task.to(dtype), rows)
         weights = self.task.weights.unsqueeze(-1)
         self._pooled = torch.cat([weights * self.task.values, weights], -1)
-        self._across = self._pooled.mT.contiguous()
+        self._pooled_columns = self._pooled.mT.contiguous()
 
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth, in one pass: all share the distances."""
@@ -216,11 +216,11 @@ class LeaveOneOut(Objective):
         def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
             weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
-            predicted, lever, residual = self._predict(self._keep(weight, rows), part, keys)
-            loss, price = self.task.loss(predicted, self.task.values[rows])
+            predicted, leverage, residual = self._predict(self._keep(weight, rows), part, keys)
+            loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
-                slope *= self._spread(price * self._share[part].unsqueeze(-1), residual, lever)
+                slope *= self._pair_slopes(loss_slope * self._share[part].unsqueeze(-1), residual, leverage)
                 slopes = prepared.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
@@ -274,17 +274,20 @@ class LeaveOneOut(Objective):
         gaps = keys - keys[self.rows[part]].unsqueeze(1)
         line = lines_through(weight * self.task.weights, gaps, self.task.values)
         predicted = torch.where(line.mass > 0, line.at_zero, self._alone[part])
-        return predicted, line.lever(), _Residual(line.mean, line.slopes, line.centred)
+        return predicted, line.leverage(), _Residual(line.mean, line.slopes, line.centred)
 
-    def _spread(self, price: Tensor, residual: _Residual, lever: Tensor) -> Tensor:
-        """Return ``lever_ij w_j Σ_e price_ie (y_je - line_ie(x_j))``, shape (r, n)."""
-        level = -(price * residual.level).sum(-1, keepdim=True)
-        left = torch.cat([price, level], -1)
+    def _pair_slopes(self, loss_slope: Tensor, residual: _Residual, leverage: Tensor) -> Tensor:
+        """Return the derivative of the loss by each pair's kernel, shape (r, n).
+
+        That is ``leverage_ij w_j Σ_e loss_slope_ie (y_je - line_ie(x_j))``.
+        """
+        level = -(loss_slope * residual.level).sum(-1, keepdim=True)
+        left = torch.cat([loss_slope, level], -1)
         if residual.slopes is None or residual.centred is None:
-            return (left * lever) @ self._across
-        tilt = (residual.slopes * price.unsqueeze(1)).sum(-1, keepdim=True)
+            return (left * leverage) @ self._pooled_columns
+        tilt = (residual.slopes * loss_slope.unsqueeze(1)).sum(-1, keepdim=True)
         sloped = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
-        return (left @ self._across - sloped) * lever
+        return (left @ self._pooled_columns - sloped) * leverage
 
 
 class _Residual(NamedTuple):

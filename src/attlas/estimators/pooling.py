@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.kernels import PreparedKeys, as_score, profile
+from attlas.estimators.kernels import PreparedKeys, profile
 from attlas.estimators.local import lines_from_moments, lines_through
 from attlas.estimators.row_blocks import row_blocks
 from attlas.estimators.scored import weighted
 from attlas.estimators.sums import Sums, kernel_sums
+from attlas.estimators.sums.task import KERNELS
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 
@@ -59,7 +60,8 @@ class Pool:
 
     def matrix(self, x: Tensor) -> AttentionMatrix:
         """Return the weights of all keys for each query, lazy, shape (m, n)."""
-        return attend(x, self.keys, score=weighted(as_score(self.kernel), self.weights))
+        score = self.kernel if isinstance(self.kernel, Score) else KERNELS[self.kernel]()
+        return attend(x, self.keys, score=weighted(score, self.weights))
 
     def sums(self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False) -> Sums:
         """Return the sums of a kernel that has a name."""
@@ -127,7 +129,7 @@ class Pool:
                     ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
                 elif moved is not None:
                     ordered, place = moved[..., c].sort(dim=-1, stable=True)
-                found[rows, c] = _reached(share.gather(1, place), ordered, levels)
+                found[rows, c] = _first_reaching(share.gather(1, place), ordered, levels)
         return found
 
     def shares(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -242,7 +244,7 @@ class Pool:
         return torch.cat([torch.zeros(0, dtype=torch.int64, device=x.device), *found])
 
 
-def _reached(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
+def _first_reaching(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
     """Return for each row the first of its ordered values at which the sum of shares reaches each level."""
     total = share.cumsum(-1, dtype=torch.float64)
     whole = total[:, -1:]

@@ -387,7 +387,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self._unit = np.where(spread.deviation > 0, spread.deviation, 1.0)
         return (values - self._shift) / self._unit
 
-    def _judge(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+    def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         with np.errstate(over="ignore"):  # of outputs like 1e300 the error is infinite, and the score is not
             gap = np.square((predicted - observed) * self._unit)
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
@@ -430,9 +430,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return np.float32 if self._single else np.float64
 
     def _restored(self, values: Tensor) -> Array:
+        """Return pooled values, or their deviations, in the units of the outputs."""
         restored: Array = values.detach().cpu().numpy().astype(np.float64) * self._unit
         return restored
 
     def _shaped(self, values: Array) -> Array:
+        """Return predictions (n, e) with the axes and the dtype that the user sees."""
         shaped = values if self.y_.ndim > 1 else values[:, 0]
         return shaped.astype(self._output_dtype)

@@ -102,33 +102,33 @@ class _Descent:
         bounds = [(_LOWEST, _HIGHEST)] * len(start)
         if self.settings.smooth:
             options: dict[str, Any] = {"maxiter": self.settings.max_iter, "ftol": self.tol, "gtol": 1e-9}
-            result = minimize(self._both, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+            result = minimize(self._loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         else:
             simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
             options = {
                 "maxiter": self.settings.max_iter, "fatol": self.tol, "xatol": 1e-2,
                 "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST),
             }  # fmt: skip
-            result = minimize(self._alone, start, method="Nelder-Mead", bounds=bounds, options=options)
+            result = minimize(self._loss, start, method="Nelder-Mead", bounds=bounds, options=options)
         best = int(np.argmin(self.losses))
         result.x, result.fun = self.points[best], self.losses[best]
         return result
 
-    def _look(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
+    def _evaluate(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
         loss, slope = self.objective.value(torch.from_numpy(point.copy()), gradient=gradient)
         self.points.append(point.copy())
         self.losses.append(loss)
         self.settings.report(f"{self.name}, evaluation {len(self.losses)}, leave-one-out loss {min(self.losses):.4g}")
         return loss, slope.numpy()
 
-    def _both(self, point: Floats) -> tuple[float, Floats]:
-        loss, slope = self._look(point, gradient=True)
+    def _loss_and_slope(self, point: Floats) -> tuple[float, Floats]:
+        loss, slope = self._evaluate(point, gradient=True)
         # scipy compares decreases with 1: losses are given in units of the first.
         unit = self.losses[0] if self.losses[0] > 0 else 1.0
         return loss / unit, slope / unit
 
-    def _alone(self, point: Floats) -> float:
-        return self._look(point, gradient=False)[0]
+    def _loss(self, point: Floats) -> float:
+        return self._evaluate(point, gradient=False)[0]
 
 
 def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> Found:
@@ -151,29 +151,32 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
     and at `n_restarts` random points about the best; the best of all is where the last descent starts.
     """
     if warm is not None:
-        last = _Descent(stages[-1], settings, settings.tol, "warm start")
-        end = last.run(warm)
-        none = np.empty(0)
-        return Found(end.x, max(1, int(end.nit)), none, none, np.stack(last.points), np.asarray(last.losses))
-    settings.report(f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}")
-    losses = stages[0].grid(torch.from_numpy(_SCALES)).numpy()
-    starts = _starts(losses, features, settings)
-    steps, best, least = 0, starts[0], np.inf
-    if losses.max() > 0:
-        for number, start in enumerate(starts, 1):
-            descent = _Descent(stages[0], settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")
-            end = descent.run(start)
-            steps += int(end.nit)
-            if end.fun < least:
-                best, least = end.x, end.fun
-        for stage in stages[1:] or stages:
-            last = _Descent(stage, settings, settings.tol, "last search")
-            end = last.run(best)
-            best, steps = end.x, steps + int(end.nit)
-        visited, visited_loss = np.stack(last.points), np.asarray(last.losses)
-    else:  # nothing to learn: every bandwidth predicts without an error
-        visited, visited_loss = best[None], losses[:1]
-    return Found(best, max(1, steps), _SCALES.copy(), losses, visited, visited_loss)
+        grid = losses = np.empty(0)
+        best, steps, stages, name = warm, 0, stages[-1:], "warm start"
+    else:
+        settings.report(
+            f"grid of {len(_SCALES)} scales for {features} {'bandwidth' if features == 1 else 'bandwidths'}"
+        )
+        grid, losses = _SCALES.copy(), stages[0].grid(torch.from_numpy(_SCALES)).numpy()
+        starts = _starts(losses, features, settings)
+        if not losses.max() > 0:  # nothing to learn: every bandwidth predicts without an error
+            return Found(starts[0], 1, grid, losses, starts[0][None], losses[:1])
+        best, steps = _best_end(stages[0], starts, settings)
+        stages, name = stages[1:] or stages, "last search"
+    for stage in stages:
+        last = _Descent(stage, settings, settings.tol, name)
+        end = last.run(best)
+        best, steps = end.x, steps + int(end.nit)
+    return Found(best, max(1, steps), grid, losses, np.stack(last.points), np.asarray(last.losses))
+
+
+def _best_end(objective: Objective, starts: list[Floats], settings: Settings) -> tuple[Floats, int]:
+    """Return the best point that coarse descents from several starts end at, and their iterations together."""
+    ends = [
+        _Descent(objective, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}").run(start)
+        for number, start in enumerate(starts, 1)
+    ]
+    return min(ends, key=lambda end: float(end.fun)).x, sum(int(end.nit) for end in ends)
 
 
 def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:

@@ -26,9 +26,11 @@ __all__ = ["read_fit", "write_fit"]
 _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
 _ARRAYS = ("X_", "support_", "bandwidth_")
-_FACTS = ("n_features_in_", "target_name_", "table_columns_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
-_WRONG = (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
-          RecursionError, MemoryError)  # fmt: skip
+_NUMBERS = ("n_features_in_", "target_name_", "table_columns_", "n_iter_", "loo_loss_", "loo_score_", "loo_rows_")
+_READ_ERRORS = (
+    SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError,
+    MemoryError,
+)  # fmt: skip
 
 Array = NDArray[Any]
 Kind = TypeVar("Kind", bound="AttentionEstimator")
@@ -42,7 +44,7 @@ def write_fit(estimator: AttentionEstimator, path: str | os.PathLike[str]) -> No
     CheckpointError, DtypeError
         As `AttentionEstimator.save` says.
     """
-    arrays, facts = _taken(estimator)
+    arrays, facts = _to_arrays(estimator)
     facts["sha256"] = {name: _digest(array) for name, array in arrays.items()}
     text = json.dumps(facts, sort_keys=True)
     metadata = {_KEY: text, "format": _FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -67,12 +69,12 @@ def read_fit(kind: type[Kind], path: str | os.PathLike[str], kernel: Score | Non
         fix = f"load(path, kernel=attlas.{facts['score']}(...))" if stored is None else "leave kernel out."
         raise _broken(Path(path), found, fix)
     try:
-        return _given_back(kind, arrays, facts, kernel)
-    except (*_WRONG, AttlasError) as error:
+        return _from_arrays(kind, arrays, facts, kernel)
+    except (*_READ_ERRORS, AttlasError) as error:
         raise _broken(Path(path), f"contents that do not fit together ({error})") from error
 
 
-def _taken(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+def _to_arrays(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of an estimator, and the rest as plain data."""
     arrays = {name: np.ascontiguousarray(getattr(estimator, name)) for name in _ARRAYS}
     if estimator.sample_weight_ is not None:
@@ -90,11 +92,11 @@ def _taken(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
         facts["score"], parameters["kernel"] = type(estimator.kernel).__name__, None
     names = getattr(estimator, "feature_names_in_", None)
     facts |= {"parameters": parameters, "feature_names": None if names is None else list(names)}
-    facts["facts"] = {name: _plain(getattr(estimator, name)) for name in _FACTS if hasattr(estimator, name)}
+    facts["facts"] = {name: _plain(getattr(estimator, name)) for name in _NUMBERS if hasattr(estimator, name)}
     return arrays, facts
 
 
-def _given_back(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, Any], kernel: Score | None) -> Kind:
+def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, Any], kernel: Score | None) -> Kind:
     parameters = dict(facts["parameters"])
     dtype = parameters["dtype"]
     parameters["dtype"] = None if dtype is None else {"float32": torch.float32, "float64": torch.float64}[dtype]
@@ -105,7 +107,7 @@ def _given_back(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, Any
         setattr(estimator, name, arrays[name])
     estimator.sample_weight_ = arrays.get("sample_weight_")
     for name, value in facts["facts"].items():
-        if name not in _FACTS:
+        if name not in _NUMBERS:
             raise ValueError(name)
         setattr(estimator, name, float("nan") if value is None else value)
     if path:
@@ -142,7 +144,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         raise
     except FileNotFoundError as error:
         raise _broken(path, "no such file", "give the path of save().") from error
-    except _WRONG as error:
+    except _READ_ERRORS as error:
         found = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise _broken(path, f"{found}: it was cut off, changed, or is no safetensors file") from error
     return arrays, facts

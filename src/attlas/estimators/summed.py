@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.kernels import KERNELS, product_error
+from attlas.estimators.kernels import product_error
 from attlas.estimators.loo import LeaveOneOut, Objective, Task, factors_with_own
 from attlas.estimators.row_blocks import map_blocks, one_thread
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, sum_run
 from attlas.estimators.sums.laplace import leave_one_out_sums
+from attlas.estimators.sums.task import KERNELS
 from attlas.estimators.sums.task import Task as SumsTask
 from attlas.work import explain_choice
 
-__all__ = ["SummedLeaveOneOut", "objective", "on_a_line"]
+__all__ = ["SummedLeaveOneOut", "objective"]
 
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
 _COORDINATES, _COLUMNS = 16, 128
@@ -35,22 +36,17 @@ _PAIRS, _FEWEST = 1 << 24, 32
 _LONG_LINE = 1 << 18  # keys of a line from which on threads share its operations
 
 
-class _Left(NamedTuple):
-    """Predictions of rows that were left out, what is one over the mass of their neighbours, and sums for slopes.
+class _LeftOut(NamedTuple):
+    """Predictions of rows that were left out, one over the mass of their neighbours, and the slopes of both sums.
 
-    `across` (r, d) is ``Σ_j w_j F_ij |u_ijc|^p``, `along` (r, e, d) the same times the values, both to be multiplied
-    by `inverse`.
+    `mass_slopes` (r, d) is ``Σ_j w_j F_ij |u_ijc|^p``, `value_slopes` (r, e, d) the same times the values; both are to
+    be multiplied by `inverse`.
     """
 
     predicted: Tensor
     inverse: Tensor
-    across: Tensor
-    along: Tensor
-
-
-def on_a_line(task: Task) -> bool:
-    """Tell whether all pairs of a task cost no more than sorting it does."""
-    return not task.degree and task.keys.shape[1] == 1 and task.keys.device.type == "cpu"
+    mass_slopes: Tensor
+    value_slopes: Tensor
 
 
 def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Objective:
@@ -85,7 +81,8 @@ class SummedLeaveOneOut(Objective):
 
     def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(task.to(dtype), rows)
-        self._arguments, self.line = (task, rows), rows is None and on_a_line(task)
+        self._arguments = task, rows
+        self.line = rows is None and task.keys.shape[1] == 1  # where all pairs cost no more than sorting does
         weights = self.task.weights
         self._weights = None if bool((weights == 1).all()) else weights
         self._share = weights[self.rows].double() / weights[self.rows].double().sum()
@@ -96,7 +93,7 @@ class SummedLeaveOneOut(Objective):
 
         def loss(part: slice) -> Tensor:
             left = self._left_out(self.task.keys / several[part.start], every, gradient=False)
-            return self._price(left, every)[0]
+            return self._summed_loss(left, every)[0]
 
         with one_thread(self.task.keys.device) as threads:
             return torch.stack(map_blocks(loss, (slice(i, i + 1) for i in range(len(several))), threads))
@@ -128,12 +125,13 @@ class SummedLeaveOneOut(Objective):
 
     def _loss_and_slopes(self, keys: Tensor, part: slice, gradient: bool) -> Tensor:
         left = self._left_out(keys, part, gradient=gradient)
-        loss, price = self._price(left, part)
+        loss, loss_slope = self._summed_loss(left, part)
         if not gradient:
             return torch.cat([loss.reshape(1), loss.new_zeros(keys.shape[1])])
-        price = price.double() * (self._share[part] * left.inverse.double()).unsqueeze(-1)
-        level = (price * left.predicted.double()).sum(-1, keepdim=True)
-        slopes = torch.einsum("re,red->d", price, left.along.double()) - (level * left.across.double()).sum(0)
+        loss_slope = loss_slope.double() * (self._share[part] * left.inverse.double()).unsqueeze(-1)
+        level = (loss_slope * left.predicted.double()).sum(-1, keepdim=True)
+        slopes = torch.einsum("re,red->d", loss_slope, left.value_slopes.double())
+        slopes -= (level * left.mass_slopes.double()).sum(0)
         return torch.cat([loss.reshape(1), slopes])
 
     @cached_property
@@ -147,45 +145,45 @@ class SummedLeaveOneOut(Objective):
         step = count if self.line else max(_FEWEST, _PAIRS // len(self.task.keys))
         return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
-    def _price(self, left: _Left, part: slice) -> tuple[Tensor, Tensor]:
+    def _summed_loss(self, left: _LeftOut, part: slice) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of some rows in float64, and the slope of each."""
-        loss, price = self.task.loss(left.predicted, self.task.values[self.rows[part]])
-        return (loss.double() * self._share[part]).sum(), price
+        loss, loss_slope = self.task.loss(left.predicted, self.task.values[self.rows[part]])
+        return (loss.double() * self._share[part]).sum(), loss_slope
 
     def _loses_digits(self, keys: Tensor) -> bool:
         """Tell whether squares of the keys are too large for slopes that are made of them."""
         squared = keys.shape[1] > 1 or self.task.kernel == "gaussian"
         return squared and product_error(keys) > _ROUNDING[keys.dtype]
 
-    def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _Left:
+    def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _LeftOut:
         """Return predictions, and with `gradient` what slopes are made of."""
         kernel, values, rows = self.task.kernel, self.task.values, self.rows[part]
         d, e = keys.shape[1], values.shape[1]
-        across, along = keys.new_zeros(len(rows), d), keys.new_zeros(len(rows), e, d)
+        mass_slopes, value_slopes = keys.new_zeros(len(rows), d), keys.new_zeros(len(rows), e, d)
         if kernel == "laplace":
             sums, slopes = leave_one_out_sums(keys[:, 0], values, self._weights)
             sums, slopes = sums.rows(rows), slopes[rows]
-            across, along = slopes[:, -1:], slopes[:, :-1].unsqueeze(-1)
+            mass_slopes, value_slopes = slopes[:, -1:], slopes[:, :-1].unsqueeze(-1)
         elif not gradient:
             sums = self._sums(kernel, keys, values, rows)
         elif kernel == "gaussian":
             sums = self._sums(kernel, keys, _powers(keys, values), rows)
-            across, along = _squares(keys[rows], sums, e)
+            mass_slopes, value_slopes = _squares(keys[rows], sums, e)
             sums = Sums(sums.numerator[:, :e], sums.denominator, sums.log_scale)
         else:
             sums = self._sums(kernel, keys, values, rows)
             inside = self._sums("boxcar", keys, values if d == 1 else _powers(keys, values), rows)
             # Both kernels count from 1 at distance 0; their sums have scales of their own.
             times = torch.where(sums.denominator > 0, (inside.log_scale - sums.log_scale).exp().to(keys), 0.0)
-            across, along = inside.denominator.unsqueeze(-1), inside.numerator.unsqueeze(-1)
             if d > 1:
-                across, along = _squares(keys[rows], inside, e)
-            across, along = across * times.unsqueeze(-1), along * times.view(-1, 1, 1)
-            if d == 1:
-                across, along = across - sums.denominator.unsqueeze(-1), along - sums.numerator.unsqueeze(-1)
+                mass_slopes, value_slopes = _squares(keys[rows], inside, e)
+                mass_slopes, value_slopes = mass_slopes * times.unsqueeze(-1), value_slopes * times.view(-1, 1, 1)
+            else:  # |u| is what a triangle lacks of a boxcar
+                mass_slopes = (inside.denominator * times - sums.denominator).unsqueeze(-1)
+                value_slopes = (inside.numerator * times.unsqueeze(-1) - sums.numerator).unsqueeze(-1)
             if kernel == "epanechnikov":
-                across, along = 2.0 * across, 2.0 * along
-        return self._with_kept(sums, across, along, part)
+                mass_slopes, value_slopes = 2.0 * mass_slopes, 2.0 * value_slopes
+        return self._with_kept(sums, mass_slopes, value_slopes, part)
 
     def _sums(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
         """Return the sums that rows see of all other keys."""
@@ -199,7 +197,7 @@ class SummedLeaveOneOut(Objective):
         last = torch.full_like(rows, len(keys))
         return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 
-    def _with_kept(self, sums: Sums, across: Tensor, along: Tensor, part: slice) -> _Left:
+    def _with_kept(self, sums: Sums, mass_slopes: Tensor, value_slopes: Tensor, part: slice) -> _LeftOut:
         """Give an observation that stands for several the others back, and divide."""
         rows = self.rows[part]
         kept, values = self.task.kept[rows], self.task.values[rows]
@@ -209,16 +207,18 @@ class SummedLeaveOneOut(Objective):
         inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
         predicted = (sums.numerator * others.unsqueeze(-1) + own.unsqueeze(-1) * values) * inverse.unsqueeze(-1)
         predicted = torch.where(known.unsqueeze(-1), predicted, self._alone[part])
-        return _Left(predicted, inverse * others, across, along)
+        return _LeftOut(predicted, inverse * others, mass_slopes, value_slopes)
 
 
 def _squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
     """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d)."""
     d, centre = x.shape[1], x.unsqueeze(1)
     y, k, square, yk, y_square = sums.numerator.split([e, d, d, e * d, e * d], -1)
-    across = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square
-    along = centre.square() * y.unsqueeze(-1) - 2.0 * centre * yk.unflatten(-1, (e, d)) + y_square.unflatten(-1, (e, d))
-    return across, along
+    mass_slopes = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square
+    value_slopes = (
+        centre.square() * y.unsqueeze(-1) - 2.0 * centre * yk.unflatten(-1, (e, d)) + y_square.unflatten(-1, (e, d))
+    )
+    return mass_slopes, value_slopes
 
 
 def _powers(keys: Tensor, values: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ def effect(
     measure = _measure(where, target, positions, n)
     probe = _Heads(layers, heads)
 
-    def run(interventions: Sequence[Intervention], copies: int) -> Tensor:
-        with intervene(model, interventions, patch_sdpa=patch_sdpa):
+    def run(intervention: Intervention, copies: int) -> Tensor:
+        with intervene(model, [intervention], patch_sdpa=patch_sdpa):
             logits = _logits(where, model(ids.repeat(copies, 1)))
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
         return found
@@ -140,7 +140,7 @@ def effect(
     model.eval()
     try:
         with Progress(where, verbose) as report:
-            plain = float(run([probe], 1)[0])
+            plain = float(run(probe, 1)[0])
             steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
             if spans is None:
                 size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
@@ -149,12 +149,13 @@ def effect(
             for name, span in places.items():
                 records = [{"span": name, "start": span.start, "stop": span.stop}]
                 later = slice(span.stop, None)
+                # No query can attend to an empty span: then nothing is left out.
                 steps.append((records, Suppress(layers, heads, queries=later, keys=span) if len(span) else probe))
             table: list[Record] = []
             unit, count = "head" if spans is None else "span", sum(len(records) for records, _ in steps)
             for records, intervention in steps:
                 report(f"{unit} {len(table) + 1} of {count}")
-                values = run([intervention], len(records)).tolist()
+                values = run(intervention, len(records)).tolist()
                 for record, value in zip(records, values, strict=True):
                     named = {name: part for name, part in record.items() if name != "key"}
                     table.append(named | {"value": value, "effect": value - plain})

@@ -163,8 +163,8 @@ def _rollout(
         rule = "residual must lie between 0 and 1."
         raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
     positions = _positions(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
-    real = _tokens(source, matrices)
-    shares = [_share(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
+    real = _token_mask(source, matrices)
+    shares = [_head_weights(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
     chunks = []
     for some in positions.split(_VECTORS):
@@ -188,7 +188,7 @@ def _rollout(
     return out.mT if back else out
 
 
-def _tokens(source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
+def _token_mask(source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
     """Return 1 for each token and 0 for padding, shape (..., 1, n, 1); None where there is no padding."""
     masks = [token_queries(A.problem) for A in matrices]
     if isinstance(source, Atlas):
@@ -259,7 +259,7 @@ def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) ->
     )
 
 
-def _share(where: str, heads: Tensor | None, layer: int, A: AttentionMatrix, layers: int) -> Tensor | None:
+def _head_weights(where: str, heads: Tensor | None, layer: int, A: AttentionMatrix, layers: int) -> Tensor | None:
     """Return the weight of each head of a layer, shape (heads, 1, 1); None for the mean."""
     if heads is None:
         return None

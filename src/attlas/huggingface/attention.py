@@ -13,11 +13,11 @@ from attlas.attend import attend
 from attlas.context_parallel import refuse_context_parallel
 from attlas.huggingface.masks import LazyMask, both, mask_of, writes_out_masks
 from attlas.huggingface.traced import dense_attention
-from attlas.huggingface.ulysses import mask_of_positions, runs_ulysses
+from attlas.huggingface.ulysses import mask_of_positions
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
-from attlas.recording.parallel import refuse_sharded_text, text_of_ranks
+from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 from attlas.tensorlike import dropped_product
 
@@ -147,6 +147,7 @@ def attention_forward(
 
 
 def _score(scaling: float | None, softcap: float | None) -> Score:
+    """Return the score of a model: scaled dot products, with a bound where the model has one."""
     score: Score = ScaledDot(scaling)
     return score if softcap is None else SoftCap(score, softcap)
 
@@ -186,6 +187,7 @@ def _same_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 
 def _mask(attention_mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:
+    """Return the mask of a call as a mask of attlas."""
     if attention_mask is not None:
         return mask_of(attention_mask, key.shape[-2])
     # No mask at all: our mask function always returns one, so the model made none. One query sees every key.

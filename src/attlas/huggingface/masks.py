@@ -70,24 +70,30 @@ class LazyMask(Tensor):
             [1, 1, 1]], dtype=torch.int32)
     """
 
-    @staticmethod
-    def __new__(cls, mask: Mask | None, shape: tuple[int, ...], dtype: torch.dtype, device: Any, *_: int) -> LazyMask:
-        return wrapper(cls, shape, dtype, torch.device(device))  # type: ignore[no-any-return]  # torch has no types there
+    mask: Mask | None
+    first_query: int
+    first_key: int
+    _row: Tensor | None
 
-    def __init__(
-        self,
+    @staticmethod
+    def __new__(
+        cls,
         mask: Mask | None,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device | str,
         first_query: int = 0,
         first_key: int = 0,
-    ) -> None:
+    ) -> LazyMask:
+        tensor: LazyMask = wrapper(cls, shape, dtype, torch.device(device))
+        tensor.mask = mask
+        tensor.first_query = first_query
+        tensor.first_key = first_key
+        tensor._row = None
+        return tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Tensor has one that takes nothing
         super().__init__()
-        self.mask = mask
-        self.first_query = first_query
-        self.first_key = first_key
-        self._row: Tensor | None = None
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]  # torch passes the contents, and there are none
         name = "everything" if self.mask is None else self.mask.name()
@@ -354,7 +360,9 @@ def _translated(rule: Rule, position: _Position) -> Mask | None:
     mask = None if make is None else make(closure, position)
     if mask is not None:
         return mask
-    return from_function(_shifted_rule(rule, position.first_query, position.first_key), broadcasts=position.broadcasts)
+    # A rule takes positions in the text, a mask takes rows and columns of the matrix.
+    first_query, first_key = position.first_query, position.first_key
+    return from_function(lambda b, h, i, j: rule(b, h, i + first_query, j + first_key), broadcasts=position.broadcasts)
 
 
 def _all_of(rules: tuple[Rule, ...], position: _Position) -> Mask | None:
@@ -407,6 +415,7 @@ def _rule_source(rule: Rule) -> tuple[str, Mapping[str, Any]]:
 
 
 def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of attention within chunks of fixed size (Llama 4)."""
     if closure["chunk_size"] < 1:
         return None
     start = closure["left_padding"].reshape(-1, 1).cpu()
@@ -416,12 +425,14 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of several texts packed into one row; None with a cache."""
     ids = closure["packed_sequence_mask"]
     fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
 
 
 def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of blocks, such as images, within which attention goes both ways."""
     ids = closure["block_sequence_ids"]
     if ids.shape[-1] < max(position.first_query + position.m, position.first_key + position.n):
         return None
@@ -430,22 +441,26 @@ def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of the keys that are no padding."""
     keep = closure["padding_mask"]
     whole = keep.shape[-1] >= position.first_key + position.n
     return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None
 
 
 def _window(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to the left."""
     width = closure["sliding_window"]  # some models make the mask of a window of 0, and never use it
     return Window(width - 1, None, offset=position.shift) if width > 0 else None
 
 
 def _window_to_both_sides(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a sliding window to both sides."""
     width = closure["sliding_window"]
     return Window(width, width, offset=position.shift) if width >= 0 else None
 
 
 def _offset_rule(closure: Mapping[str, Any], position: _Position) -> Mask | None:
+    """Return the mask of a rule whose queries and keys begin at later positions."""
     first_query, first_key = position.first_query + closure["q_offset"], position.first_key + closure["kv_offset"]
     return _translated(closure["mask_function"], position._replace(first_query=first_query, first_key=first_key))
 
@@ -459,11 +474,6 @@ _OVERLAYS: dict[str, Callable[[Mapping[str, Any], _Position], Mask | None]] = {
     "padding_mask_function": _not_padding,
     "add_offsets_to_mask_function": _offset_rule,
 }
-
-
-def _shifted_rule(rule: Rule, first_query: int, first_key: int) -> Rule:
-    """Return a rule of absolute positions as a rule of rows and columns of the matrix."""
-    return lambda b, h, i, j: rule(b, h, i + first_query, j + first_key)
 
 
 def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:

@@ -26,18 +26,6 @@ Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]
 
 
-def _numbers_of(sums: Sums) -> Numbers:
-    """Return the largest logit, and the means over rows; nothing where no row saw a key."""
-    rows = float(sums.rows.sum())
-    if not rows:
-        return {}
-    return {
-        "max_logit": float(sums.max_logit.max()),
-        "entropy": float(sums.entropy.sum()) / rows,
-        "effective_keys": float(sums.effective_keys.sum()) / rows,
-    }
-
-
 class AttentionMonitor(TrainerCallback):
     """Log the largest logit, the entropy and the effective keys of each head every so many training steps.
 
@@ -213,6 +201,7 @@ class AttentionMonitor(TrainerCallback):
         return layers
 
     def _numbers(self, layers: Layers) -> Numbers:
+        """Return the numbers of a step by the names that are logged."""
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
@@ -226,7 +215,16 @@ class AttentionMonitor(TrainerCallback):
         return out
 
     def _named(self, path: str, sums: Sums) -> Numbers:
-        return {f"{self.prefix}/{path}{name}": value for name, value in _numbers_of(sums).items()}
+        """Return the largest logit and the means over rows by their names; nothing where no row saw a key."""
+        rows = float(sums.rows.sum())
+        if not rows:
+            return {}
+        numbers = {
+            "max_logit": float(sums.max_logit.max()),
+            "entropy": float(sums.entropy.sum()) / rows,
+            "effective_keys": float(sums.effective_keys.sum()) / rows,
+        }
+        return {f"{self.prefix}/{path}{name}": value for name, value in numbers.items()}
 
 
 def _sums(entry: Entry) -> Sums:

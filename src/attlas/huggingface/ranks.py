@@ -79,6 +79,7 @@ class Ranks:
         return self._unpacked(packed[2:])
 
     def _exchange(self, own: dict[str, tuple[int, ...]]) -> None:
+        """Exchange the heads of all ranks, by layer."""
         everywhere: list[dict[str, tuple[int, ...]]] = [{}] * world()
         distributed.all_gather_object(everywhere, own)
         names = dict.fromkeys(name for one in everywhere for name in one)
@@ -105,6 +106,7 @@ class Ranks:
         return packed.cpu()
 
     def _unpacked(self, packed: Tensor) -> Layers:
+        """Return the numbers of all heads from the sum over the ranks."""
         table = packed.view(world() + 3, -1)
         numbers = torch.cat([table[:-3].amax(0, keepdim=True), table[-3:]])
         parts = numbers.split([len(heads) for heads in self._all.values()], dim=1)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import BackendError
+from attlas.huggingface.ranks import world
 from attlas.masks import Causal, Documents, Mask, Window
 
-__all__ = ["mask_of_positions", "runs_ulysses"]
+__all__ = ["mask_of_positions"]
 
-_MODULE = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 _CAUSAL = {"full_attention", "sliding_attention", None}
-
-
-def runs_ulysses() -> bool:
-    """Return whether DeepSpeed's sequence parallelism for transformers is loaded."""
-    return _MODULE in sys.modules
 
 
 def mask_of_positions(module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> Mask:
@@ -47,10 +41,12 @@ def mask_of_positions(module: nn.Module, query: Tensor, key: Tensor, given: dict
     if window is None and kind is None:
         window = getattr(config, "sliding_window", None)
     positions = given.get("position_ids")
+    heads = query.shape[1] if world() > 1 else None
     for found, wrong in (
         ("a layer that is not causal", not getattr(module, "is_causal", False)),
         (f"a layer of {kind}", kind not in _CAUSAL or (kind == "sliding_attention" and window is None)),
         ("chunks", kind is None and getattr(config, "attention_chunk_size", None) is not None),
+        (f"all {heads} heads, which it divides", heads == getattr(config, "num_attention_heads", 0)),
         (f"{query.shape[2]} queries and {n} keys", query.shape[2] != n),
         (f"no position_ids of {n} tokens", not isinstance(positions, Tensor) or positions.shape[-1] != n),
     ):

@@ -70,12 +70,12 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
         if not hides or problem.shape[2] < _FEW_ROWS or problem.partial or not problem.score.position_free:
             return pool(A, values)
 
-        def again(part: Problem, own: Tensor) -> Tensor:
+        def pool_part(part: Problem, own: Tensor) -> Tensor:
             return pooled(AttentionMatrix(part, A.plan, Axes(part.shape[:2], (True, True))), own)
 
         of_heads = next(filter(_hides_in_some_heads, parts), None)
         if isinstance(of_heads, Heads):
-            return _by_heads(problem, values, of_heads, [part for part in parts if part is not of_heads], again)
+            return _by_heads(problem, values, of_heads, [part for part in parts if part is not of_heads], pool_part)
         m = problem.shape[2]
         outside = [part for part in parts if isinstance(part, Outside)]
         cuts = sorted({0, m, *(cut for part in outside for cut in part.cuts(m))})
@@ -83,14 +83,14 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return pool(A, values)
         if len(cuts) > 2:
             spans = [range(first, stop) for first, stop in pairwise(cuts)]
-            return torch.cat([again(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
-        mask = _all([part for part in parts if not isinstance(part, Outside)])
+            return torch.cat([pool_part(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
+        mask = _all_of([part for part in parts if not isinstance(part, Outside)])
         base = replace(problem, mask=mask, versions=problem.versions)
         found = _compact(base, [part for part in outside if part.hides_from(0)], memory)
         if found is None:
             return pool(A, values)
         compact, runs = found
-        return pool(AttentionMatrix(compact, A.plan, A._axes), _kept(values, runs, memory, "values"))
+        return pool(AttentionMatrix(compact, A.plan, A._axes), _select_runs(values, runs, memory, "values"))
 
     return pooled
 
@@ -108,7 +108,7 @@ def _parts(mask: Mask | None) -> Iterator[Mask]:
         yield mask
 
 
-def _all(parts: list[Mask]) -> Mask | None:
+def _all_of(parts: list[Mask]) -> Mask | None:
     return reduce(and_, parts) if parts else None
 
 
@@ -117,15 +117,15 @@ def _hides_in_some_heads(mask: Mask) -> bool:
 
 
 def _by_heads(
-    problem: Problem, values: Tensor, mask: Heads, others: list[Mask], again: Callable[[Problem, Tensor], Tensor]
+    problem: Problem, values: Tensor, mask: Heads, others: list[Mask], pool_part: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
     """Compute the heads that have one mask together, and put the outputs in the order of the heads."""
     heads = problem.shape[1]
     outputs, order = [], []
     for places, own, _ in mask.split(problem.tile(range(1), range(heads), range(0), range(0))):
         part = problem.select(slice(None), torch.tensor(places, device="cpu"))
-        part = replace(part, mask=_all([*others, own]), versions=())
-        outputs.append(again(part, per_head(values, heads)[:, places]))
+        part = replace(part, mask=_all_of([*others, own]), versions=())
+        outputs.append(pool_part(part, per_head(values, heads)[:, places]))
         order += places
     return torch.cat(outputs, dim=1)[:, torch.tensor(order).argsort().to(values.device)]
 
@@ -137,10 +137,10 @@ def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
         Translated(part, m, n, -rows.start, 0) if (found := part.translate(rows, range(n), m, n)) is None else found
         for part in parts
     ]
-    return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all(moved), versions=())
+    return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all_of(moved), versions=())
 
 
-def _kept(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
+def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
     """Return some runs of keys or values, one run as a view."""
     parts = [t[:, :, start:stop] for start, stop in runs]
     if len(parts) < 2:
@@ -162,18 +162,18 @@ def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Pro
     of_runs = base.shape, base.device, base.batch_ids.tolist(), base.head_ids.tolist()
     key = list(_parts(base.mask)), of_runs, of_mask, [(part.keys, part.column) for part in outside]
     if memory.key != key:  # the layers of a model share their masks
-        memory.key, memory.found = key, _left(base, outside)
+        memory.key, memory.found = key, _mask_of_rest(base, outside)
     if memory.found is None:
         return None
     mask, runs = memory.found
     if runs == [[0, n]]:
         return base, runs
     ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
-    k = _kept(base.k, runs, memory, "keys")
+    k = _select_runs(base.k, runs, memory, "keys")
     return replace(base, k=k, mask=mask, batch_ids=ids[0], head_ids=ids[1], versions=base.versions), runs
 
 
-def _left(base: Problem, outside: list[Outside]) -> tuple[Mask | None, Runs] | None:
+def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, Runs] | None:
     """Return the mask without the hidden keys, and the runs of the others; None where rows see several runs."""
     n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)

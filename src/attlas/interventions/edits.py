@@ -140,7 +140,7 @@ class Intervention:
         return chosen & self.queries.has(positions).view(1, 1, m, 1)
 
 
-class _OfPairs(Intervention):
+class _PairIntervention(Intervention):
     """An intervention on pairs of query and key."""
 
     def __init__(self, layers: Layers, heads: Any, queries: Where | None, keys: Where | None, pairs: Any) -> None:
@@ -156,7 +156,7 @@ class _OfPairs(Intervention):
     def positions(self) -> dict[str, Positions]:
         return super().positions | ({} if self.keys is None else {"keys": self.keys})
 
-    def others(self, A: AttentionMatrix, call: Call) -> Mask:
+    def other_pairs(self, A: AttentionMatrix, call: Call) -> Mask:
         """Return the mask of all pairs but the chosen ones."""
         batch, heads, m, n = A.problem.shape
         others: Mask = Outside(self.queries, self.keys, call.first_query, call.first_key)
@@ -167,15 +167,15 @@ class _OfPairs(Intervention):
             others = ~there if self.queries is self.keys is None else ~(there & ~others)
         return others if len(call.heads) == heads else Heads({int(A.problem.head_ids[h]): others for h in call.heads})
 
-    def without(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+    def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         """Return a matrix in which the chosen pairs may not attend."""
-        others = self.others(A, call)
+        others = self.other_pairs(A, call)
         problem = A.problem
         mask = others if problem.mask is None else problem.mask & others
         return _matrix(A, replace(problem, mask=mask, versions=()))
 
 
-class Suppress(_OfPairs):
+class Suppress(_PairIntervention):
     """Chosen queries do not attend to chosen keys.
 
     Parameters
@@ -240,7 +240,7 @@ class Suppress(_OfPairs):
         self.when = when
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
-        return self.without(A, call) if self.when == "before" else A
+        return self.hide_pairs(A, call) if self.when == "before" else A
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         if self.when == "before":
@@ -248,13 +248,13 @@ class Suppress(_OfPairs):
 
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
             if self.keys is not None and self.queries is None and self.pairs is None:
-                return pool(A, self._zeroed(values, A, call))
-            B = self.without(A, call)
+                return pool(A, self._zero_chosen_keys(values, A, call))
+            B = self.hide_pairs(A, call)
             return pool(B, values) * share_of(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
 
-    def _zeroed(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
+    def _zero_chosen_keys(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
         """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
         heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).seen(values.shape[2])
         seen = keys.to(values.device).view(1, 1, -1, 1)
@@ -269,11 +269,11 @@ class Suppress(_OfPairs):
         if self.when == "before":
             return A
         with torch.no_grad():
-            problem = replace(self.without(A, call).problem, sink=None, partial=True, versions=())
+            problem = replace(self.hide_pairs(A, call).problem, sink=None, partial=True, versions=())
             return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse())
 
 
-class ScaleLogits(_OfPairs):
+class ScaleLogits(_PairIntervention):
     """Logits of chosen pairs are multiplied by a factor.
 
     Parameters
@@ -330,7 +330,7 @@ class ScaleLogits(_OfPairs):
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
             factors = torch.where(self.keys.has(positions), factor, 1.0).to(problem.k)
             return _matrix(A, replace(problem, k=problem.k * factors.unsqueeze(-1), versions=()))
-        score = ScaledPairs(problem.score, factor, self.others(A, call))
+        score = ScaledPairs(problem.score, factor, self.other_pairs(A, call))
         return _matrix(A, replace(problem, score=score, versions=()))
 
 

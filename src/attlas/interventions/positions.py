@@ -86,7 +86,7 @@ class Positions:
         alone = run == len(self.edges) or self.edges[run] > last
         return BlockState.PARTIAL if not alone else BlockState.FULL if run % 2 else BlockState.EMPTY
 
-    def others(self, first: int, stop: int) -> list[tuple[int, int]]:
+    def gaps(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Return the runs of positions of a range that are not among these."""
         ends = [first, *(min(max(edge, first), stop) for edge in self.edges), stop]
         return [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b]
@@ -159,7 +159,7 @@ class Outside(Mask):
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         rows = self._rows(at).view(1, 1, -1)
-        left = [] if self.keys is None else self.keys.others(self.column, self.column + at.n)
+        left = [] if self.keys is None else self.keys.gaps(self.column, self.column + at.n)
         if len(left) > 1:
             return None if bool(rows.any()) else (torch.zeros_like(rows, dtype=torch.int64), ~rows * at.n)
         first, stop = (end - self.column for end in left[0]) if left else (0, 0)

@@ -264,20 +264,20 @@ def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
       · · · ■ ■ ·
       5 queries × 6 keys
     """
-    strips, together = [], (1, 1)  # batches and heads that differ from the first, so far
+    blocks, together = [], (1, 1)  # batches and heads that differ from the first, so far
     found = 0
     for rows in _bands(batch, heads, m, n):
-        allowed = _asked(mask, (batch, heads, m, n), rows, device)
+        allowed = _allowed_rows(mask, (batch, heads, m, n), rows, device)
         together = max(together[0], allowed.shape[0]), max(together[1], allowed.shape[1])
-        strips.append(_strip(allowed))
-        found += strips[-1].starts.numel() * together[0] * together[1] // (allowed.shape[0] * allowed.shape[1])
+        blocks.append(_find_runs(allowed))
+        found += blocks[-1].starts.numel() * together[0] * together[1] // (allowed.shape[0] * allowed.shape[1])
         packed = together[0] * together[1] * m * -(-n // 8)
         if 8 * found > max(packed, _SMALL):
             return _packed(mask, batch, heads, m, n, device)
-    return _joined(strips, *together, m, n)
+    return _concatenated(blocks, *together, m, n)
 
 
-class _Strip(NamedTuple):
+class _RowRuns(NamedTuple):
     """The runs of some rows: how many each row has, where they begin and end."""
 
     counts: Tensor
@@ -289,7 +289,7 @@ def _bands(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
     return cut(m, max(1, _CELLS // max(1, batch * heads * n)))
 
 
-def _asked(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: torch.device | str) -> Tensor:
+def _allowed_rows(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: torch.device | str) -> Tensor:
     """Return which pairs of some rows are allowed, with one batch, or one head, where all are alike."""
     batch, heads, m, n = sizes
     all_batches, all_heads = (torch.arange(size, device="cpu") for size in (batch, heads))
@@ -302,25 +302,25 @@ def _asked(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: to
     return allowed.expand(-1, -1, len(rows), n)
 
 
-def _strip(allowed: Tensor) -> _Strip:
+def _find_runs(allowed: Tensor) -> _RowRuns:
     """Find the runs of some rows: along a row, what is allowed begins and ends in turn."""
     turns = functional.pad(allowed, (1, 1)).to(torch.int8).diff(dim=-1).ne(0)
     places = turns.nonzero()[:, -1]
     kind = torch.int32 if allowed.shape[-1] < 2**31 else torch.int64
-    return _Strip(turns.sum(-1) // 2, places[0::2].to(kind), places[1::2].to(kind))
+    return _RowRuns(turns.sum(-1) // 2, places[0::2].to(kind), places[1::2].to(kind))
 
 
-def _joined(strips: list[_Strip], batch: int, heads: int, m: int, n: int) -> Runs:
-    """Put strips of rows together, batch by batch and head by head."""
+def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int) -> Runs:
+    """Put blocks of rows together, batch by batch and head by head."""
     tables: list[list[Tensor]] = [[torch.zeros(0, dtype=torch.int64, device="cpu")], [], []]
-    cuts = [functional.pad(strip.counts.sum(-1).flatten().cumsum(0), (1, 0)) for strip in strips]
+    cuts = [functional.pad(block.counts.sum(-1).flatten().cumsum(0), (1, 0)) for block in blocks]
     for b in range(batch):
         for h in range(heads):
-            for strip, ends in zip(strips, cuts, strict=True):
-                own = min(b, strip.counts.shape[0] - 1), min(h, strip.counts.shape[1] - 1)
-                place = own[0] * strip.counts.shape[1] + own[1]
+            for block, ends in zip(blocks, cuts, strict=True):
+                own = min(b, block.counts.shape[0] - 1), min(h, block.counts.shape[1] - 1)
+                place = own[0] * block.counts.shape[1] + own[1]
                 span = slice(int(ends[place]), int(ends[place + 1]))
-                for table, part in zip(tables, (strip.counts[own], strip.starts[span], strip.stops[span]), strict=True):
+                for table, part in zip(tables, (block.counts[own], block.starts[span], block.stops[span]), strict=True):
                     table.append(part)
     counts = torch.cat(tables[0]).view(batch, heads, m)
     ends = counts.flatten().cumsum(0).view(batch, heads, m)
@@ -332,17 +332,17 @@ def _joined(strips: list[_Strip], batch: int, heads: int, m: int, n: int) -> Run
 
 def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
     """Pack what a mask allows, eight keys a byte."""
-    strips: list[Tensor] = []
+    blocks: list[Tensor] = []
     size = 0
     for rows in _bands(batch, heads, m, n):
-        allowed = _asked(mask, (batch, heads, m, n), rows, device).numpy()
+        allowed = _allowed_rows(mask, (batch, heads, m, n), rows, device).numpy()
         packed = torch.from_numpy(np.packbits(allowed, axis=-1, bitorder="little"))
-        strips.append(packed)
+        blocks.append(packed)
         size = max(size, packed.shape[0] * packed.shape[1] * m * packed.shape[-1])
         if size > _BITS_LIMIT:
             rule = "a mask without long runs of keys must fit the limit of packed bits."
             found = f"{size:,} bytes, the limit is {_BITS_LIMIT:,}"
             fix = "keep statistics and not q and k, or use a mask of attlas, which is stored by its settings."
             raise TooLargeError("runs_of()", rule, {"mask": mask.name()}, found=found, fix=fix)
-    sizes = [max(strip.shape[axis] for strip in strips) for axis in (0, 1)]
-    return Bits(torch.cat([strip.expand(*sizes, -1, -1) for strip in strips], dim=2), n)
+    sizes = [max(block.shape[axis] for block in blocks) for axis in (0, 1)]
+    return Bits(torch.cat([block.expand(*sizes, -1, -1) for block in blocks], dim=2), n)

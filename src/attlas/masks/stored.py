@@ -37,8 +37,8 @@ class _Stored(Mask):
             self.cells = t[(None,) * (4 - t.ndim)] if t.ndim == 2 else t[:, None]
         else:
             self.cells = t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:]) if t.ndim > 4 else t
-        # Blocks of 64 x 64 cells by strip of rows: (any, all), each (batch, heads, blocks of columns), on the CPU.
-        self._strips: dict[int, tuple[Tensor, Tensor]] = {}
+        # Blocks of 64 x 64 cells by row of blocks: (any, all), each (batch, heads, blocks of columns), on the CPU.
+        self._block_rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._changes = _changes(t)
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,11 +57,11 @@ class _Stored(Mask):
             return BlockState.PARTIAL
         height, width = self.cells.shape[2:]
         columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
-        strips = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
+        block_rows = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
         found = False
         whole = True
-        for strip in strips:
-            some, every = (heads_of(table[..., columns], at) for table in self._strip(strip))
+        for block_row in block_rows:
+            some, every = (heads_of(table[..., columns], at) for table in self._block_row(block_row))
             found = found or bool(some.any())
             whole = whole and bool(every.all())
             if found and not whole:
@@ -82,17 +82,17 @@ class _Stored(Mask):
 
     def _forget(self) -> None:
         """Forget what was read off the tensor before it changed."""
-        self._strips, self._changes = {}, _changes(self.tensor)
+        self._block_rows, self._changes = {}, _changes(self.tensor)
 
-    def _strip(self, strip: int) -> tuple[Tensor, Tensor]:
-        if strip not in self._strips:
-            allowed = self.rule(_own(self.cells)[:, :, strip * _BLOCK : (strip + 1) * _BLOCK])
+    def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
+        if block_row not in self._block_rows:
+            allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
             some, every = allowed.any(dim=2), allowed.all(dim=2)
             edge = -some.shape[-1] % _BLOCK
             some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
             every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
-            self._strips[strip] = some.cpu(), every.cpu()
-        return self._strips[strip]
+            self._block_rows[block_row] = some.cpu(), every.cpu()
+        return self._block_rows[block_row]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         if self._changes != _changes(self.tensor):  # between two matrices it may change
@@ -209,9 +209,9 @@ class AdditiveMask(_Stored):
         if self.tensor.requires_grad or tracing():
             return False
         own = _own(self.cells)
-        for rows in cut(own.shape[2], _BLOCK):  # a strip at a time: no copy of the whole tensor
-            strip = own[:, :, rows.start : rows.stop]
-            if not bool(((strip == 0) | ~self.rule(strip)).all()):
+        for rows in cut(own.shape[2], _BLOCK):  # some rows at a time: no copy of the whole tensor
+            cells = own[:, :, rows.start : rows.stop]
+            if not bool(((cells == 0) | ~self.rule(cells)).all()):
                 return False
         return True
 

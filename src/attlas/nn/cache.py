@@ -149,7 +149,7 @@ class KVCache:
         """
         tensors: dict[str, Tensor] = {}
         for i, layer in self._layers.items():
-            keys, values = layer.held()
+            keys, values = layer.tokens()
             tensors[f"{i}.keys"], tensors[f"{i}.values"] = keys.contiguous(), values.contiguous()
         for i, (keys, values) in self._fixed.items():
             tensors[f"fixed.{i}.keys"], tensors[f"fixed.{i}.values"] = keys.contiguous(), values.contiguous()
@@ -202,7 +202,7 @@ _FORMAT = "attlas.nn.KVCache 1"
 
 
 class _Layer:
-    """Room for the tokens of one layer: slots before `stop` hold the tokens from place `base` on."""
+    """Room for the tokens of one layer: slots before `stop` hold the tokens from position `base` on."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int, window: int | None) -> None:
         self.window = window
@@ -216,17 +216,20 @@ class _Layer:
         return self.base + self.stop
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the m tokens of a step, and return all that its queries may see."""
         m = keys.shape[2]
         self._check(keys, values)
         if torch.is_grad_enabled() and (keys.requires_grad or self.keys.requires_grad or values.requires_grad):
-            self.keys, self.values = (torch.cat(pair, dim=2) for pair in zip(self.held(), (keys, values), strict=True))
+            self.keys, self.values = (
+                torch.cat(pair, dim=2) for pair in zip(self.tokens(), (keys, values), strict=True)
+            )
         else:
             if self.stop + m > self.keys.shape[2]:
                 self._make_room(m)
             self.keys[:, :, self.stop : self.stop + m] = keys
             self.values[:, :, self.stop : self.stop + m] = values
         self.stop += m
-        return self.held(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
+        return self.tokens(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
         for name, new, old in (("keys", keys, self.keys), ("values", values, self.values)):
@@ -258,11 +261,12 @@ class _Layer:
         self.keys, self.values = moved(self.keys), moved(self.values)
         self.base, self.stop = self.base + first, kept
 
-    def held(self, first: int = 0) -> tuple[Tensor, Tensor]:
+    def tokens(self, first: int = 0) -> tuple[Tensor, Tensor]:
         """Return views of the keys and values from slot `first` on."""
         return self.keys[:, :, first : self.stop], self.values[:, :, first : self.stop]
 
     def reorder(self, index: Tensor) -> None:
+        """Keep the sequences that `index` names, in that order."""
         index = index.to(self.keys.device)
         if torch.equal(index, torch.arange(len(self.keys), device=index.device)):
             return
@@ -275,6 +279,7 @@ class _Layer:
         self.keys, self.values = reordered(self.keys), reordered(self.values)
 
     def crop(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
         first = 0 if self.window is None else max(0, length - (self.window - 1))
         if first < self.base:
             raise ShapeError(

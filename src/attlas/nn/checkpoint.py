@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attlas.errors import CheckpointError
+from attlas.errors import CheckpointError, listed
 from attlas.files import whole_file
 
 __all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
@@ -77,7 +77,9 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
         found.update(_tensors(folder, folder / name, device))
     absent = sorted(places.keys() - found.keys())
     if absent:
-        raise _error(folder, "the files must hold what their index says.", _listed(absent), "download it again.")
+        raise _error(
+            folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), "download it again."
+        )
     return found
 
 
@@ -111,7 +113,7 @@ def fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path,
         if name in state and state[name].shape != t.shape
     ]
     complaints = [
-        f"{len(names)} {kind}: {_listed(names)}"
+        f"{len(names)} {kind}: {listed(names, most=_SHOWN)}"
         for kind, names in (
             ("missing", [name for name in wanted if name not in state]),
             ("not known", [name for name in state if name not in wanted]),
@@ -159,11 +161,6 @@ def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
         return load_file(path, device)
     except (OSError, SafetensorError) as error:
         raise _error(folder, f"{path.name} must be a safetensors file.", str(error), "download it again.") from error
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, TooLargeError
 from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
-from attlas.reductions import Dim, axes_of, without
+from attlas.reductions import Dim, axes_of, reduced_shape
 
 __all__ = ["HeadMean"]
 
@@ -118,10 +117,10 @@ class HeadMean(LazyTensor):
     def _reduced(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
         axes, of_heads = axes_of(self, name, dim), self.ndim - 2
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
-        return each_head.mean(of_heads).reshape(without(self.shape, axes, keepdim))
+        return each_head.mean(of_heads).reshape(reduced_shape(self.shape, axes, keepdim))
 
-    def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """Return the mean as a Tensor, made head after head.
+    def to_dense(self, limit: int | None = 2**30) -> Tensor:
+        """Return the mean as a Tensor, by default up to 1 GiB.
 
         Raises
         ------

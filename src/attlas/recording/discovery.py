@@ -137,6 +137,7 @@ class ModelAttentions:
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
+    """Return whether a module calls the attention function of transformers, or, patched, that of torch."""
     if mentions(module, INTERFACE):
         return True
     return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))

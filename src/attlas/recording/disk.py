@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ _SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a ge
 _TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written
 
 
-class RecordingFolder:
+class RecordingFolder(AbstractContextManager["RecordingFolder"]):
     """The folder of a recording, and one temporary file for the tokens of texts that may still grow.
 
     Parameters
@@ -33,12 +33,7 @@ class RecordingFolder:
         # The system removes it, however this process ends.
         self._file = tempfile.TemporaryFile(dir=self._writer.folder.parent)  # noqa: SIM115 - closed in __exit__
 
-    def __enter__(self) -> RecordingFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self._writer.close()
 
@@ -69,6 +64,7 @@ class RecordingFolder:
         return [t for t in pieces if _is_spilled(t)] + [self._spilled(torch.cat(fresh, dim=2))]
 
     def _spilled(self, t: Tensor) -> Tensor:
+        """Append a tensor to the temporary file, and return it as a memory map."""
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
         numbers = t.contiguous().view(bits).numpy()
         start = self._file.seek(0, 2)

@@ -55,6 +55,7 @@ def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
 
 
 def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:
+    """Return what a user can do to have these attentions recorded or changed."""
     patch = f"{_CALLS[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)
@@ -64,7 +65,8 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
         return f'load the model with attn_implementation="sdpa", then {patch}'
     if not patched and (torch_layers or any(mentions(m, SDPA) for m in callers)):
         return patch
-    if any(mentions(m, INTERFACE) and _implementation(m) != "attlas" for m in modules):
+    interface = [getattr(m, "config", None) for m in modules if mentions(m, INTERFACE)]
+    if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if torch_layers:
         return (
@@ -75,12 +77,6 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention. "
         return f"{first}State-space, linear and convolutional layers have no attention weights to record."
     return _EAGER
-
-
-def _implementation(module: nn.Module) -> str | None:
-    """Return the attention function that the configuration of a module of transformers names."""
-    name: str | None = getattr(getattr(module, "config", None), ATTENTION, None)
-    return name
 
 
 def no_query_recorded(queries: slice | range | None) -> RecordingError:

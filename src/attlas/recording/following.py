@@ -90,10 +90,12 @@ class ModelFollower(Listener):
     # ------------------------------------------------------------------------------------------------- passes
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a pass of the model, called with the arguments of its forward."""
         self._visits.clear()
         self._first_query = None
 
     def _end(self) -> None:
+        """End a pass of the model that raised no error."""
         self._ran |= {path for path, count in self._passes.calls.items() if count}
         self._check_recorded()
 

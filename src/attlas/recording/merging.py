@@ -68,6 +68,7 @@ class MergedStatistics:
         return [self._merged(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
 
     def _merged(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
+        """Return the result of one statistic on the whole matrix, from its results on the steps."""
         if statistic.axis == "rows":
             columns = [column for _, _, column in self._sizes]
             parts = [_shifted_keys(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]

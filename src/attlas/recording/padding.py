@@ -22,7 +22,7 @@ def real_queries(
     ----------
     A : AttentionMatrix, shape (batch, heads, m, n)
         The weights of the call.
-    given : Tensor of bool, optional, shape (batch, tokens)
+    attention_mask : Tensor of bool, optional, shape (batch, tokens)
         The attention mask of the call, over the whole text of the queries.
     first_query, first_key : int
         Position in the text of query 0 and of key 0.
@@ -40,19 +40,20 @@ def real_queries(
     of the matrix itself says about its keys is used elsewhere.
     """
     batch, _, m, _ = A.problem.shape
-    fits = attention_mask is not None and len(attention_mask) == batch and attention_mask.shape[1] >= first_query + m
-    if attention_mask is not None and fits and (cross or _hides(A, attention_mask, first_key)):
+    if attention_mask is not None and _is_about(A, attention_mask, first_query, first_key, cross=cross):
         queries: Tensor | None = attention_mask[:, first_query : first_query + m]
     else:
         queries = None if cross else token_queries(A.problem)
-    if queries is None or bool(queries.all()):
-        return None
-    return queries.expand(batch, m).cpu().clone()
+    return None if queries is None or bool(queries.all()) else queries.expand(batch, m).cpu().clone()
 
 
-def _hides(A: AttentionMatrix, attention_mask: Tensor, first_key: int) -> bool:
-    """Return whether the last query may attend to none of the keys that are padding."""
+def _is_about(A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool) -> bool:
+    """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding."""
     batch, heads, m, n = A.problem.shape
+    if len(attention_mask) != batch or attention_mask.shape[1] < first_query + m:
+        return False
+    if cross:
+        return True
     keys = attention_mask[:, first_key : first_key + n]
     keys = functional.pad(keys, (0, n - keys.shape[1]), value=True)
     if A.problem.mask is None or not m or not heads:

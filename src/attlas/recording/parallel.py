@@ -13,9 +13,10 @@ from attlas._compat import local_part
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["heads_here", "refuse_sharded_text", "sharded_text", "text_of_ranks"]
+__all__ = ["heads_here", "refuse_sharded_text", "runs_ulysses", "sharded_text", "text_of_ranks"]
 
 _TENSOR = "torch.distributed.tensor"
+_ULYSSES = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.
 sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
 
@@ -38,6 +39,11 @@ def refuse_sharded_text(where: str) -> None:
     raise BackendError(where, rule, found="attlas.distributed.context_parallel", fix=fix)
 
 
+def runs_ulysses() -> bool:
+    """Return whether DeepSpeed's sequence parallelism for transformers is loaded."""
+    return _ULYSSES in sys.modules
+
+
 def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     """Return the number of the first head of a matrix in its layer, and how many heads the layer has.
 
@@ -51,12 +57,15 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     Raises
     ------
     RecordingError
-        If the layer is sharded and no projection says which heads are here.
+        If the layer is sharded and no projection says which heads are here, as under DeepSpeed's Ulysses.
     """
     heads, size = matrix.problem.shape[1], matrix.problem.q.shape[-1]
     tensor = sys.modules.get(_TENSOR)
     sharded = [] if tensor is None else _sharded_by_rows(module, tensor)
     if not sharded:
+        whole = getattr(getattr(module, "config", None), "num_attention_heads", heads)
+        if runs_ulysses() and heads != whole:
+            raise _unknown_heads(module, heads, f"{heads} of {whole} heads, as under DeepSpeed's Ulysses")
         return 0, heads
     for local, whole, first in sharded:
         if local == heads * size:
@@ -64,13 +73,13 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     gathered = {heads * size, matrix.problem.k.shape[1] * size}  # again, behind the projections
     if gathered <= {whole for _, whole, _ in sharded}:
         return 0, heads
-    raise RecordingError(
-        "record()",
-        "it must be known which heads of a layer this process has.",
-        {"layer": type(module).__name__, "heads here": heads},
-        found=f"tensor parallelism, and no projection with {heads * size} rows here",
-        fix="record the model on one process, or shard q_proj and k_proj apart.",
-    )
+    raise _unknown_heads(module, heads, f"tensor parallelism, and no projection with {heads * size} rows here")
+
+
+def _unknown_heads(module: nn.Module, heads: int, found: str) -> RecordingError:
+    rule = "it must be known which heads of a layer this process has."
+    fix = "record the model on one process, or shard q_proj and k_proj apart."
+    return RecordingError("record()", rule, {"layer": type(module).__name__, "heads here": heads}, found=found, fix=fix)
 
 
 def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int]]:

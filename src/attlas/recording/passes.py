@@ -71,6 +71,7 @@ class Passes:
             yield
 
     def _hooks(self) -> Iterator[Any]:
+        """Register the hooks of the model and of the watched modules; yield their handles."""
         model = self._model
         yield model.register_forward_pre_hook(self._enter_pass, with_kwargs=True, prepend=True)
         for path, module in self._watched.items():
@@ -81,6 +82,7 @@ class Passes:
         yield model.register_forward_hook(self._ended)
 
     def _enter_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a pass, unless the model runs within its own pass."""
         if not self._active() or in_backward():
             return
         self._depth += 1
@@ -98,6 +100,8 @@ class Passes:
             self._end()
 
     def _entering(self, path: str) -> Callable[..., None]:
+        """Return the hook that counts a call of a module and makes it the innermost."""
+
         def enter(module: nn.Module, *_: Any) -> None:
             if self._active():
                 self._inside.append(module)

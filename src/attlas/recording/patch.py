@@ -112,6 +112,7 @@ def _modules() -> list[nn.Module]:
 
 
 def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
+    """Offer the matrix of one call of torch's function to the recordings of the running modules."""
     values = _tokens(value, _leading(query, key, options[-1]), options[-1])
     for module in _modules():
         offer(module, matrix_of(query, key, *options), values=values)

@@ -116,8 +116,8 @@ class RecordedSequence:
         self.site, self.call, self.heads, self.policy = site, call, heads, policy
         self.first_query = step.first_query + step.rows.start
         self.first_key = step.first_key
-        self.next_row = self.first_query
-        self.next_query, self.key_stop = step.query_stop, step.first_key
+        self.next_row = self.first_query  # position after the last recorded query
+        self.next_query, self.key_stop = step.query_stop, step.first_key  # positions after the last query and key
         self.mergeable = all(map(can_merge, policy.statistics))
         self.blocks: list[Block] = []
         self._statistics = MergedStatistics(policy.statistics)
@@ -224,6 +224,7 @@ class RecordedSequence:
         return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
 
     def _make_entry(self) -> Entry:
+        """Return the entry of all calls so far, from the tensors that are stored."""
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attlas._compat import changes, tree_leaves, tree_map_only
-from attlas.engine.problem import Problem
 from attlas.masks import Mask
 from attlas.scores import Score
 from attlas.windows import Translated
+
+if TYPE_CHECKING:
+    from attlas.engine.problem import Problem
 
 __all__ = ["detached", "detached_tensor", "fingerprint", "snapshot"]
 

@@ -54,6 +54,7 @@ class Block:
         return translated if blind else None
 
     def _tile(self, columns: range, keys: int) -> Tile:
+        """Return the tile of this block's rows in some columns of the whole matrix."""
         one = torch.zeros(1, dtype=torch.int64, device="cpu")
         rows = range(self.row, self.row + self.m)
         return Tile(range(1), range(1), rows, columns, self.row + self.m, keys, one, one, torch.device("cpu"))
@@ -157,6 +158,7 @@ class Stacked(Mask):
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def _covers(self, block: Block, at: Tile) -> BlockState:
+        """Return how much of a tile's columns one block allows, in those of its rows that the tile has."""
         start, stop = at.columns.start, at.columns.stop
         if stop <= block.column or start >= block.column + block.n:
             return BlockState.EMPTY

@@ -19,7 +19,7 @@ _BESIDE = ("output.dense",)
 def kept_values(
     model: nn.Module, path: str, values: Tensor, heads: Sequence[int], count: int, keys: slice, *, whole: bool
 ) -> dict[str, Tensor]:
-    """Return what a recording keeps of the values of one call, by the names of the fields of an entry.
+    """Return the values of some keys, where they are kept, and their norms, by the names of the fields of `Entry`.
 
     Parameters
     ----------

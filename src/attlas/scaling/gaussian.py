@@ -104,12 +104,8 @@ def expected(keys: int, variance: float) -> Expected:
     """
     whole_number("expected()", "keys", keys, "keys=512")
     if not (math.isfinite(variance) and variance >= 0.0):
-        raise ShapeError(
-            "expected()",
-            "variance must be a finite number, 0 or more.",
-            found=f"variance = {variance!r}",
-            fix="variance=1.0",
-        )
+        rule, found = "variance must be a finite number, 0 or more.", f"variance = {variance!r}"
+        raise ShapeError("expected()", rule, found=found, fix="variance=1.0")
     if keys == 1 or variance == 0.0:
         return Expected(variance, math.log(keys), 1.0 / keys, 1.0 - 1.0 / keys)
     sigma = math.sqrt(variance)

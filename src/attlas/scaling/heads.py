@@ -15,6 +15,7 @@ from attlas.errors import DtypeError, kind
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.gaussian import Expected, expected
 from attlas.scaling.jacobian import Jacobian
+from attlas.scaling.vectors import MEASURES
 from attlas.stats import Part, Statistic
 from attlas.tiles import Tile
 
@@ -85,7 +86,7 @@ class Heads:
         table = []
         for head in self.heads:
             numbers: dict[str, float | int | None] = {"layer": head.layer, "head": head.head}
-            for name in ("variance", "entropy", "largest", "trace", "frobenius"):
+            for name in MEASURES:
                 numbers[name] = getattr(head, name)
                 numbers[f"{name}_predicted"] = getattr(head.expected, name, None)
             numbers["factor"] = head.factor
@@ -146,13 +147,9 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
     found: list[HeadScaling] = []
     for layer, A in enumerate(layers):
         if not isinstance(A, AttentionMatrix):
-            raise DtypeError(
-                "heads()",
-                "every layer must be an AttentionMatrix.",
-                {f"attentions[{layer}]": type(A).__name__},
-                found=kind(A),
-                fix='load the model with attn_implementation="attlas" and pass output_attentions=True.',
-            )
+            given, rule = {f"attentions[{layer}]": type(A).__name__}, "every layer must be an AttentionMatrix."
+            fix = 'load the model with attn_implementation="attlas" and pass output_attentions=True.'
+            raise DtypeError("heads()", rule, given, found=kind(A), fix=fix)
         found += _of_layer(A, layer)
     return Heads(tuple(found))
 

@@ -169,9 +169,9 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
 
 def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of each head with its own factor, and how fast it falls with ln(factor)."""
-    problem = replace(A.problem, score=_Times(A.problem.score, factor))
+    problem = replace(A.problem, score=_ScaledPerHead(A.problem.score, factor))
     matrix = AttentionMatrix(problem, A.plan, Axes(tuple(keys.shape[:2]), (True, True)))
-    entropy, spread = matrix.collect(_Surprise())[0]
+    entropy, spread = matrix.collect(_Surprisal())[0]
     return _mean(entropy, keys), _mean(spread, keys)
 
 
@@ -180,7 +180,7 @@ def _mean(t: Tensor, keys: Tensor) -> Tensor:
     return (t.double() * counted).sum(-1) / counted.sum(-1).clamp(min=1.0)
 
 
-class _Times(Derived):
+class _ScaledPerHead(Derived):
     """A score times a number of each batch and head."""
 
     def __init__(self, inner: Score, factor: Tensor) -> None:
@@ -193,7 +193,7 @@ class _Times(Derived):
         return logits * factor[..., None, None]
 
 
-class _Surprise(Statistic):
+class _Surprisal(Statistic):
     """Mean and variance of ``-ln p`` under p, for each row: its entropy, and how fast that falls with ln(factor)."""
 
     def start(self, problem: Any) -> Tensor:

@@ -253,12 +253,9 @@ def _measure(d: int, keys: int, queries: int, sampler: Sampler, generator: torch
     rows = []
     for part, scale in zip(parts, scales, strict=True):
         values = torch.cat(part, dim=1)
-        means, errors = values.mean(1), values.std(1) / math.sqrt(queries)
-        variance, entropy, largest, trace, frobenius = (
-            Estimate(float(mean), float(error)) for mean, error in zip(means, errors, strict=True)
-        )
-        predicted = expected(keys, d * scale * scale)
-        rows.append(Measured(d, scale, variance, entropy, largest, trace, frobenius, predicted))
+        errors = values.std(1) / math.sqrt(queries)
+        estimates = map(Estimate, values.mean(1).tolist(), errors.tolist())
+        rows.append(Measured(d, scale, *estimates, expected(keys, d * scale * scale)))
     return rows
 
 
@@ -284,11 +281,8 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     """Return name and sampler, or say what is wrong with it."""
     if isinstance(distribution, str):
         if distribution not in DISTRIBUTIONS:
-            raise _wrong(
-                f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or a function of your own.",
-                f"distribution = {distribution!r}",
-                'distribution="normal"',
-            )
+            rule = f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or a function of your own."
+            raise _wrong(rule, f"distribution = {distribution!r}", 'distribution="normal"')
         return distribution, DISTRIBUTIONS[distribution]
     name = getattr(distribution, "__name__", type(distribution).__name__)
     sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution

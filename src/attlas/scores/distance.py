@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attlas.autodiff import recorded_gradients
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_floats
+from attlas.inputs import as_floats, as_plain
 from attlas.tiles import cut
 
 __all__ = ["Distance", "checked_bandwidth"]
@@ -73,7 +73,7 @@ def _gap(q: Tensor, k: Tensor, scale: Tensor, rows: range, c: int) -> Tensor:
 
 def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
     """Return the bandwidth as a tensor, or raise."""
-    value = as_floats(bandwidth)
+    value = as_plain(where, "bandwidth", as_floats(bandwidth))
     if not value.is_floating_point():
         rule = "bandwidth must be a number, a sequence of numbers or a floating-point tensor."
         found = f"a {str(value.dtype).removeprefix('torch.')} tensor" if value is bandwidth else kind(bandwidth)

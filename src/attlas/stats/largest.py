@@ -128,8 +128,8 @@ class TopK(Statistic):
         self._check_fits(problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        return Largest(found["top_values"], found["top_keys"])
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        return Largest(results["top_values"], results["top_keys"])
 
     def _check_fits(self, problem: Problem) -> None:
         """Raise a ShapeError for a `k` that is too large."""
@@ -280,8 +280,8 @@ class TailMass(TopK):
         wanted = super().outputs(problem)
         return None if wanted is None else {**wanted, "mass": True}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Largest, Tensor]:
-        return super().carry_from(found, problem), found["mass"]
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Largest, Tensor]:
+        return super().carry_from(results, problem), results["mass"]
 
 
 class Coverage(Statistic):

@@ -99,7 +99,7 @@ class Picture(Statistic):
         return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:
-        carry.absorb(part, at, self.pool)
+        carry.add(part, at, self.pool)
         return carry
 
     def merge(self, a: _Blocks, b: _Blocks) -> _Blocks:
@@ -124,14 +124,14 @@ class Picture(Statistic):
         blocks = self._edges(problem)
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
         cells = cells_of_blocks(problem, self._edges(problem))
         empty = cells == 0
         if self.pool == "mean":
             # Heads that share a mask share the cells: it costs less to mark these than the table.
-            mean: Tensor = found["picture_sum"] / cells.masked_fill_(empty, torch.nan)
+            mean: Tensor = results["picture_sum"] / cells.masked_fill_(empty, torch.nan)
             return mean
-        table: Tensor = found["picture_max"]
+        table: Tensor = results["picture_max"]
         return table.masked_fill(empty, torch.nan) if bool(empty.any()) else table
 
     def _edges(self, problem: Problem) -> Blocks:
@@ -148,7 +148,7 @@ class _Blocks:
         self.table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
         self.cells = torch.zeros_like(self.table)
 
-    def absorb(self, part: Part, at: Tile, pool: str) -> None:
+    def add(self, part: Part, at: Tile, pool: str) -> None:
         row_bands, column_bands = self.bands
         rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
         if not (len(rows) and len(columns)):
@@ -269,8 +269,8 @@ class Offsets(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
-        mass: Tensor = found["offsets"]
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
+        mass: Tensor = results["offsets"]
         return mass / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else mass
 
 

@@ -214,8 +214,8 @@ class EffectiveKeys(Statistic):
         check_shares("EffectiveKeys()", problem)
         return {"mass": True, "squares": True}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
-        return found["mass"], found["squares"]
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+        return results["mass"], results["squares"]
 
 
 class MaxWeight(_LargestOfRow):
@@ -248,8 +248,8 @@ class MaxWeight(_LargestOfRow):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"largest": 1}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> Any:
-        return found["top_values"][..., 0].clone()
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        return results["top_values"][..., 0].clone()
 
 
 class MaxLogit(_LargestOfRow):
@@ -435,15 +435,15 @@ class LogitMoments(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
 
-    def carry_from(self, found: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
         runs = interval_of(problem)
         if runs is None:
             return None
-        keys = (runs[1] - runs[0]).to(found["mean"]).expand_as(found["mean"])
-        return _Rows(keys, found["mean"], found["variance"] * keys), None
+        keys = (runs[1] - runs[0]).to(results["mean"]).expand_as(results["mean"])
+        return _Rows(keys, results["mean"], results["variance"] * keys), None
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Moments:
-        return Moments(found["mean"], found["variance"])
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Moments:
+        return Moments(results["mean"], results["variance"])
 
 
 def _at_largest(grad: Tensor, part: Part) -> Tensor:

@@ -181,7 +181,7 @@ class Spans(Statistic):
         return _Pieces(rows, columns, problem)
 
     def step(self, carry: _Pieces, part: Part, at: Tile) -> _Pieces:
-        carry.absorb(part, at)
+        carry.add(part, at)
         return carry
 
     def merge(self, a: _Pieces, b: _Pieces) -> _Pieces:
@@ -204,9 +204,9 @@ class Spans(Statistic):
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Tensor:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
         pieces = self.start(problem)
-        pieces.mass = found["picture_sum"]
+        pieces.mass = results["picture_sum"]
         return self.finish(pieces)
 
 
@@ -219,7 +219,7 @@ class _Pieces:
         shape = (*problem.shape[:2], *(0 if b is None else len(b) for b in self.bands))
         self.mass = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
 
-    def absorb(self, part: Part, at: Tile) -> None:
+    def add(self, part: Part, at: Tile) -> None:
         row_bands, column_bands = self.bands
         if row_bands is None or column_bands is None:
             return

@@ -114,11 +114,11 @@ class Blocks(Statistic):
         edges = torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)
         return {"picture_sum": edges, "picture_max": edges}
 
-    def from_outputs(self, found: Mapping[str, Any], problem: Problem) -> Pooled:
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Pooled:
         first, stop = _runs(problem)
         cells, lead = count_cells(first, stop, self.rows.edges, self.columns.edges), problem.shape[:2]
         keys = (stop - first).expand(*lead, -1)
-        return Pooled(found["picture_sum"], found["picture_max"], cells.expand(*lead, -1, -1), keys)
+        return Pooled(results["picture_sum"], results["picture_max"], cells.expand(*lead, -1, -1), keys)
 
 
 def _runs(problem: Problem) -> tuple[Tensor, Tensor]:

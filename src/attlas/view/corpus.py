@@ -27,18 +27,47 @@ from attlas.view.service import Answer, Service
 if TYPE_CHECKING:
     from attlas.corpus import Corpus, HeadPage, Sample
 
-__all__ = ["SUMS", "WITHOUT_MODEL", "CorpusService", "Loader", "excerpt"]
+__all__ = [
+    "NOT_THERE",
+    "NO_PLACE",
+    "NO_TRANSFORMERS",
+    "OTHER_MODEL",
+    "WITHOUT_MODEL",
+    "CorpusService",
+    "Loader",
+    "NoModelError",
+    "excerpt",
+]
 
 Loader = Callable[[], Any]  # loads the model of a corpus
 
-# Sentences that the page translates.
-SUMS = "Numbers of a head are sums over all texts, divided by counts over all texts."
+# Why no full map can be opened; the page translates these sentences.
 WITHOUT_MODEL = "This page was opened without the model of the corpus."
+NO_PLACE = "The corpus does not say where its model is: attlas view DIR --model FOLDER."
+NOT_THERE = "The model is not there: {0}. attlas view DIR --model FOLDER says where it is."
+NO_TRANSFORMERS = "The model needs transformers: pip install 'attlas[hf]'."
+OTHER_MODEL = "The model in {0} is not the one that the corpus was made with: attlas view DIR --model FOLDER."
 _BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # shares of the texts below the marks of a box
 _BINS = 128  # of a distribution, between its least and its largest number
 _PAGES = 32  # heads whose samples stay in memory
 _OPEN = 8  # texts whose maps stay open
 _RECORDED = 1_000_000  # heads × tokens up to which all layers of a text are recorded, and not that of one head
+
+
+class NoModelError(Exception):
+    """The model of a corpus cannot be loaded.
+
+    Parameters
+    ----------
+    text : str
+        Why, with {0} in the place of the value.
+    value : str
+        A folder, say.
+    """
+
+    def __init__(self, text: str, value: str = "") -> None:
+        super().__init__(text.format(value))
+        self.reason = text, value
 
 
 class CorpusService:
@@ -50,7 +79,7 @@ class CorpusService:
         What `attlas.corpus` has made; they are shown side by side.
     titles : sequence of str, optional
         What they are called; the default is the names of their folders.
-    loaders : sequence of callable or str, optional
+    loaders : sequence of callable or NoModelError, optional
         For each corpus: what loads its model, so that the full map of a text can be opened, or why that is impossible.
 
     See Also
@@ -76,11 +105,11 @@ class CorpusService:
         corpora: Sequence[Corpus],
         *,
         titles: Sequence[str] | None = None,
-        loaders: Sequence[Loader | str] | None = None,
+        loaders: Sequence[Loader | NoModelError] | None = None,
     ) -> None:
         self._corpora = list(corpora)
         self._titles = list(titles or (corpus.folder.resolve().name for corpus in corpora))
-        self._loaders = list(loaders or [WITHOUT_MODEL] * len(corpora))
+        self._loaders = list(loaders or [NoModelError(WITHOUT_MODEL)] * len(corpora))
         self._tables = [corpus.table("arrow").to_pydict() for corpus in corpora]
         self._opened: OrderedDict[int, tuple[tuple[int, ...], Service]] = OrderedDict()
         self._models: dict[int, Any] = {}
@@ -116,6 +145,8 @@ class CorpusService:
             if question is None:
                 raise QuestionError(404, f"no such question: {name[:40]!a}")
             return _json(question(Parameters(parameters)), final=name != "open")
+        except NoModelError as error:
+            return _json({"error": str(error), "reason": error.reason}, final=False, status=409)
         except QuestionError as error:
             return _json({"error": error.text}, final=False, status=error.status)
         except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
@@ -151,31 +182,29 @@ class CorpusService:
         model, counts, settings = config["model"], config["counts"], config["settings"]
         numbers = [name for name, values in table.items() if any(isinstance(value, float) for value in values)]
         layers, texts = len(model["layers"]), counts["texts"]
-        unfinished = "" if config["complete"] else ", not finished"
-        failed = f", {counts['failed']:,} texts failed" if counts["failed"] else ""
         words = {name: each["definition"] for name, each in config["numbers"].items()}
         rows = {name: table[name] for name in ("layer", "head", "kind") if name in table}
         rows |= {name: [_number(value) for value in table[name]] for name in numbers}
-        size = f"{counts['tokens']:,} tokens in {texts:,} texts of up to {settings['length']:,}"
         return {
             "title": self._titles[at],
             "model": model["name"],
             "texts": texts,
             "tokens": counts["tokens"],
             "intervals": config["n_intervals"],
-            "open": loader if isinstance(loader, str) else None,
+            "open": loader.reason if isinstance(loader, NoModelError) else None,
             "counts": {
                 "layers": layers,
                 "length": settings["length"],
                 "complete": config["complete"],
                 "failed": counts["failed"],
             },
-            "about": [
-                ("Model", f"{model['name']} ({model['type']}, {model['dtype']}); {layers} layers with attention"),
-                ("Texts", f"{config['source']}: {size}{unfinished}{failed}"),
-                ("Sums", SUMS),
-                ("Made with", _made_with(config)),
-            ],
+            "facts": {
+                "type": model["type"],
+                "dtype": model["dtype"],
+                "source": config["source"],
+                "made": config["attlas"],
+                "shown": _version(),
+            },
             "kinds": [(kind.name, kind.does) for kind in (*heads.PATTERNS, heads.MIXED)],
             "measures": measures(numbers, config["numbers"], words),
             "rows": rows,
@@ -249,8 +278,8 @@ class CorpusService:
 
     def _record(self, at: int, sample: Sample, layer: int | None) -> Any:
         loader = self._loaders[at]
-        if isinstance(loader, str):
-            raise QuestionError(409, loader)
+        if isinstance(loader, NoModelError):
+            raise loader
         if at not in self._models:
             self._models[at] = loader()
         model = self._models[at]
@@ -379,11 +408,11 @@ def _key(corpora: Sequence[Corpus]) -> str:
     return "-".join(each[:12] for each in sums)
 
 
-def _made_with(config: Mapping[str, Any]) -> str:
+def _version() -> str | None:
     try:
-        return f"attlas {config['attlas']}; shown by attlas {version('attlas')}"
+        return version("attlas")
     except PackageNotFoundError:  # run from a checkout that is not installed
-        return f"attlas {config['attlas']}"
+        return None
 
 
 def _number(value: float) -> float | None:

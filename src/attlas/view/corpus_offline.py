@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attlas.view import offline
-from attlas.view.corpus import CorpusService, excerpt
+from attlas.view.corpus import CorpusService, NoModelError, excerpt
 from attlas.view.packing import packed
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def export_corpus(
     >>> attlas.view.export_corpus(attlas.load("stdlib.corpus"), "page.html")  # doctest: +SKIP
     """
     shown = list(corpora) if isinstance(corpora, Sequence) else [corpora]
-    with contextlib.closing(CorpusService(shown, titles=titles, loaders=[OFFLINE] * len(shown))) as service:
+    with contextlib.closing(
+        CorpusService(shown, titles=titles, loaders=[NoModelError(OFFLINE)] * len(shown))
+    ) as service:
         answers = _answers(service, limit, progress or (lambda share: None))
         title = ", ".join(service.titles)
     return offline.write_page({"answers": answers}, path, title, "corpus-offline")

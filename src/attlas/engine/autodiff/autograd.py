@@ -223,5 +223,6 @@ def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 
 
 def _cast(gradients: Gradients, inputs: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of tokens and parameters in the dtypes of the inputs."""
     grads: list[Tensor | None] = [*gradients.q, *gradients.k, *gradients.parameters]
     return [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]

@@ -156,7 +156,8 @@ class PairwiseKernels(_Kernels):
         return _family(request).unsupported(request.problem) or _unsupported(request, operation, fused=False)
 
     def cost(self, request: Request, operation: Operation) -> float:
-        return 5.0 if _is_small(request.problem) else 0.3
+        *_, m, n = request.problem.shape
+        return 5.0 if m * n < _WORTH else 0.3
 
     def prepare(self, request: Request) -> Request:
         # Differences are taken of the tokens themselves.
@@ -237,8 +238,3 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
 def _family(request: Request) -> type[PairwiseFamily]:
     """Return the family of kernels that a score belongs to, if it belongs to one."""
     return AdditiveKernels if type(request.problem.score) is Additive else DistanceKernels
-
-
-def _is_small(problem: Problem) -> bool:
-    """Tell whether each matrix is so small that one tile is as fast as the kernels."""
-    return problem.shape[2] * problem.shape[3] < _WORTH

@@ -18,7 +18,6 @@ __all__ = ["Run", "direct_sums", "sum_run", "sum_runs", "without_own"]
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
 _ROWS = 65_536  # queries of one call, between two reports
-_NUMBERS = 1 << 22  # numbers that the values of scattered queries may take
 _REACH = 64.0  # bandwidths up to which offsets from a common origin lose nothing that matters
 _LEAF = 512
 

@@ -11,17 +11,17 @@ from torch import Tensor
 from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
-__all__ = ["Task", "checked_task"]
+__all__ = ["BOUNDED", "KERNELS", "Task", "checked_task"]
 
-_SCORES: dict[str, Callable[[Tensor], Score]] = {
-    "boxcar": Boxcar,
-    "epanechnikov": Epanechnikov,
+KERNELS: dict[str, type[Score]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
+    "epanechnikov": Epanechnikov,
+    "boxcar": Boxcar,
     "triangular": Triangular,
 }
+BOUNDED = frozenset({"epanechnikov", "boxcar", "triangular"})  # 0 from one bandwidth on
 _WHERE = "kernel_sums()"
-_MOST_COORDINATES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +62,12 @@ class Task:
     @property
     def bounded(self) -> bool:
         """Whether the kernel is 0 from one bandwidth on."""
-        return self.kernel not in ("gaussian", "laplace")
+        return self.kernel in BOUNDED
 
     def score(self) -> Score:
         """Return the kernel as a score of attlas."""
         if self.kernel != "boxcar":
-            return _SCORES[self.kernel](self.bandwidth)
+            return KERNELS[self.kernel](self.bandwidth)
         # The reciprocal of a bandwidth is rounded: a key at exactly one bandwidth must not come inside by that.
         return Boxcar(self.bandwidth * (1 - 4 * torch.finfo(self.x.dtype).eps))
 
@@ -125,8 +125,8 @@ def checked_task(
 
 
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
-    if kernel not in _SCORES:
-        names = ", ".join(sorted(_SCORES))
+    if kernel not in KERNELS:
+        names = ", ".join(sorted(KERNELS))
         raise ShapeError(_WHERE, f"kernel must be one of {names}.", found=f"{kernel!r}", fix='"gaussian"')
     if not 0 <= tolerance < 1:
         found = f"tolerance = {tolerance!r}"

@@ -4,7 +4,7 @@ const [WIDTH, HEIGHT, EDGE] = [1200, 630, 56];
 const TEXT = 470; // width of the text column in pixels
 
 /** Draw the card: the picture that `map.picture` returns, beside a headline and a sentence. */
-export function drawCard({ canvas: source, width, height }, { headline, sentence }, title, style) {
+export function drawCard({ canvas: source, width, box }, { headline, sentence }, title, style) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [WIDTH, HEIGHT];
   const ctx = canvas.getContext("2d");
@@ -20,9 +20,10 @@ export function drawCard({ canvas: source, width, height }, { headline, sentence
   ctx.font = `600 24px ${style.sans}`;
   ctx.fillText("attlas", EDGE, HEIGHT - EDGE);
   const area = { x: EDGE + TEXT + 40, y: 36, w: WIDTH - EDGE - TEXT - 40 - 36, h: HEIGHT - 72 };
-  const scale = Math.min(area.w / width, area.h / height);
+  const scale = Math.min(area.w / box.w, area.h / box.h);
+  const [ratio, across, down] = [source.width / width, scale * box.w, scale * box.h];
   ctx.imageSmoothingQuality = "high";
-  ctx.drawImage(source, area.x + (area.w - scale * width) / 2, area.y + (area.h - scale * height) / 2, scale * width, scale * height);
+  ctx.drawImage(source, ratio * box.x, ratio * box.y, ratio * box.w, ratio * box.h, area.x + (area.w - across) / 2, area.y + (area.h - down) / 2, across, down);
   return canvas;
 }
 

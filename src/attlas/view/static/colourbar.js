@@ -221,7 +221,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const width = plot.clientWidth || 320;
     paint(state);
     showTitle(state);
-    if (ratio) showMarks(getContrastTicks(state, bar));
+    if (ratio) showMarks(getContrastTicks(state, bar).filter((_, each) => width >= 260 || each % 2 === 0));
     else showMarks(getBarTicks(state, bar, width));
     range.set({ ...bar, ...getShownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});

@@ -148,8 +148,14 @@ function translateInfo(info) {
     const size = t("{0} tokens in {1} texts of up to {2}", formatInteger(corpus.tokens), formatInteger(corpus.texts), formatInteger(counts.length)) + problems.join("");
     const heads = formatInteger(corpus.rows.layer.length);
     corpus.summary = t("{0}: {1} layers, {2} heads; {3}", model, formatInteger(counts.layers), heads, size);
-    corpus.open = corpus.open && t(corpus.open);
-    corpus.about = corpus.about.map(([title, text]) => [t(title), t(text)]);
+    corpus.open = corpus.open && t(...corpus.open);
+    const { type, dtype, source, made, shown } = corpus.facts;
+    corpus.about = [
+      [t("Model"), t("{0} ({1}, {2}); {3} layers with attention", model, type, dtype, formatInteger(counts.layers))],
+      [t("Texts"), `${source}: ${size}`],
+      [t("Sums"), t("Numbers of a head are sums over all texts, divided by counts over all texts.")],
+      [t("Made with"), shown ? t("attlas {0}; shown by attlas {1}", made, shown) : `attlas ${made}`],
+    ];
     corpus.measures = corpus.measures.map((measure) => ({ ...measure, label: t(measure.label), unit: t(measure.unit), description: t(measure.description) }));
   }
   return info;

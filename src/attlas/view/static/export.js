@@ -7,9 +7,10 @@ import { formatBytes, getHeadMark, formatInteger } from "./numbers.js";
 import { dataMark, createFile, listPackedHeads, createPackQuery, getViewState } from "./pack.js";
 import { drawCard } from "./card.js";
 import { describeHead } from "./says.js";
+import { createPdf } from "./pdf.js";
 import { formatPython } from "./python.js";
 import { drawPicture } from "./picture.js";
-import { vectorLimit, createVector } from "./vector.js";
+import { vectorLimit, createVector, wrapPicture } from "./vector.js";
 import { t } from "./words.js";
 
 const POLL_INTERVAL = 700; // ms between two requests for the progress of an offline page
@@ -30,7 +31,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
 
   const kinds = [
     { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
-    { name: "png", title: t("Picture"), run: savePicture, words: () => t("PNG of the map as it is shown, with axes, colour bar and a caption, as dense as chosen below.") },
+    { name: "png", title: t("Picture"), run: savePicture, words: () => t("The map as it is shown, with axes, colour bar and a caption, as chosen below.") },
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
     { name: "svg", title: t("Vector picture"), run: saveVector, words: describeVector },
     { name: "python", title: "Python", run: copyPython, words: () => t("Copies the lines that draw these cells with attlas: PDF, SVG, or PNG of any density.") },
@@ -43,12 +44,18 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     densityButtons.set(pixelRatio);
   });
   densityButtons.set(pixelRatio);
+  let format = "png";
+  const formatButtons = createSegmented(t("File of the picture"), ["png", "pdf"].map((value) => ({ value, text: value.toUpperCase() })), (value) => {
+    format = value;
+    formatButtons.set(format);
+  });
+  formatButtons.set(format);
   for (const kind of kinds) {
     kind.says = make("span", { class: "export-words" });
     kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
     kind.button.addEventListener("click", () => run(kind));
   }
-  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, t("Picture at")), densityButtons.element), make("div", { class: "export-foot" }, messageElement, progressBar, cancelButton));
+  dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, t("Picture as")), formatButtons.element, densityButtons.element), make("div", { class: "export-foot" }, messageElement, progressBar, cancelButton));
   dialog.element.classList.add("export");
 
   const getCells = () => clampRegion(map.visibleRegion(), store.state.info.entries[store.state.entry]);
@@ -64,7 +71,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
   function describeVector() {
     const count = countCells(getCells());
     const limit = t("at most {0}", formatInteger(vectorLimit));
-    if (count > vectorLimit) return t("SVG of the cells in view, for print: {0} cells are in view, {1} fit: zoom in.", formatInteger(count), limit);
+    if (count > vectorLimit) return t("SVG with the map as pixels: {0} cells are in view, {1} are drawn one by one. Zoom in for those.", formatInteger(count), limit);
     return t("SVG of the {0} cells in view with their tokens, for print ({1}).", formatInteger(count), limit);
   }
   function describePage() {
@@ -78,7 +85,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     if (!info) return;
     for (const kind of kinds) kind.says.textContent = kind.words();
     const count = countCells(getCells());
-    for (const [name, limit] of [["svg", vectorLimit], ["csv", csvLimit]]) {
+    for (const [name, limit] of [["svg", Infinity], ["csv", csvLimit]]) {
       kinds.find((kind) => kind.name === name).button.disabled = count > limit || count === 0;
     }
     // Python has no single matrix for a mean of heads or for rows without the first key.
@@ -159,17 +166,24 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const { state } = store;
     const { entry, head, batch, variant } = state;
     const cells = getCells();
+    const save = (text) => download(createFileName("svg"), new Blob([text], { type: "image/svg+xml;charset=utf-8" }));
+    if (countCells(cells) > vectorLimit) {
+      const canvas = await draw(signal);
+      save(wrapPicture(canvas, pixelRatio));
+      return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
+    }
     const { weights } = await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal });
     const textOf = await fetchTexts(cells, state.info.entries[entry]);
-    download(createFileName("svg"), new Blob([createVector({ weights, cells, state, style: readStyles(), textOf })], { type: "image/svg+xml;charset=utf-8" }));
+    save(createVector({ weights, cells, state, style: readStyles(), textOf }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }
-  async function savePicture(signal) {
-    const style = readStyles();
-    const { state } = store;
+  async function draw(signal) {
     const view = map.visibleRegion();
-    const canvas = drawPicture(await map.picture(pixelRatio, signal), view, state, style);
-    download(createFileName("png"), await encodePng(canvas));
+    return drawPicture(await map.picture(pixelRatio, signal), view, store.state, readStyles());
+  }
+  async function savePicture(signal) {
+    const canvas = await draw(signal);
+    download(createFileName(format), await (format === "pdf" ? createPdf(canvas, pixelRatio) : encodePng(canvas)));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
   async function saveCard(signal) {

@@ -175,7 +175,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       button.tabIndex = isShown || (state.head === "mean" && index === 0) ? 0 : -1;
     });
     kindButtons.set(kind, state.pin ? {} : { pair: t("Pin a cell first: click one in the map"), agree: t("Pin a cell first: click one in the map") });
-    message.textContent = describePairs(state, kind, numbers, formatCell);
+    message.textContent = describePairs(state, kind, numbers, formatCell).replaceAll(" %", "\u00a0%"); // no line begins with %
   }
   function describePairs(state, kind, numbers, formatCell) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");

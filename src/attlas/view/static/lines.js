@@ -98,7 +98,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
       for (let j = 0; j < c1 - c0; j++) {
         if (!(getWeight(i, j) >= MIN_WEIGHT)) continue;
         const weight = getWeight(i, j);
-        const strength = { opacity: String(Math.max(0.06, weight)), "stroke-width": String(0.5 + 3 * weight) }; // not rounded
+        const strength = { opacity: String(0.12 + 0.88 * Math.sqrt(weight)), "stroke-width": String(0.5 + 3 * weight) }; // not rounded
         lines.push(createSvg("line", { x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), ...strength, "data-query": i, "data-key": j }));
       }
     }

@@ -10,7 +10,7 @@ import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
 import { TRACK_OF, createPainter } from "./painter.js";
 import { createPointing } from "./pointing.js";
-import { needsPass, getRegion, createScene } from "./scene.js";
+import { computeBox, needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
@@ -314,7 +314,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
           const { missing } = paint.draw(dense, options);
           if (missing < left) [left, since] = [missing, performance.now()];
-          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, level: dense.level };
+          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, level: dense.level, box: computeBox(dense) };
           exportScene = dense;
           invalidate();
           await new Promise((done) => setTimeout(done, 100));

@@ -129,6 +129,8 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   function drawWords(pane) {
     const { look } = frameOptions;
     const drawLabel = (text, x, y, align) => {
+      // A name that is wider than its map ends in dots.
+      for (const room = pane.right - pane.left - 36; ctx.measureText(text).width > room && text.length > 2; ) text = `${text.slice(0, -2)}…`;
       const width = ctx.measureText(text).width + 16;
       const left = { right: x - width, left: x, center: x - width / 2 }[align];
       ctx.fillStyle = look.card;

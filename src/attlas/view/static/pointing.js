@@ -124,6 +124,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       tip.show(target, position, { level: drawnScene.level, pool: store.state.pool, spoken: keyboard });
       const { cell, weight } = tip.reading();
       store.set({ hover: cell ?? { i: hit.i, j: hit.j }, reading: weight });
+      if (cell && target.allowed && !store.state.pin) store.set({ pointed: cell }); // the text shows its row
     },
     /** The block of the hovered pixel, until its largest cell is known. */
     block: () => (keyboard || pointer ? tip.reading().block : null),

@@ -122,3 +122,11 @@ export function getRegion(scene) {
 export function needsPass(info, level) {
   return level > (info.on_demand_level ?? 4);
 }
+
+/** The part of a scene that its panes fill with their axes and tracks, in CSS pixels: {x, y, w, h}. */
+export function computeBox({ panes }) {
+  const getStart = (pane, side) => Math.max(0, pane[side] - pane.gutter[side] - pane.gutter.band - pane.gutter.track);
+  const [x, y] = ["left", "top"].map((side) => Math.min(...panes.map((pane) => getStart(pane, side))));
+  const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...panes.map((pane) => pane[side])));
+  return { x, y, w: right - x + 1, h: bottom - y + 1 };
+}

@@ -7,6 +7,7 @@ import { isEqual } from "./state.js";
 import { t } from "./words.js";
 
 const maxMatches = 1000; // matches that are asked for; the count is of all
+const MATCH_ZOOM = 3; // doublings at which a match is shown at least: 8 pixels a cell
 
 // Parse what was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
 export function parseQuery(typed) {
@@ -102,10 +103,11 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   const showMatch = () => {
     const { cell, isTokenCell } = chooseCell(matches[index]);
     const { info, entry } = store.state;
-    const { c0, c1 } = map.view();
+    const { c0, c1, scale } = map.view();
+    const zoom = Math.max(store.state.zoom, MATCH_ZOOM);
     // In a causal map the keys of a query are at the left of the diagonal.
-    const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, 0.3 * (c1 - c0)) : 0;
-    map.centre(cell.i, cell.j - leftShift);
+    const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, (0.3 * (c1 - c0) * scale) / 2 ** zoom) : 0;
+    map.centre(cell.i, cell.j - leftShift, { zoom });
     if (isTokenCell) ownPin = cell;
     store.set({ ...(isTokenCell ? { pin: cell } : {}), hover: cell, reading: null, searchResult: { matches, index } });
     const shown = t("{0} of {1}{2}", formatInteger(index + 1), formatInteger(total), total > matches.length ? t(" (the first {0})", formatInteger(matches.length)) : "");
@@ -158,7 +160,7 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
       return;
     }
     if (query.kind === "cell") {
-      map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, 3) });
+      map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, MATCH_ZOOM) });
       store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
       showResult("");
       announce(t("Cell {0}, {1}", formatInteger(query.query), formatInteger(query.key)));

@@ -41,7 +41,7 @@ export const DEFAULTS = Object.freeze({
   // Not in the URL:
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
-  pointed: null, // null | {i, j}: the cell of the token last hovered in the text, while nothing is pinned
+  pointed: null, // null | {i, j}: the cell last hovered in the map or the text, while nothing is pinned
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,

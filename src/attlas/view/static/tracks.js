@@ -185,7 +185,7 @@ function drawLabel(ctx, pane, top, base, kind, track, look) {
     ctx.textAlign = "right";
     const x = pane.left - gutter.band - 7;
     ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
-    if (range && !narrow) ctx.fillText(`${range.log ? "log, " : ""}≤ ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
+    if (range && !narrow) ctx.fillText(`${range.log ? t("log, ") : ""}≤ ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
   } else if (!narrow) {
     ctx.textAlign = "right";
     ctx.fillText(`${kind.label}${range ? ` ≤ ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);

@@ -30,7 +30,8 @@ export function createHttpTransport(base = "./") {
 
   async function readReason(response) {
     try {
-      return (await response.json()).error ?? response.statusText;
+      const { error, reason } = await response.json();
+      return reason ? t(...reason) : (error ?? response.statusText);
     } catch {
       return response.statusText || `status ${response.status}`;
     }

@@ -6,6 +6,7 @@ import { getHeadName, computeTicks, formatInteger } from "./numbers.js";
 import { formatCaption } from "./picture.js";
 import { showWhitespace } from "./tokens.js";
 import { isWeighted, describeVariant } from "./weighting.js";
+import { t } from "./words.js";
 
 export const vectorLimit = 65_536; // cells
 const maxNamed = 80; // largest number of rows or columns that are labelled with tokens
@@ -40,6 +41,12 @@ export function createVector({ weights, cells, state, style, textOf }) {
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${box}" font-family="${escapeXml(style.sans)}" font-size="${roundTo2(Math.max(6, Math.min(12, unit * 0.8)))}" fill="${style.soft}">\n<rect width="100%" height="100%" fill="${style.card}"/>\n${parts.join("\n")}\n</svg>\n`;
 }
 
+/** A picture of pixels as SVG, as large as it is on the screen. */
+export function wrapPicture(canvas, ratio) {
+  const size = `width="${roundTo2(canvas.width / ratio)}" height="${roundTo2(canvas.height / ratio)}"`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" ${size}>\n<image ${size} href="${canvas.toDataURL()}"/>\n</svg>\n`;
+}
+
 // One path for each colour, made of runs of equal cells in each row; masked cells are left out.
 function createPaths(weights, { r0, r1, c0, c1 }, entry, state) {
   const paths = new Map();
@@ -68,5 +75,5 @@ function createScale(state, style, y, createText) {
   });
   const labels = getBarTicks(state, bar, 360).map(({ at: i, text }) => createText(left + (360 * (i - bar.min)) / (bar.max - bar.min), y + 27, text, 'text-anchor="middle" font-size="11"'));
   const frame = `<rect x="${left}" y="${y}" width="360" height="12" fill="none" stroke="${style.line}"/>`;
-  return [steps.join(""), frame, ...labels, createText(left, y + 44, isWeighted(state) ? describeVariant(state) : "attention weight", 'font-size="11"')];
+  return [steps.join(""), frame, ...labels, createText(left, y + 44, isWeighted(state) ? describeVariant(state) : t("attention weight"), 'font-size="11"')];
 }
