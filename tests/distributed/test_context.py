@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 from tests.distributed.test_saving import base
-from tests.recording.conftest import SIZES, causal_model, lively
+from tests.recording.conftest import SIZES, causal_model
+from tests.tiny_models import lively
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -119,7 +120,8 @@ def test_float32_and_uneven_parts(on_ranks: OnRanks, ranks: int, window: int | N
             assert stats.entropy(output.attentions[0]).shape == (2, 4, N)
         return float((output.logits - part(wanted, rank, world)).abs().max() / wanted.abs().max())
 
-    assert max(on_ranks(ranks, job)) < 1e-6
+    # 1.5e-6 with torch 2.8, whose products add in another order: 13 roundings of float32 in two layers.
+    assert max(on_ranks(ranks, job)) < 2e-6
 
 
 @pytest.mark.parametrize("text", ["plain", "left", "packed"])

@@ -100,7 +100,7 @@ def check(
                         wrong.append(f"{name}, {q_to}, {k_to}: {what} is off by {error:.1e}")
         return wrong
 
-    assert not [text for texts in on_ranks(math.prod(shape), job) for text in texts]
+    assert not [text for texts in on_ranks(math.prod(shape), job, 3600 if EVERY else 120) for text in texts]
 
 
 # Placements take turns: over these meshes each mask, and each score, meets all five of a line of ranks.
@@ -128,6 +128,8 @@ def test_a_score_function(on_ranks: OnRanks) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 def test_uneven_and_empty_shards(on_ranks: OnRanks, ranks: int) -> None:
+    if ranks > 3 and torch.__version__ < (2, 9):
+        pytest.skip("torch 2.8 gathers no tensor of which a rank has nothing")
     sizes = [Sizes(47, 47), Sizes(5, 9), Sizes(1, 13), Sizes(3, 2, heads=3, key_heads=1, value_heads=1), Sizes(0, 4)]
     cases = {str(s): build("ScaledDot", "Causal", s, sink=True) for s in sizes}
     check(on_ranks, cases, (ranks,), LINE)

@@ -26,6 +26,10 @@ def tokens(*placements: Placement, heads: int = 4) -> DTensor:
     return distribute_tensor(t, mesh, placements or [Shard(2)], src_data_rank=None)
 
 
+def partial() -> DTensor:
+    return DTensor.from_local(torch.zeros(2, 4, 8, 6), init_device_mesh("cpu", (2,)), [Partial()], run_check=False)
+
+
 def wrong_mask(rank: int) -> None:
     attlas.attend(tokens(), tokens(), mask=torch.ones(3, 3) > 0 if rank == 1 else attlas.Causal())
 
@@ -136,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "sum": (lambda: attlas.attend(tokens(), tokens()).sum(-1), BackendError, "found: A.sum"),
     "transposed": (lambda: attlas.attend(tokens(), tokens()).mT.sum(0), BackendError, "found: A.mT.sum"),
     "size": (lambda: attlas.attend(tokens(Shard(3)), tokens()), ShapeError, "each token of q must be whole."),
-    "partial": (lambda: attlas.attend(tokens(Partial()), tokens()), ShapeError, "q must be sharded or replicated."),
+    "partial": (lambda: attlas.attend(partial(), tokens()), ShapeError, "q must be sharded or replicated."),
     "plain keys": (lambda: attlas.attend(tokens(), tokens().to_local()), DtypeError, "q and k must both be DTensors"),
     "plain queries": (lambda: attlas.attend(torch.zeros(1, 2), tokens()), DtypeError, "q is a Tensor"),
     "dropout": (lambda: attlas.attention(tokens(), tokens(), tokens(), dropout_p=0.5), BackendError, "dropout_p=0.0"),

@@ -49,6 +49,7 @@ def count(work: Callable[[], Any]) -> float:
     return traffic.sent
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="modes of torch 2.8 fail in several threads")
 def test_bytes_sent(on_ranks: Callable[..., list[Any]]) -> None:
     def tokens(heads: int, seed: int) -> Tensor:
         return torch.randn(1, heads, N, SIZE, generator=torch.Generator().manual_seed(seed))

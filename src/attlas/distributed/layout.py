@@ -216,8 +216,9 @@ class Layout:
         axis = t.ndim - 2
         if Shard(axis) in t.placements and Shard(axis) not in targets:
             # Gathered along the first axis, the parts need no second copy to lie side by side.
-            t_first = t.movedim(axis, 0).redistribute(self.mesh, _axis_first(targets, axis))
-            local = _defined(t_first.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
+            moved: Any = t.movedim(axis, 0)
+            moved = moved.redistribute(self.mesh, _axis_first(targets, axis))
+            local = _defined(moved.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
         else:
             local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
         if self.order is not None and tokens == "keys":
@@ -284,8 +285,12 @@ class Layout:
             return t
         placements = [Partial(how) if dim in dims else Replicate() for dim in range(self.mesh.ndim)]
         whole = DTensor.from_local(t.contiguous(), self.mesh, placements, run_check=False)
-        whole = whole.redistribute(self.mesh, [Replicate()] * self.mesh.ndim)
-        return whole.to_local(grad_placements=None if shared else placements)
+        replicate = [Replicate()] * self.mesh.ndim
+        local = whole.redistribute(self.mesh, replicate).to_local()
+        if shared:
+            return local
+        # Before torch 2.9, the gradient of what was partial itself is left partial: nothing sums it.
+        return DTensor.from_local(local, self.mesh, replicate, run_check=False).to_local(grad_placements=placements)
 
     def replicated(self, t: Tensor) -> Tensor:
         """Return a tensor that all ranks have, so that its gradient is the sum of what all ranks find."""

@@ -274,7 +274,7 @@ def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Ma
         raise text.refused("each rank must have the keys of its queries and no cache.", found, "use_cache=False")
     whole = _with_all_tokens(rule, text)
     if text.documents is not None:
-        text.check_documents(_rule_source(rule)[0] == "and_masks" and _packs(_rule_source(rule)[1]["mask_functions"]))
+        text.check_documents(_inside_packed(rule) is not None)
         whole = _inside_documents(whole, text.positions, text.documents)
     padding = None if text.padding is None else _padding(text.padding, text.n, 0)
     return both(_translated(whole, _Position(0, 0, text.n, text.n, broadcasts=True)), padding)
@@ -294,8 +294,9 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
         return rule
     name, closure = _rule_source(rule)
     if name in ("and_masks", "or_masks"):
-        if _packs(closure["mask_functions"]):  # documents are those of all ranks
-            return _with_all_tokens(_rule_source(closure["mask_functions"][1])[1]["mask_function"], text)
+        inside = _inside_packed(rule)
+        if inside is not None:  # documents are those of all ranks
+            return _with_all_tokens(inside, text)
         return (and_masks if name == "and_masks" else or_masks)(
             *(_with_all_tokens(part, text) for part in closure["mask_functions"])
         )
@@ -393,6 +394,21 @@ def _packs(rules: tuple[Rule, ...]) -> bool:
     """Return whether two rules together are what transformers makes for packed texts."""
     names = [_rule_source(rule)[0] for rule in rules]
     return names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]
+
+
+def _inside_packed(rule: Rule) -> Rule | None:
+    """Return the rule that holds inside each of several texts in one row; None where it is not a rule for those."""
+    name, closure = _rule_source(rule)
+    if name != "and_masks":
+        return None
+    rules: tuple[Rule, ...] = closure["mask_functions"]
+    if _packs(rules):
+        inside: Rule = _rule_source(rules[1])[1]["mask_function"]
+        return inside
+    # Before transformers 5.23, the texts are the second of two rules.
+    older = not hasattr(masking_utils, "packed_sequence_compatibility_function")
+    second = [_rule_source(part)[0] for part in rules[1:]]
+    return rules[0] if older and second == ["packed_sequence_mask_function"] else None
 
 
 def _is_of_distance(rule: Rule) -> bool:
