@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -29,7 +30,8 @@ NAMES = [
     "torch._C._are_functorch_transforms_active",
     "torch.autograd.forward_ad._current_level",
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
-    "torch.distributed.tensor.experimental._context_parallel._attention._replaced_functions",
+    "torch.distributed.tensor.experimental._context_parallel._attention._replaced_functions"
+    " or torch.distributed.tensor.experimental._attention._replaced_functions",
     "einops._backends.TorchBackend",
     "transformers.PreTrainedConfig._attn_implementation",
     "transformers.PreTrainedConfig.__class_validators__",
@@ -50,6 +52,11 @@ ELSEWHERE = {
 
 def found_at(path: str) -> object:
     """Return what a dotted name stands for: the longest module of it, and attributes from there."""
+    path, _, other = path.partition(" or ")
+    if other:
+        with contextlib.suppress(ImportError, AttributeError):
+            return found_at(path)
+        return found_at(other)
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
         try:
