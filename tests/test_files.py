@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests.messages import said
 
 from attlas import pictures
 from attlas.cli.files import save_text
@@ -61,9 +62,8 @@ def refused(path: Path, found: str, fix: str) -> None:
     """Hold the whole text of an error to what it should be; the block must not begin."""
     with pytest.raises(FileError) as error, whole_file(path, "picture"):
         pytest.fail("nothing can be written here")
-    assert str(error.value) == (
-        f"picture: the file must be one that can be written.\n  path: {path}\n  found: {found}\n  fix: {fix}"
-    )
+    assert said(error.value) == f"picture: {found}"
+    assert error.value.fix == fix
     assert isinstance(error.value, OSError)
 
 
@@ -203,10 +203,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wh
         if when == "as it is written":
             full(0)
         monkeypatch.setattr(os, "fsync", full)
-    assert str(error.value) == (
-        f"save(): the file must be one that can be written.\n  path: {tmp_path / 'a.txt'}\n"
-        "  found: No space left on device\n  fix: make room, or give a path on another disk."
-    )
+    assert said(error.value) == "save(): No space left on device"
     assert (tmp_path / "a.txt").read_text() == "before"
     assert names(tmp_path) == ["a.txt"]
 

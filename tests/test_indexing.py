@@ -120,27 +120,6 @@ def test_index_after_index(leading: tuple[int, ...]) -> None:
     check()
 
 
-def test_examples_of_the_documentation() -> None:
-    A = make((2, 4))
-    dense = A.to_dense()
-    for found, wanted in (
-        (A[0, 3, 5, :], dense[0, 3, 5, :]),
-        (A[..., -3:, :], dense[..., -3:, :]),
-        (A[0, 3, 2:4, 5:9], dense[0, 3, 2:4, 5:9]),
-        (A[0][2], dense[0][2]),
-        (A[0, 1][2:5], dense[0, 1][2:5]),
-        (A[:, 3], dense[:, 3]),
-        (A[...], dense),
-        (A[1, ..., 0], dense[1, ..., 0]),
-        (A[torch.tensor(1), torch.tensor([0, 3])], dense[1, [0, 3]]),
-        (A[:, :, [0, 5], [1, 2]], dense[:, :, [0, 5], [1, 2]]),
-        (A[:, :, [0], [1, 2]], dense[:, :, [0], [1, 2]]),
-        (A[:, :, range(1, 4)], dense[:, :, range(1, 4)]),
-        (A[np.int64(1), :, np.array([1, 2]).tolist()], dense[1, :, [1, 2]]),
-    ):
-        torch.testing.assert_close(dense_of(found), wanted)
-
-
 def test_leading_axes_alone_stay_lazy() -> None:
     A = make((3, 2, 2))
     for key in (0, (0, 1), (slice(1, 3),), (Ellipsis, slice(None), slice(None))):
@@ -186,16 +165,6 @@ def test_any_heads_of_grouped_ones(heads: list[int]) -> None:
     if heads:
         torch.testing.assert_close(part @ v, dense[:, heads] @ v)
         torch.testing.assert_close(part.mT @ v[:, :, :M], dense[:, heads].mT @ v[:, :, :M])
-
-
-def test_a_part_is_differentiable() -> None:
-    q, k = torch.randn(2, 4, M, 3, requires_grad=True), torch.randn(2, 2, N, 3, requires_grad=True)
-    v = torch.randn(N, 2)
-    wanted = torch.softmax(q @ k.repeat_interleave(2, 1).mT / 3**0.5, -1)[1, [3, 0]] @ v
-    found = attlas.attend(q, k)[1, [3, 0]] @ v
-    torch.testing.assert_close(found, wanted)
-    for a, b in zip(*(torch.autograd.grad(t.square().sum(), (q, k)) for t in (found, wanted)), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("m", [0, 5])

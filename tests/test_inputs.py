@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas.inputs import accumulation_dtype, check_inputs, check_sink, check_tensors
+from attlas.inputs import accumulation_dtype, check_sink
 
 
 def softmax_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,33 +54,6 @@ def test_layouts(name: str) -> None:
     assert A.mT.mT is A
 
 
-def test_the_tensors_are_kept() -> None:
-    q, k = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 7, 4)
-    inputs = check_inputs("here()", q, k)
-    assert inputs.q is q
-    assert inputs.k is k
-    assert inputs.leading == (2, 6)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "leading"),
-    [
-        (((5, 4), (7, 4)), ()),
-        (((3, 5, 4), (7, 4)), (3,)),
-        (((5, 4), (3, 7, 4)), (3,)),
-        (((2, 6, 5, 4), (2, 3, 7, 4)), (2, 6)),
-        (((1, 1, 5, 4), (2, 3, 7, 4)), (2, 3)),
-        (((8, 2, 6, 5, 4), (2, 3, 7, 4)), (8, 2, 6)),
-    ],
-)
-def test_leading_axes(shapes: tuple[tuple[int, ...], tuple[int, ...]], leading: tuple[int, ...]) -> None:
-    inputs = check_inputs("here()", *map(torch.zeros, shapes))
-    assert inputs.leading == leading
-    assert inputs.q.ndim == inputs.k.ndim == 4
-    assert inputs.q.shape[0] == inputs.k.shape[0]
-    assert inputs.q.shape[1] % inputs.k.shape[1] == 0
-
-
 def test_accumulation() -> None:
     assert accumulation_dtype(torch.float64) is torch.float64
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -100,12 +73,6 @@ def test_a_scalar_sink_gets_its_gradient() -> None:
     each = torch.full((6,), 0.5, dtype=torch.float64, requires_grad=True)
     a, b = (torch.autograd.grad(attlas.attention(q, k, v, sink=s).square().sum(), s)[0] for s in (one, each))
     torch.testing.assert_close(a, b.sum())
-
-
-def test_a_parameter_and_a_subclass_are_tensors() -> None:
-    q = torch.nn.Parameter(torch.randn(5, 4))
-    assert attlas.attend(q, q).shape == (5, 5)
-    check_tensors("here()", {"q": q})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -26,28 +26,6 @@ def matrix(request: pytest.FixtureRequest) -> attlas.AttentionMatrix:
     return A[:, 1] if request.param == "part" else A
 
 
-def test_reductions_are_those_of_the_dense_tensor(matrix: attlas.AttentionMatrix) -> None:
-    dense = matrix.to_dense()
-    for dim in (-1, -2, dense.ndim - 1, dense.ndim - 2):
-        for keepdim in (False, True):
-            for name in ("sum", "mean", "amax"):
-                wanted = getattr(dense, name)(dim, keepdim)
-                torch.testing.assert_close(getattr(matrix, name)(dim, keepdim), wanted)
-            found = matrix.argmax(dim, keepdim)
-            wanted = dense.argmax(dim, keepdim)
-            assert found.shape == wanted.shape
-            at = found if keepdim else found.unsqueeze(dim)
-            torch.testing.assert_close(dense.gather(dim, at), dense.amax(dim, True))
-
-
-def test_topk_is_that_of_the_dense_tensor(matrix: attlas.AttentionMatrix) -> None:
-    dense = matrix.to_dense()
-    for k in (1, 3, matrix.shape[-1]):
-        values, indices = matrix.topk(k)
-        torch.testing.assert_close(values, dense.topk(k, -1).values)
-        torch.testing.assert_close(dense.gather(-1, indices.clamp(min=0)) * (indices >= 0), values)
-
-
 def test_logits_are_those_before_softmax(matrix: attlas.AttentionMatrix) -> None:
     logits = matrix.logits.to_dense()
     assert matrix.logits.shape == logits.shape == matrix.shape
@@ -100,15 +78,6 @@ def test_a_statistic_that_is_no_method_is_named() -> None:
         A.entropy()
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         A.nonsense()
-
-
-def test_collect_gives_one_result_for_each(matrix: attlas.AttentionMatrix) -> None:
-    entropy, (values, indices), mass = matrix.collect(stats.Entropy(), stats.TopK(2), stats.ColumnMass())
-    assert entropy.shape == matrix.shape[:-1]
-    assert values.shape == indices.shape == (*matrix.shape[:-1], 2)
-    assert mass.shape == (*matrix.shape[:-2], matrix.shape[-1])
-    torch.testing.assert_close(entropy, stats.entropy(matrix))
-    torch.testing.assert_close(mass, stats.column_mass(matrix))
 
 
 def test_check_measures_the_error(matrix: attlas.AttentionMatrix) -> None:
@@ -185,16 +154,6 @@ def test_copies_of_scores_with_a_bandwidth_for_each_coordinate(kernel: Any, lear
             (other @ v).square().sum().backward()
             assert other.score.bandwidth.grad is not None
             assert score.bandwidth.grad is None
-
-
-def test_attention_is_attend_times_values() -> None:
-    q, k, v = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 5)
-    options: dict[str, Any] = {
-        "mask": attlas.Window(4, 4),
-        "sink": torch.randn(3),
-        "plan": attlas.Plan("tiled", rows=2),
-    }
-    assert torch.equal(attlas.attention(q, k, v, scale=0.3, **options), attlas.attend(q, k, scale=0.3, **options) @ v)
 
 
 def test_zero_length() -> None:

@@ -55,13 +55,6 @@ def test_leading_axes_of_any_number(lead: tuple[int, ...], plan: attlas.Plan) ->
         torch.testing.assert_close(A[:, 1].sum((0, 1)), dense[:, 1].sum((0, 1)))
 
 
-def test_argmax_of_other_axes_is_that_of_the_tensor(matrix: attlas.AttentionMatrix) -> None:
-    dense = matrix.to_dense()
-    assert torch.equal(matrix.argmax(1), dense.argmax(1))
-    assert torch.equal(matrix.argmax(), dense.argmax())
-    assert torch.equal(matrix.argmax(0, keepdim=True), dense.argmax(0, keepdim=True))
-
-
 def test_what_it_is(matrix: attlas.AttentionMatrix) -> None:
     assert matrix.size() == (2, 4, 9, 12)
     assert matrix.size(-1) == 12
@@ -92,12 +85,6 @@ def test_stays_lazy(large: attlas.AttentionMatrix) -> None:
     assert large.squeeze(1) is large
     assert large.unsqueeze(0).shape == (1, 1, 8, 20_000, 20_000)
     assert large[:, [0, 3]].shape == (1, 2, 20_000, 20_000)
-
-
-def test_products_of_torch_run_on_the_fused_kernel(matrix: attlas.AttentionMatrix) -> None:
-    x = torch.randn(12, 3)
-    assert torch.equal(torch.matmul(matrix, x), matrix @ x)
-    assert torch.equal(matrix.matmul(x), matrix @ x)
 
 
 def test_another_dtype_is_another_precision(matrix: attlas.AttentionMatrix) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.atlas.conftest import assert_same, make_atlas, make_entry, parts_of, same
+from tests.messages import said
 from torch import Tensor, nn
 
 import attlas
@@ -29,12 +30,6 @@ def back(tmp_path: Path, A: attlas.AttentionMatrix, **options: Any) -> attlas.At
     return after[0]
 
 
-def relative(buckets: int | None) -> attlas.RelativeBias:
-    score = attlas.RelativeBias(4, 16, buckets)
-    nn.init.normal_(score.weight)
-    return score
-
-
 class Cauchy(attlas.Score):
     """A score of a user's own."""
 
@@ -42,26 +37,10 @@ class Cauchy(attlas.Score):
         return -torch.log1p((q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1))
 
 
+# What the contracts of stored scores and masks do not store.
 SCORES = {
-    "ScaledDot": attlas.ScaledDot,
-    "scale": lambda: attlas.ScaledDot(0.1),
-    "Cosine": lambda: attlas.Cosine(7.3),
-    "SoftCap": lambda: attlas.SoftCap(attlas.ScaledDot(1 / 3), 50.0),
-    "Gaussian": lambda: attlas.Gaussian(0.7),
-    "Gaussian of each coordinate": lambda: attlas.Gaussian(torch.rand(8) + 0.5),
-    "learned Gaussian": lambda: attlas.Gaussian(torch.rand(8) + 0.5, learn=True),
-    "Laplace": lambda: attlas.Laplace(2.0, learn=True),
-    "Boxcar": lambda: attlas.Boxcar(4.0),
-    "Epanechnikov": lambda: attlas.Epanechnikov(5.0),
-    "Triangular": lambda: attlas.Triangular(torch.tensor(5.0)),
-    "Additive": lambda: attlas.Additive(8, 8, 5),
     "Additive with bias": lambda: attlas.Additive(8, 8, 5, bias=True).double(),
-    "Bilinear": lambda: attlas.Bilinear(8, 8, scale=0.3),
-    "Alibi": lambda: attlas.ScaledDot() + attlas.Alibi(),
     "Alibi of slopes": lambda: attlas.ScaledDot() + attlas.Alibi(torch.tensor(0.5).expand(4)),
-    "RelativeBias": lambda: attlas.ScaledDot(1.0) + relative(None),
-    "T5": lambda: relative(8) + attlas.ScaledDot(1.0),
-    "TensorBias": lambda: attlas.ScaledDot() + attlas.TensorBias(torch.randn(4, 1, 9).expand(4, 6, 9)),
     "learned TensorBias": lambda: attlas.TensorBias(nn.Parameter(torch.randn(6, 9))) + attlas.ScaledDot(),
     "sums": lambda: 2.5 * (attlas.ScaledDot() + 0.1 * attlas.Cosine()) + attlas.SoftCap(-attlas.Laplace(), 3),
     "own": lambda: Cauchy() + attlas.Alibi(),
@@ -89,20 +68,8 @@ class Even(Mask):
 
 LENGTHS = torch.tensor([9, 5])
 MASKS = {
-    "Causal": attlas.Causal,
-    "Causal of offset": lambda: attlas.Causal(-2),
-    "Window": lambda: attlas.Window(3, None, offset=1),
-    "Dilated": lambda: attlas.Dilated(None, 4, 2),
-    "Padding": lambda: attlas.Padding(LENGTHS, side="left"),
     "Padding of one": lambda: attlas.Padding(7),
-    "Prefix": lambda: attlas.Causal() | attlas.Prefix(LENGTHS - 3),
-    "Documents": lambda: attlas.Causal() & attlas.Documents(torch.arange(18).view(2, 9) // 4),
-    "Documents of queries": lambda: attlas.Documents(torch.arange(9) // 3, torch.arange(6) // 2),
-    "not": lambda: ~(attlas.Window(1, 1) & attlas.Causal()) | attlas.Window(0, 0),
-    "tensor": lambda: attlas.from_tensor(torch.rand(2, 4, 6, 9) > 0.4),
     "expanded tensor": lambda: attlas.from_tensor((torch.rand(2, 1, 1, 9) > 0.4).expand(2, 1, 6, 9)),
-    "additive": lambda: attlas.from_tensor(torch.randn(6, 9).masked_fill(torch.rand(6, 9) > 0.6, -torch.inf)),
-    "additive of zeros": lambda: attlas.from_tensor(torch.zeros(6, 9).masked_fill(torch.rand(6, 9) > 0.6, -torch.inf)),
     "two additive": lambda: attlas.from_tensor(torch.randn(6, 9)) & attlas.from_tensor(torch.randn(1, 4, 6, 9)),
     "function": lambda: attlas.from_function(block),
     "function and more": lambda: (attlas.from_function(block) & attlas.Causal()) | attlas.Prefix(1),
@@ -232,12 +199,7 @@ def test_own_score_must_be_given_again(tmp_path: Path) -> None:
     atlas.save(tmp_path / "run.atlas")
     with pytest.raises(RecordingError) as error:
         load(tmp_path / "run.atlas")
-    assert str(error.value) == (
-        """load(): a score of your own is not stored, and must be given when it is read.
-  score: Cauchy
-  found: no score
-  fix: attlas.load(folder, score=Cauchy()), with the parameters that it had."""
-    )
+    assert said(error.value) == "load(): no score"
     for score in (Cauchy(), {"Cauchy": Cauchy(), "Other": attlas.Alibi()}):
         assert_same(atlas, load(tmp_path / "run.atlas", score=score))
     with pytest.raises(RecordingError, match="found: score = Alibi"):

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 from tests.atlas.conftest import make_atlas, make_entry
+from tests.messages import said
 
 import attlas
 from attlas import DtypeError, RecordingError, ShapeError, stats
@@ -195,12 +196,7 @@ def test_collect_needs_tokens_and_objects(atlas) -> None:
         few.collect(stats.Entropy())
     with pytest.raises(DtypeError) as error:
         atlas.collect(stats.Entropy)
-    assert str(error.value) == (
-        """statistics: each must be a Statistic, an object and not its class.
-  statistic: Entropy
-  found: the class Entropy
-  fix: Entropy()"""
-    )
+    assert said(error.value) == "statistics: the class Entropy"
 
 
 def test_data_frames(atlas, monkeypatch) -> None:
@@ -211,18 +207,10 @@ def test_data_frames(atlas, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError) as error:
         atlas.table("pandas")
-    assert str(error.value) == (
-        """atlas.table(): pandas must be installed to make its data frame.
-  found: no module named pandas
-  fix: pip install pandas, or data="records" for a list of dicts."""
-    )
+    assert said(error.value) == "atlas.table(): no module named pandas"
     with pytest.raises(ShapeError) as error:
         atlas.table("csv")
-    assert str(error.value) == (
-        """atlas.table(): data must be "records", "pandas" or "polars".
-  found: data = 'csv'
-  fix: data="records" for a list of dicts."""
-    )
+    assert said(error.value) == "atlas.table(): data = 'csv'"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")

@@ -1,15 +1,19 @@
-"""The browser that the tests of the viewer drive."""
+"""The browser that the tests of the viewer drive, and what they read of its pages."""
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 AXE = "4.10.3"
+READY = ".attlas-ready .overlay[aria-busy=false]"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,83 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+@pytest.fixture
+def browse(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open pages; at the end none may have complained, or asked another machine for anything."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+    told = complaints.append
+
+    def opened(
+        url: str,
+        width: int = 1280,
+        height: int = 800,
+        wait: str = READY,
+        expected: str = "\n",
+        routes: dict[str, Callable[[Any], None]] | None = None,
+        **options: Any,
+    ) -> Any:
+        options = {"reduced_motion": "reduce", "accept_downloads": True} | options
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        ours = (url.split("#")[0], "blob:", "data:")
+        heard = {"error", "warning"}
+        page.on("console", lambda said: said.type in heard and expected not in said.text and told(said.text))
+        page.on("pageerror", lambda error: told(str(error)))
+        page.on("request", lambda asked: asked.url.startswith(ours) or told(asked.url))
+        for pattern, answer in (routes or {}).items():
+            page.route(pattern, answer)
+        page.goto(url)
+        if wait:
+            page.wait_for_selector(wait)
+        return page
+
+    def close() -> None:
+        while contexts:
+            contexts.pop().close()
+
+    opened.close = close
+    yield opened
+    close()
+    assert complaints == []
+
+
+@contextmanager
+def served(shown: Any, **options: Any) -> Iterator[str]:
+    """Serve a matrix, an atlas or a service, and give the address."""
+    pytest.importorskip("starlette", reason="needs attlas[view]")
+    pytest.importorskip("uvicorn", reason="needs attlas[view]")
+    from attlas.view import Server, Service
+
+    service = shown if hasattr(shown, "answer") else Service(shown, **options)
+    with closing(service), Server(service, port=0) as server:
+        yield server.url
+
+
+def state(page: Any) -> dict[str, str]:
+    """Return the fields of the hash, once it has been written: by a timer of the page, before this one."""
+    page.evaluate("new Promise((done) => setTimeout(done, 250))")
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def number(text: str) -> float:
+    """Return the number at the start of a text, as people write it: 0.0312, 1,024, −3.1, ≈ 3.12 × 10⁻⁷."""
+    mantissa, power = re.match(r"(?:≈ )?([−\d.,]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
+    power = (power or "0").translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+    return float(f"{mantissa.replace(',', '').replace('−', '-')}e{power}")
+
+
+def saved(page: Any, kind: str) -> tuple[str, bytes]:
+    """Export what a page shows, and return the name and the content of the file."""
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download(timeout=60_000) as download:
+        page.locator(f"[data-export={kind}]").click()
+    page.wait_for_function("() => /saved/.test(document.querySelector('.export-line').textContent)")
+    page.keyboard.press("Escape")
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
 @pytest.fixture(scope="session")
 def axe() -> str:
     """The text of axe-core, fetched once into a folder outside of this repository."""
@@ -36,16 +117,8 @@ def axe() -> str:
         if shutil.which("npm") is None:
             pytest.skip("npm, which fetches axe-core, is not installed")
         folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            "npm",
-            "install",
-            "--prefix",
-            str(folder),
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            f"axe-core@{AXE}",
-        ]
+        options = ["--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts"]
+        command = ["npm", "install", *options, f"axe-core@{AXE}"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         except subprocess.TimeoutExpired:

@@ -2,14 +2,14 @@
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
-from tests.browser.conftest import serious_faults, until
+from tests.browser.conftest import serious_faults, served, state, until
 
 import attlas
 
@@ -65,42 +65,19 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def show(browser: Any, model: Any) -> Iterator[Callable[..., Any]]:
-    """Serve corpora and open a page on them; at the end the page may not have complained."""
-    from attlas.view import CorpusService, Server
+def show(browse: Any, model: Any) -> Iterator[Callable[..., Any]]:
+    """Serve corpora and open a page on them."""
+    from attlas.view import CorpusService
 
-    complaints: list[str] = []
     with ExitStack() as stack:
 
-        def opened(
-            corpora: list[Any],
-            hash_: str = "",
-            width: int = 1280,
-            height: int = 800,
-            loaders: Any = None,
-            **options: Any,
-        ) -> Any:
+        def opened(corpora: list[Any], hash_: str = "", *size: int, loaders: Any = None, **options: Any) -> Any:
             chosen = [lambda: model.model] * len(corpora) if loaders is None else loaders
-            service = stack.enter_context(closing(CorpusService(corpora, loaders=chosen)))
-            server = stack.enter_context(Server(service, port=0))
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, reduced_motion="reduce", accept_downloads=True, **options
-            )
-            stack.callback(context.close)
-            page = context.new_page()
-            page.set_default_timeout(20_000)
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.goto(f"{server.url}#{hash_}")
-            page.wait_for_selector(READY)
-            return page
+            url = stack.enter_context(served(CorpusService(corpora, loaders=chosen)))
+            return browse(f"{url}#{hash_}", *size, wait=READY, **options)
 
         yield opened
-    assert complaints == []
-
-
-def link(page: Any) -> dict[str, str]:
-    page.wait_for_timeout(250)
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+        browse.close()  # before the servers
 
 
 def listed(page: Any) -> set[str]:
@@ -142,7 +119,7 @@ def test_every_head_stands_where_its_numbers_are(show: Callable[..., Any], corpo
         share = [(value - values[0]) / (values[-1] - values[0]) for value in values]
         where = [(each - places[0]) / (places[-1] - places[0]) for each in places]
         assert where == pytest.approx(share, abs=2e-3)
-    assert (link(page)["x"], link(page)["y"]) == ("entropy", "first")
+    assert (state(page)["x"], state(page)["y"]) == ("entropy", "first")
     words = page.locator(".scatter-plot svg").inner_html()
     assert "Entropy (nats) →" in words
     assert "First token →" in words
@@ -156,7 +133,7 @@ def test_a_brush_selects_and_the_link_brings_it_back(show: Callable[..., Any], c
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 40, box["y"] + box["height"] - 60, steps=4)
     page.mouse.up()
-    x0, x1, y0, y1 = (float(part) for part in link(page)["b"].split("_")[1:])
+    x0, x1, y0, y1 = (float(part) for part in state(page)["b"].split("_")[1:])
     table = corpora[0].table()
     inside = table[table.entropy.between(x0, x1) & table.previous.between(y0, y1)]
     assert 0 < len(inside) < 24
@@ -225,7 +202,7 @@ def test_a_head_shows_its_numbers_and_its_distances(show: Callable[..., Any], co
     assert f"{100 * weight / kept:.1f} %" in spoken.split(", ")[0], token
     page.get_by_role("button", name="First token").click()
     until(page, "document.querySelector('.head-plots h3').textContent === 'First token, text by text'")
-    assert link(page)["m"] == "first"
+    assert state(page)["m"] == "first"
 
 
 def test_a_token_shows_what_it_looks_at_and_what_looks_at_it(show: Callable[..., Any], corpora: list[Any]) -> None:
@@ -263,7 +240,7 @@ def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora:
     page.locator(".sample-map").first.click()
     page.wait_for_selector(".attlas-ready .overlay[aria-busy=false]")
     assert "/text/" in page.url
-    query, key = map(int, link(page)["pin"].split("."))
+    query, key = map(int, state(page)["pin"].split("."))
     with torch.no_grad(), attlas.record(model.model) as atlas:
         model.model(torch.tensor([sample.ids]))
     exact = float(atlas.entries[2].matrix[0, 4, query, key])
@@ -292,7 +269,7 @@ def test_a_model_that_is_another_is_refused_in_the_language_of_the_page(
     def load() -> Any:
         raise NoModelError(OTHER_MODEL, "/models/y")
 
-    page = show(corpora[:1], "h=2.4", loaders=[load], locale="zh-CN")
+    page = show(corpora[:1], "h=2.4", loaders=[load], locale="zh-CN", expected="Failed to load")
     page.locator(".sample-map").first.click()
     page.wait_for_selector(".sample .bad")
     assert "/models/y 里的模型不是生成这份语料的那一个" in page.locator(".sample .bad").inner_text()
@@ -463,11 +440,11 @@ def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], 
     ranks = page.locator(".number-rank")
     assert ranks.evaluate_all("(parts) => parts.filter((part) => part.scrollWidth > part.clientWidth).length") == 0
     assert page.locator(".pick-head option:checked").first.inner_text().startswith("第 ")
-    head = link(page)["h"]
+    head = state(page)["h"]
     page.get_by_role("button", name="帮助").click()
     page.get_by_role("button", name="English").click()
     page.wait_for_selector(".pick-head option:has-text('Layer')", state="attached")
-    assert (link(page)["lang"], link(page)["h"]) == ("en", head)
+    assert (state(page)["lang"], state(page)["h"]) == ("en", head)
 
 
 def test_the_offline_file_speaks_chinese(browser: Any, corpora: list[Any], tmp_path: Path) -> None:

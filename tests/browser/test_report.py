@@ -1,12 +1,12 @@
 """The page that needs no server in a real browser: no errors, nothing from the network, and what one can do with it."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.browser.conftest import number
 
 import attlas
 from attlas import heads, stats
@@ -17,7 +17,6 @@ from attlas.view import export
 
 pytestmark = pytest.mark.browser
 
-READY = ".attlas-ready .overlay[aria-busy=false]"
 LAYERS, HEADS, N = 2, 2, 1100  # too many cells for exact weights of all
 WORDS = ("def", " f", "(", "x", ")", ":", "\n   ", " return", " x", "</script>", "<b>", "🦊", "日", "&amp;")
 
@@ -53,21 +52,9 @@ def report(atlas: Atlas, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=[(1280, "light"), (1024, "dark"), (390, "light")], ids=str)
-def tab(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Any]:
+def tab(request: pytest.FixtureRequest, browse: Any, report: Path) -> Any:
     width, scheme = request.param
-    tab = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
-    tab.set_default_timeout(20_000)
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on(
-        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
-    )
-    tab.goto(report.as_uri())
-    tab.wait_for_selector(READY)
-    yield tab
-    tab.close()
-    assert complaints == []
+    return browse(report.as_uri(), width, 844, color_scheme=scheme)
 
 
 def told(tab: Any) -> list[tuple[int, float]]:
@@ -138,10 +125,8 @@ def test_heads_that_are_overviews_have_rows_too(tab: Any, atlas: Atlas) -> None:
     assert bound == pytest.approx(float(best.values[-1]), rel=6e-3)
 
 
-def test_the_map_speaks_of_the_blocks_that_it_has(browser: Any, report: Path, atlas: Atlas) -> None:
-    tab = browser.new_page(viewport={"width": 1280, "height": 844}, reduced_motion="reduce")
-    tab.goto(f"{report.as_uri()}#e=0&h=1&z=4&r=600.5&c=300.5")  # far in: 16 pixels a cell
-    tab.wait_for_selector(READY)
+def test_the_map_speaks_of_the_blocks_that_it_has(browse: Any, report: Path, atlas: Atlas) -> None:
+    tab = browse(f"{report.as_uri()}#e=0&h=1&z=4&r=600.5&c=300.5", 1280, 844)  # far in: 16 pixels a cell
     assert tab.locator(".status-scale").inner_text() == "a pixel shows the largest weight of 8 × 8 cells"
     box = tab.locator(".stage").bounding_box()
     dense = atlas[0][0, 1].to_dense()
@@ -152,10 +137,7 @@ def test_the_map_speaks_of_the_blocks_that_it_has(browser: Any, report: Path, at
     assert "largest of 8 × 8 cells" in words
     i, j = (int(re.sub(r"\D.*", "", place.replace(",", ""))) for place in tab.locator(".tip .place").all_inner_texts())
     largest = float(dense[i // 8 * 8 : i // 8 * 8 + 8, j // 8 * 8 : j // 8 * 8 + 8].max())
-    found = re.match(r"≈ ([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", words)
-    power = int((found[2] or "0").translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")))
-    assert float(found[1]) * 10.0**power == pytest.approx(largest, rel=6e-3)
-    tab.close()
+    assert number(words) == pytest.approx(largest, rel=6e-3)
 
 
 def test_another_head_is_a_click_away(tab: Any) -> None:

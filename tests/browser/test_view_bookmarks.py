@@ -4,17 +4,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
+from tests.browser.conftest import READY, served
 
 import attlas
 from attlas.atlas import Atlas, Bookmark, Entry
 
 pytestmark = pytest.mark.browser
-
-READY = ".attlas-ready .overlay[aria-busy=false]"
 
 
 @pytest.fixture
@@ -28,13 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
-    pytest.importorskip("starlette", reason="needs attlas[view]")
-    from attlas.view import Server, Service
-
-    service = Service(attlas.load(folder), folder=folder)
-    with Server(service, port=0) as server:
-        yield server.url
-    service.close()
+    with served(attlas.load(folder), folder=folder) as url:
+        yield url
 
 
 def answered(page: Any, text: str = "") -> Any:
@@ -42,18 +35,8 @@ def answered(page: Any, text: str = "") -> Any:
     return page.expect_response(lambda answer: text in (answer.request.post_data or "") and "bookmarks" in answer.url)
 
 
-def fields(page: Any) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
-
-
-def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp_path: Path) -> None:
-    complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{address}#e=1&h=1&pin=60.20")
-    page.wait_for_selector(READY)
+def test_views_are_kept_and_toured(browse: Any, address: str, folder: Path) -> None:
+    page = browse(f"{address}#e=1&h=1&pin=60.20", expected="409")
     page.get_by_role("button", name="Bookmarks").click()
     page.get_by_role("button", name="Bookmark this view").click()
     page.wait_for_function("() => document.querySelectorAll('.bookmark-rows input').length === 2")
@@ -76,7 +59,7 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
         page.get_by_role("button", name="Earlier: Head 0·1").click()
     first = page.locator(".bookmark-rows input").first
     assert [mark.name for mark in attlas.load(folder).bookmarks] == ["Head 0·1", "a pair"]
-    other = context.new_page()
+    other = page.context.new_page()
     other.goto(f"{address}#panel=bookmarks")
     with answered(other):
         other.get_by_role("button", name="Remove: a pair").click()
@@ -85,22 +68,16 @@ def test_views_are_kept_and_toured(browser: Any, address: str, folder: Path, tmp
     page.keyboard.press("Tab")
     page.locator(".bookmarks .export-line").filter(has_text="changed on another page").wait_for()
     assert [mark.name for mark in attlas.load(folder).bookmarks] == ["Head 0·1"]
-    assert complaints == []
-    context.close()
 
 
-def test_a_tour_is_stepped_through_by_keys_here_and_offline(browser: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_tour_is_stepped_through_by_keys_here_and_offline(browse: Any, folder: Path, tmp_path: Path) -> None:
     atlas = attlas.load(folder)
     atlas.bookmarks = [
         Bookmark("one", "e=1&h=0&pin=70.30", "It begins here."),
         Bookmark("two", "e=0&h=1&f=linear", "And <b>ends</b> here."),
     ]
     file = atlas.export(tmp_path / "page.html")
-    context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    page.goto(f"{Path(file).as_uri()}#tour=0")
-    page.wait_for_selector(READY)
+    page = browse(f"{Path(file).as_uri()}#tour=0", 390, 844)
     line = page.locator(".tour")
     assert line.locator(".tour-count").inner_text() == "1 / 2"
     assert "one It begins here." in line.inner_text().replace("\n", " ")
@@ -119,4 +96,3 @@ def test_a_tour_is_stepped_through_by_keys_here_and_offline(browser: Any, folder
     page.get_by_role("button", name="Bookmarks").click()
     assert page.locator(".bookmark-rows input[readonly]").count() == 4
     assert page.get_by_role("button", name="Bookmark this view").count() == 0
-    context.close()

@@ -1,16 +1,16 @@
 """The viewer's map in a real browser: every pixel is an exact weight, and hand, keys and links move it."""
 
-import contextlib
 import math
 import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 import torch
+from tests.browser.conftest import READY, number, served, state
 
 import attlas
 from attlas.atlas import Atlas, Entry
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.browser
 
 TOKENS, LAYERS, HEADS = 640, 2, 3
 WORDS = ("def", " f", "(", "x", "):", "\n    ", "return", " 日本", "🦊", "\t", "</b>", " ", "é")
-READY = ".attlas-ready .overlay[aria-busy=false]"
 STEPS, LOWEST = 65532, -64  # codes 2 to 65534 stand for log2 weights -64 to 0
 LOW, HIGH = -14, 0
 VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis"
@@ -100,18 +99,6 @@ def dense() -> np.ndarray:
     return np.stack([A.to_dense()[0].numpy() for A in matrices()])
 
 
-@contextlib.contextmanager
-def served(shown: Any, **options: Any) -> Iterator[str]:
-    pytest.importorskip("starlette", reason="needs attlas[view]")
-    pytest.importorskip("uvicorn", reason="needs attlas[view]")
-    from attlas.view import Server, Service
-
-    service = Service(shown, **options)
-    with Server(service, port=0) as server:
-        yield server.url
-    service.close()
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A page on two layers of three heads on one text, peaked enough that colours differ."""
@@ -126,49 +113,13 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """Open pages; at the end none may have complained, or asked another machine for anything."""
-    complaints: list[str] = []
-    contexts = []
+def opened(browse: Any, url: str) -> Callable[..., Any]:
+    """Open pages of the server."""
 
-    def show(
-        fragment: str = "",
-        address: str = url,
-        width: int = 1280,
-        height: int = 800,
-        wait: bool = True,
-        routes: dict[str, Callable[[Any], None]] | None = None,
-        **options: Any,
-    ) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
-        contexts.append(context)
-        tab = context.new_page()
-        host = urlsplit(address).netloc
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda asked: complaints.append(asked.url) if not local(asked.url, host) else None)
-        for pattern, answer in (routes or {}).items():
-            tab.route(pattern, answer)
-        tab.goto(f"{address}#{fragment}")
-        if wait:
-            tab.wait_for_selector(READY)
-        return tab
+    def show(fragment: str = "", address: str = url, **options: Any) -> Any:
+        return browse(f"{address}#{fragment}", **options)
 
-    show.complaints = complaints
-    yield show
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def local(asked: str, host: str) -> bool:
-    return urlsplit(asked).netloc == host or asked.startswith(("data:", "blob:"))
-
-
-def fragment(tab: Any) -> dict[str, str]:
-    """The state in the URL, once it has been written."""
-    tab.evaluate("new Promise((go) => setTimeout(go, 220))")  # the page's own clock, behind the 150 ms of the hash
-    return {name: values[0] for name, values in parse_qs(urlsplit(tab.url).fragment).items()}
+    return show
 
 
 def settle(tab: Any) -> None:
@@ -177,8 +128,8 @@ def settle(tab: Any) -> None:
 
 
 def pixels(tab: Any, places: list[tuple[float, float]], m: int = TOKENS, n: int = TOKENS) -> list[Any]:
-    state = fragment(tab)
-    view = {"zoom": float(state["z"]), "row": float(state["r"]), "column": float(state["c"])}
+    view = state(tab)
+    view = {"zoom": float(view["z"]), "row": float(view["r"]), "column": float(view["c"])}
     return tab.evaluate(PIXELS, {"places": [list(place) for place in places], "m": m, "n": n, **view})
 
 
@@ -253,14 +204,6 @@ def test_every_pixel_is_an_exact_block(opened: Callable[..., Any], dense: np.nda
     assert seen > 40
 
 
-def test_the_mean_of_heads_is_the_mean(opened: Callable[..., Any], dense: np.ndarray) -> None:
-    tab = opened(f"{VIEW}&e=1&h=mean&z=3&r=320.5&c=300.5")
-    mean = dense[1].astype(np.float64).mean(0)
-    cells = cells_in(dense, range(300, 340), range(270, 330), 20, seed=2)
-    for (i, j), one in zip(cells, pixels(tab, [(i + 0.5, j + 0.5) for i, j in cells]), strict=True):
-        assert tuple(one["colour"]) in colours_of(float(mean[i, j]))
-
-
 def test_without_the_first_key_rows_are_renormalised(opened: Callable[..., Any], dense: np.ndarray) -> None:
     tab = opened(f"{VIEW}&v=nosink&z=3&r=40.5&c=30.5")
     weights = dense[0, 0].astype(np.float64)
@@ -322,7 +265,7 @@ def test_the_tooltip_tells_the_exact_weight(opened: Callable[..., Any], dense: n
     tab.mouse.move(one["x"], one["y"])
     told = tab.locator(".tip")
     told.get_by_text("of its row").wait_for()
-    assert number_in(told.locator(".tip-weight").inner_text()) == dense[1, 1, 318, 296]
+    assert np.float32(number(told.locator(".tip-weight").inner_text())) == dense[1, 1, 318, 296]
     rank = 1 + int((dense[1, 1, 318] > dense[1, 1, 318, 296]).sum())
     assert re.search(rf"\b{rank}(st|nd|rd|th) largest" if rank > 1 else "largest of its row", told.inner_text())
     assert "318" in told.inner_text()
@@ -332,35 +275,28 @@ def test_the_tooltip_tells_the_exact_weight(opened: Callable[..., Any], dense: n
     told.get_by_text("masked").wait_for()
 
 
-def number_in(text: str) -> np.float32:
-    """The number at the start of a text, as people write it: 0.0312, 3.12 × 10⁻⁷."""
-    digits = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-    mantissa, power = re.match(r"([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
-    return np.float32(f"{mantissa}e{(power or '0').translate(digits)}")
-
-
 def test_drag_wheel_and_double_click(opened: Callable[..., Any]) -> None:
     tab = opened("z=2&r=320&c=300")
     tab.mouse.move(600, 400)
     tab.mouse.down()
     tab.mouse.move(560, 440, steps=4)
     tab.mouse.up()
-    state = fragment(tab)
-    assert float(state["r"]) == pytest.approx(310, abs=0.01)
-    assert float(state["c"]) == pytest.approx(310, abs=0.01)
-    assert "pin" not in state
+    view = state(tab)
+    assert float(view["r"]) == pytest.approx(310, abs=0.01)
+    assert float(view["c"]) == pytest.approx(310, abs=0.01)
+    assert "pin" not in view
     before = under(tab, 600, 400)
     tab.mouse.move(600, 400)
     tab.mouse.wheel(0, -300)
     settle(tab)
-    state = fragment(tab)
-    assert float(state["z"]) > 2.4
+    view = state(tab)
+    assert float(view["z"]) > 2.4
     assert under(tab, 600, 400) == before
-    zoom = float(state["z"])
+    zoom = float(view["z"])
     tab.mouse.dblclick(600, 400)
-    state = fragment(tab)
-    assert float(state["z"]) == pytest.approx(zoom + 1, abs=0.01)
-    assert "pin" not in state
+    view = state(tab)
+    assert float(view["z"]) == pytest.approx(zoom + 1, abs=0.01)
+    assert "pin" not in view
     assert under(tab, 600, 400) == before
 
 
@@ -376,9 +312,9 @@ def test_a_click_pins_and_another_lets_go(opened: Callable[..., Any]) -> None:
     tab = opened("z=4&r=320.5&c=300.5")
     (one,) = pixels(tab, [(322.5, 299.5)])
     tab.mouse.click(one["x"], one["y"])
-    assert fragment(tab)["pin"] == "322.299"
+    assert state(tab)["pin"] == "322.299"
     tab.mouse.click(one["x"], one["y"])
-    assert "pin" not in fragment(tab)
+    assert "pin" not in state(tab)
 
 
 def test_zoomed_out_a_click_pins_the_largest_of_the_block(opened: Callable[..., Any], dense: np.ndarray) -> None:
@@ -389,7 +325,7 @@ def test_zoomed_out_a_click_pins_the_largest_of_the_block(opened: Callable[..., 
     tab.mouse.click(one["x"], one["y"])
     block = dense[0, 0, 400:404, 200:204]
     i, j = np.unravel_index(block.argmax(), block.shape)
-    assert fragment(tab)["pin"] == f"{400 + i}.{200 + j}"
+    assert state(tab)["pin"] == f"{400 + i}.{200 + j}"
 
 
 def test_keys_alone_do_everything(opened: Callable[..., Any], dense: np.ndarray) -> None:
@@ -402,62 +338,62 @@ def test_keys_alone_do_everything(opened: Callable[..., Any], dense: np.ndarray)
     else:
         pytest.fail("Tab does not reach the map")
     tab.keyboard.press("]")
-    assert fragment(tab)["h"] == "1"
+    assert state(tab)["h"] == "1"
     tab.keyboard.press("}")
-    state = fragment(tab)
-    assert (state["e"], state["h"]) == ("1", "1")
+    view = state(tab)
+    assert (view["e"], view["h"]) == ("1", "1")
     tab.keyboard.press("[")
-    assert "h" not in fragment(tab)
+    assert "h" not in state(tab)
     for _ in range(6):
         tab.keyboard.press("+")
     settle(tab)
-    assert float(fragment(tab)["z"]) > 4
+    assert float(state(tab)["z"]) > 4
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
-    state = fragment(tab)
-    i, j = math.floor(float(state["r"])), math.floor(float(state["c"]))
+    view = state(tab)
+    i, j = math.floor(float(view["r"])), math.floor(float(view["c"]))
     tab.locator(".tip").get_by_text(re.compile("of its row|masked")).wait_for()
     heard = tab.locator("[aria-live=polite][aria-atomic=true]")
     heard.get_by_text(f"query {i}").wait_for()
     tab.keyboard.press("Enter")
-    assert fragment(tab)["pin"] == f"{i}.{j}"
+    assert state(tab)["pin"] == f"{i}.{j}"
     for key in ("Escape", "Escape"):  # the crosshair, then the pin
         tab.keyboard.press(key)
-    assert "pin" not in fragment(tab)
+    assert "pin" not in state(tab)
     tab.keyboard.press("Shift+ArrowRight")
-    assert float(fragment(tab)["c"]) > j + 1
+    assert float(state(tab)["c"]) > j + 1
     tab.keyboard.press("d")
-    state = fragment(tab)
-    assert state["r"] == state["c"]
+    view = state(tab)
+    assert view["r"] == view["c"]
     tab.keyboard.press("0")
     settle(tab)
-    assert float(fragment(tab)["z"]) < 1
+    assert float(state(tab)["z"]) < 1
     assert dense.shape[0] == LAYERS
 
 
 def test_a_link_restores_everything(opened: Callable[..., Any]) -> None:
     link = "e=1&h=2&p=mean&r=400.5&c=220.5&z=3.25&lo=-12&hi=-1&pal=magma&t=dark&pin=405.210"
     tab = opened(link)
-    state = fragment(tab)
-    assert {**state, **{name: values[0] for name, values in parse_qs(link).items()}} == state
+    view = state(tab)
+    assert {**view, **{name: values[0] for name, values in parse_qs(link).items()}} == view
     assert tab.evaluate("document.querySelector('.attlas').dataset.theme") == "dark"
     tab.reload()
     tab.wait_for_selector(READY)
-    assert fragment(tab) == state
+    assert state(tab) == view
     tab.evaluate("location.hash = 'e=0&h=1&z=2&r=100&c=100'")
     settle(tab)
-    changed = fragment(tab)
+    changed = state(tab)
     assert (changed["h"], changed["z"], changed.get("e")) == ("1", "2", None)
     assert "pin" not in changed
 
 
 def test_a_link_to_what_is_not_there_is_repaired(opened: Callable[..., Any]) -> None:
     tab = opened("e=77&h=900&b=4&pin=9999.1&z=900&r=-5e99&c=NaN&lo=7&hi=-3&pal=%3Cb%3E&s=5.5&m=ratio")
-    state = fragment(tab)
-    assert "e" not in state
-    assert int(state.get("h", 0)) < HEADS
-    assert "pin" not in state
-    assert "pal" not in state
+    view = state(tab)
+    assert "e" not in view
+    assert int(view.get("h", 0)) < HEADS
+    assert "pin" not in view
+    assert "pal" not in view
 
 
 def test_recolouring_asks_for_nothing(opened: Callable[..., Any]) -> None:
@@ -478,8 +414,7 @@ def test_recolouring_asks_for_nothing(opened: Callable[..., Any]) -> None:
 
 def test_a_server_that_fails_for_a_while(opened: Callable[..., Any]) -> None:
     """Requests are tried again, with a calm line meanwhile; the map is complete in the end."""
-    tab = opened("z=3&r=320.5&c=300.5", wait=False)
-    tab.wait_for_selector(READY)
+    tab = opened("z=3&r=320.5&c=300.5", expected="503")
     failing = {"left": 6}
 
     def sometimes(route: Any) -> None:
@@ -494,7 +429,6 @@ def test_a_server_that_fails_for_a_while(opened: Callable[..., Any]) -> None:
     tab.locator(".status-trouble").get_by_text("trying again").wait_for()
     tab.wait_for_selector(READY)
     tab.locator(".status-trouble").wait_for(state="hidden")
-    opened.complaints[:] = [one for one in opened.complaints if "503" not in one]  # the browser's own words
 
 
 def test_what_is_not_computed_yet_is_asked_for_again(opened: Callable[..., Any], dense: np.ndarray) -> None:
@@ -513,7 +447,7 @@ def test_what_is_not_computed_yet_is_asked_for_again(opened: Callable[..., Any],
         route.fulfill(status=200, headers=headers, body=codes.tobytes())
 
     routes = {"**/api/tile?*level=0&y=1&x=1*": half}
-    tab = opened(f"{VIEW}&z=3&r=380.5&c=370.5", wait=False, routes=routes)
+    tab = opened(f"{VIEW}&z=3&r=380.5&c=370.5", wait="", routes=routes)
     tab.locator(".overlay[aria-busy=true]").wait_for()
     settle(tab)
     assert halves["left"] == 0
@@ -589,16 +523,16 @@ def test_two_fingers_zoom_and_one_drags(opened: Callable[..., Any]) -> None:
     for step in range(1, 6):
         send("touchMove", (x - 8 * step, y + 8 * step))
     send("touchEnd")
-    state = fragment(tab)
-    assert float(state["r"]) == pytest.approx(310, abs=2)
-    assert float(state["c"]) == pytest.approx(310, abs=2)
+    view = state(tab)
+    assert float(view["r"]) == pytest.approx(310, abs=2)
+    assert float(view["c"]) == pytest.approx(310, abs=2)
     send("touchStart", (x - 40, y), (x + 40, y))
     for apart in (50, 60, 70, 80):
         send("touchMove", (x - apart, y), (x + apart, y))
     send("touchEnd")
-    state = fragment(tab)
-    assert float(state["z"]) == pytest.approx(3, abs=0.3)
-    assert "pin" not in state
+    view = state(tab)
+    assert float(view["z"]) == pytest.approx(3, abs=0.3)
+    assert "pin" not in view
 
 
 def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any]) -> None:
@@ -619,6 +553,6 @@ def test_the_shipped_model_on_a_text_in_many_scripts(opened: Callable[..., Any])
         tab.mouse.move(one["x"], one["y"])
         told = tab.locator(".tip")
         told.get_by_text("of its row").wait_for()
-        number = number_in(told.locator(".tip-weight").inner_text())
-        assert number == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)
+        shown = np.float32(number(told.locator(".tip-weight").inner_text()))
+        assert shown == pytest.approx(float(atlas[1][0, 3, i, j]), rel=1e-6)
         tab.close()  # before its server

@@ -2,23 +2,22 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 import torch
-from tests.browser.conftest import until
+from tests.browser.conftest import READY, number, saved, served, state, until
 
 import attlas
 from attlas.atlas import Atlas, Entry
 
 pytestmark = pytest.mark.browser
 
-READY = ".attlas-ready .overlay[aria-busy=false]"
 # Controls that the page shows and that a part of them lies outside of the window, or outside of a box that hides it.
 CUT = """() => [...document.querySelectorAll("button, select, input, .flow, .thumb, .bar-plot")].filter((part) => {
   if (!part.checkVisibility({ visibilityProperty: true }) || part.closest("dialog:not([open])")) return false;
@@ -47,52 +46,18 @@ def random_matrix(n: int, heads: int = 2, seed: int = 0, spread: float = 2.0) ->
 
 
 @pytest.fixture
-def show(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Serve something and open a page on it; at the end the page may not have complained."""
-    pytest.importorskip("starlette", reason="needs attlas[view]")
-    from attlas.view import Server, Service
-
-    complaints: list[str] = []
-    begun: list[Any] = []
+def show(browse: Any) -> Iterator[Callable[..., Any]]:
+    """Serve something, once, and open a page on it."""
     addresses: dict[int, str] = {}
+    with ExitStack() as stack:
 
-    def opened(shown: Any, hash_: str = "", width: int = 1280, height: int = 800, **options: Any) -> Any:
-        if id(shown) not in addresses:
-            service = Service(shown)
-            server = Server(service, port=0)
-            server.__enter__()
-            begun.append((shown, service, server))
-            addresses[id(shown)] = server.url
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, reduced_motion="reduce", accept_downloads=True, **options
-        )
-        begun.append((context,))
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{addresses[id(shown)]}#{hash_}")
-        page.wait_for_selector(READY)
-        return page
+        def opened(shown: Any, hash_: str = "", **options: Any) -> Any:
+            if id(shown) not in addresses:
+                addresses[id(shown)] = stack.enter_context(served(shown))
+            return browse(f"{addresses[id(shown)]}#{hash_}", **options)
 
-    yield opened
-    for end in reversed(begun):
-        if len(end) == 1:
-            end[0].close()
-        else:
-            end[2].__exit__(None, None, None)
-            end[1].close()
-    assert complaints == []
-
-
-def state(page: Any) -> dict[str, str]:
-    page.evaluate("new Promise((done) => setTimeout(done, 250))")
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
-
-
-def number(text: str) -> float:
-    """The number at the start of a text, as people write it: 0.0312, 3.12 × 10⁻⁷."""
-    mantissa, power = re.match(r"(?:≈ )?([\d.]+)(?: × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?", text).groups()
-    return float(f"{mantissa}e{(power or '0').translate(str.maketrans('⁻⁰¹²³⁴⁵⁶⁷⁸⁹', '-0123456789'))}")
+        yield opened
+        browse.close()  # before the servers
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +273,30 @@ def test_pointing_at_the_map_colours_the_text(show: Callable[..., Any], small: A
     assert page.locator(".flow").evaluate("(part) => part.scrollTop") == before
 
 
+MAP_OF_CARD = """async (bytes) => {
+  const picture = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+  const canvas = new OffscreenCanvas(picture.width, picture.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  const { data } = context.getImageData(566, 0, picture.width - 566, picture.height);
+  const rows = new Set();
+  for (let at = 0; at < data.length; at += 4) {
+    if ([0, 1, 2].some((k) => data[at + k] !== data[k])) rows.add(Math.floor(at / 4 / (picture.width - 566)));
+  }
+  return [picture.width, picture.height, rows.size];
+}"""
+
+
+def test_the_map_of_a_card_is_large_whatever_the_window(show: Callable[..., Any], small: Atlas) -> None:
+    page = show(small, "", width=1920, height=800)
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as download:
+        page.locator("[data-export=card]").click()
+    width, height, rows = page.evaluate(MAP_OF_CARD, [*Path(download.value.path()).read_bytes()])
+    assert (width, height) == (1200, 630)
+    assert rows > 520
+
+
 def test_the_ticks_of_a_comparison_stand_apart_on_a_phone(show: Callable[..., Any], small: Atlas) -> None:
     page = show(small, "m=ratio&e2=1&h2=0&s=1.0", width=390, height=844)
     boxes = page.locator(".bar-axis span").evaluate_all(
@@ -349,16 +338,6 @@ def test_in_a_pinned_row_a_masked_match_moves_the_pin(show: Callable[..., Any], 
 
 
 # ----------------------------------------------------------------------------------------------------- offline
-
-
-def saved(page: Any, kind: str) -> tuple[str, bytes]:
-    page.get_by_role("button", name="Export").click()
-    with page.expect_download(timeout=60_000) as download:
-        page.locator(f"[data-export={kind}]").click()
-    found = download.value
-    body = Path(found.path()).read_bytes()
-    page.keyboard.press("Escape")
-    return found.suggested_filename, body
 
 
 def test_a_page_with_rounded_numbers_says_so_and_shows_what_is_right(show: Callable[..., Any], tmp_path: Any) -> None:
@@ -528,15 +507,6 @@ def test_nothing_stands_on_the_map(show: Callable[..., Any], small: Atlas) -> No
     assert tools["y"] + tools["height"] <= stage["y"] + 0.5
 
 
-def test_escape_lets_go_wherever_the_pointer_is(show: Callable[..., Any], small: Atlas) -> None:
-    page = show(small, "z=4&r=100.5&c=60.5")
-    box = page.locator(".stage").bounding_box()
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    until(page, "location.hash.includes('pin=')")
-    page.keyboard.press("Escape")
-    until(page, "!location.hash.includes('pin=')")
-
-
 @pytest.mark.parametrize(("spread", "pool"), [(1.5, "mean"), (6.0, "max")])
 def test_the_overview_is_pooled_so_that_it_shows_something(show: Callable[..., Any], spread: float, pool: str) -> None:
     """The largest weights of blocks of a broad head are dark everywhere; a sharp head has few cells to show."""
@@ -665,25 +635,19 @@ def test_lines_show_the_weights_of_a_window(show: Callable[..., Any], small: Atl
 
 
 def test_the_python_that_is_copied_draws_what_is_seen(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    browse: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attlas.view import Server, Service
-
     pytest.importorskip("matplotlib", reason="needs attlas[plot]")
     tokens = [f"w{i}" for i in range(90)]
     Atlas(entries_of([random_matrix(90), random_matrix(90, seed=1)]), tokens=tokens).save(tmp_path / "own.atlas")
-    service = Service(attlas.load(tmp_path / "own.atlas"), folder=tmp_path / "own.atlas")
-    with Server(service, port=0) as server:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
+    with served(attlas.load(tmp_path / "own.atlas"), folder=tmp_path / "own.atlas") as url:
+        page = browse(f"{url}#e=1&h=1&z=5&r=60.5&c=40.5")
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page.goto(f"{server.url}#e=1&h=1&z=5&r=60.5&c=40.5")
-        page.wait_for_selector(READY)
         page.get_by_role("button", name="Export").click()
         page.locator("[data-export=python]").click()
         page.wait_for_selector(".export-line:has-text('Python copied.')")
         text = page.evaluate("navigator.clipboard.readText()")
-        page.close()
-    service.close()
+        browse.close()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(text, names)
@@ -693,7 +657,7 @@ def test_the_python_that_is_copied_draws_what_is_seen(
 
 
 def test_a_card_has_the_size_of_previews_and_the_map_on_it(show: Callable[..., Any], small: Atlas) -> None:
-    page = show(small, "t=light")
+    page = show(small, "t=light", expected="willReadFrequently")
     name, body = saved(page, "card")
     assert name.endswith(".card.png")
     assert (int.from_bytes(body[16:20], "big"), int.from_bytes(body[20:24], "big")) == (1200, 630)
@@ -715,17 +679,12 @@ def test_a_card_has_the_size_of_previews_and_the_map_on_it(show: Callable[..., A
 # ---------------------------------------------------------------------------------------------------- two recordings
 
 
-def test_two_recordings_are_compared_head_by_head(show: Callable[..., Any], browser: Any) -> None:
-    from attlas.view import Server, Service
-
+def test_two_recordings_are_compared_head_by_head(browse: Any) -> None:
     tokens = [f" w{i}" for i in range(60)]
     first, second = ([random_matrix(60, seed=seed + layer) for layer in (0, 1)] for seed in (10, 20))
     atlases = [Atlas(entries_of(matrices), tokens=tokens) for matrices in (first, second)]
-    service = Service(atlases[0], title="before", compare=atlases[1], compare_title="after")
-    with Server(service, port=0) as server:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.goto(server.url)
-        page.wait_for_selector(READY)
+    with served(atlases[0], title="before", compare=atlases[1], compare_title="after") as url:
+        page = browse(url)
         assert {"s": "2.0", "m": "ratio"}.items() <= state(page).items()
         assert page.locator(".says span").inner_text() == "divided by after: Layer 0, head 0"
         page.keyboard.press("}")  # the same head of the other recording goes along
@@ -750,8 +709,7 @@ def test_two_recordings_are_compared_head_by_head(show: Callable[..., Any], brow
         told = page.locator(".tip-more").first.inner_text()
         assert number(told.split("first − second = ")[1].replace("−", "")) == pytest.approx(abs(one - other), rel=6e-3)
         assert ("= −" in told) == (one < other)
-        page.close()
-    service.close()
+        browse.close()
 
 
 # --------------------------------------------------------------------------------------------------------- Chinese

@@ -6,19 +6,18 @@ import io
 import json
 import queue
 import re
-import struct
 import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
-from tests.browser.conftest import serious_faults, until
+from tests.browser.conftest import number, saved, serious_faults, state, until
 
 import attlas
 from attlas import stats
@@ -31,25 +30,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("starlette", reason="starlette is in the extra `view`")
 
 LAYERS, HEADS, N = 2, 3, 300
-WORDS = (
-    "def",
-    " f",
-    "(",
-    "x",
-    ")",
-    ":",
-    "\n   ",
-    " return",
-    " x",
-    "</script>",
-    "<b>",
-    "",
-    "🦊",
-    "日本",
-    "&amp;",
-    "\t",
-    "=1+1",
-)
+WORDS = ("def", " f", "(", "x", "\n   ", " return", " x", "</script>", "<b>", "", "🦊", "日本", "&amp;", "\t", "=1+1")
 TOKENS = ["start", *(WORDS[i % len(WORDS)] for i in range(N - 2)), "needle"]
 SHOWN = Text(TOKENS).shown  # an empty token is a part of the next character
 
@@ -77,38 +58,14 @@ def address(atlas: Atlas) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """Open the viewer; at the end nothing may have been complained of, and nobody else asked."""
-    complaints: list[str] = []
-    pages = []
+def open_page(browse: Any, address: str) -> Callable[..., Any]:
+    """Open the viewer."""
 
     def opened(hash_: str = "", size: tuple[int, int] = (1280, 800), scheme: str = "light", url: str = "") -> Any:
-        page = browser.new_page(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True
-        )
-        page.set_default_timeout(20_000)
-        page.on(
-            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        home = url or address
-        ours = (home.split("#")[0], "blob:", "data:")
-        page.on("request", lambda asked: None if asked.url.startswith(ours) else complaints.append(asked.url))
-        page.goto(f"{home}{hash_}")
-        page.wait_for_selector(".attlas-ready")
-        pages.append(page)
-        return page
+        options = {"color_scheme": scheme, "reduced_motion": "no-preference"}
+        return browse(f"{url or address}{hash_}", *size, wait=".attlas-ready", **options)
 
-    yield opened
-    for page in pages:
-        page.close()
-    assert complaints == []
-
-
-def state(page: Any) -> dict[str, str]:
-    # The hash is written a little later: by a timer of the page, before this one.
-    page.evaluate("new Promise((done) => setTimeout(done, 250))")
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).fragment).items()}
+    return opened
 
 
 def link_says(page: Any, field: str, value: str) -> None:
@@ -131,13 +88,6 @@ def told(page: Any) -> list[float]:
     """Weights of the list beside the text, as their titles give them."""
     titles = [button.get_attribute("title") for button in page.locator(".largest button").all()]
     return [number(re.search(r"Weight (.*) ·", title)[1]) for title in titles]
-
-
-def number(text: str) -> float:
-    small = re.fullmatch(r"([\d.]+) × 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", text)
-    if not small:
-        return float(text.replace(",", "").replace("−", "-"))
-    return float(f"{small[1]}e{small[2].translate(str.maketrans('⁻⁰¹²³⁴⁵⁶⁷⁸⁹', '-0123456789'))}")
 
 
 # ---------------------------------------------------------------------------------------------------------- heads
@@ -457,15 +407,6 @@ def test_the_colour_bar_by_mouse_and_keyboard(open_page: Any) -> None:
     assert page.locator(".colourbar").get_by_text("renormalised").is_visible()
 
 
-def test_without_the_first_key_numbers_are_renormalised(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#v=nosink&pin=150.3")
-    until(page, "document.querySelectorAll('.largest button').length === 8")
-    row = atlas[0][0, 0, 150].clone()
-    row[0] = 0
-    row /= row.sum()
-    assert told(page) == pytest.approx(row.topk(8).values.tolist(), rel=1e-3)
-
-
 def test_fit_takes_the_largest_weight_in_view(open_page: Any, atlas: Atlas) -> None:
     page = open_page("#r=250&c=30&z=4&f=linear")
     page.get_by_role("button", name="fit", exact=True).click()
@@ -477,15 +418,6 @@ def test_fit_takes_the_largest_weight_in_view(open_page: Any, atlas: Atlas) -> N
 
 
 # --------------------------------------------------------------------------------------------------------- export
-
-
-def saved(page: Any, kind: str) -> tuple[str, bytes]:
-    page.get_by_role("button", name="Export").click()
-    with page.expect_download() as download:
-        page.locator(f"[data-export={kind}]").click()
-    page.wait_for_function("() => /saved/.test(document.querySelector('.export-line').textContent)")
-    page.keyboard.press("Escape")
-    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
 
 def test_the_table_holds_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
@@ -504,18 +436,6 @@ def test_the_table_holds_the_exact_weights(open_page: Any, atlas: Atlas) -> None
     places = {(int(row["query"]), int(row["key"])) for row in rows}
     assert len(places) == len(rows)
     assert (150, 100) in places
-
-
-def test_the_picture_is_a_png_of_the_map(open_page: Any) -> None:
-    page = open_page("#e=1&h=1", scheme="dark")
-    page.wait_for_timeout(800)
-    name, body = saved(page, "png")
-    assert name == "panels-b-text-b-1-1.png"
-    assert body[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", body[16:24])
-    assert width > 500
-    assert height > 600
-    assert len(body) > 20_000
 
 
 def test_the_vector_picture_holds_every_cell_in_view(open_page: Any, atlas: Atlas) -> None:
@@ -559,8 +479,8 @@ def test_a_whole_map_is_saved_as_pdf_and_as_svg(open_page: Any) -> None:
     assert body.startswith(b"%PDF-1.4")
     (start,) = re.findall(rb"startxref\n(\d+)\n%%EOF\n$", body)
     assert body[int(start) :].startswith(b"xref\n0 6\n")
-    for number, place in enumerate(re.findall(rb"(\d{10}) 00000 n ", body), 1):
-        assert body[int(place) :].startswith(b"%d 0 obj" % number)
+    for object_, place in enumerate(re.findall(rb"(\d{10}) 00000 n ", body), 1):
+        assert body[int(place) :].startswith(b"%d 0 obj" % object_)
     width, height = (int(re.search(rb"/%s (\d+)" % side, body)[1]) for side in (b"Width", b"Height"))
     stream = body[body.index(b"/FlateDecode") :].split(b"stream\n", 1)[1].split(b"\nendstream\nendobj")[0]
     pixels = zlib.decompress(stream)

@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.browser.conftest import READY, served
 
 import attlas
 from attlas import models
 
 pytestmark = pytest.mark.browser
 
-READY = ".attlas-ready .overlay[aria-busy=false]"
-
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     pytest.importorskip("starlette", reason="needs attlas[view]")
     transformers = pytest.importorskip("transformers", reason="needs attlas[hf]")
-    from attlas.view import Server, Service
+    from attlas.view import Service
     from attlas.view.reading import ReadingService
 
     def load() -> tuple[Any, Any]:
@@ -29,10 +28,8 @@ def url() -> Iterator[str]:
         )
 
     shown = Service(attlas.attend(torch.randn(1, 1, 30, 8), torch.randn(1, 1, 30, 8), mask=attlas.Causal()))
-    service = ReadingService(shown, load, name="python-gpt2")
-    with Server(service, port=0) as server:
-        yield server.url
-    service.close()
+    with served(ReadingService(shown, load, name="python-gpt2")) as address:
+        yield address
 
 
 def says(page: Any, text: str) -> None:
@@ -47,14 +44,9 @@ def size_of_the_map(page: Any) -> list[int]:
     return found
 
 
-def test_a_text_is_typed_read_and_continued(browser: Any, url: str) -> None:
-    complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    page = context.new_page()
+def test_a_text_is_typed_read_and_continued(browse: Any, url: str) -> None:
+    page = browse(url, expected="Failed to load")
     page.set_default_timeout(30_000)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(url)
-    page.wait_for_selector(READY)
     box = page.get_by_role("textbox", name="Your text")
     # What cannot be done says why, and the map stays.
     page.get_by_role("button", name="Read", exact=True).click()
@@ -88,5 +80,3 @@ def test_a_text_is_typed_read_and_continued(browser: Any, url: str) -> None:
     page.reload()
     page.wait_for_selector(READY)
     assert box.input_value().startswith("import os\nimport sys\n")
-    assert complaints == []
-    context.close()

@@ -1,5 +1,7 @@
 """A tiny random model with a tokenizer of bytes, in a folder, as a user would have it."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tokenizers import decoders, pre_tokenizers
 import attlas.huggingface  # noqa: F401 - before transformers saves a model of its own
 from attlas.cli import main
 
+Run = Callable[..., str]
 TEXT = (
     """def greet(name):
     # émigré, 日本語, 🦊 and a </script><b>tag</b> & "quotes" $money$
@@ -48,8 +51,50 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_folder(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_and_text(model_folder: Path, text_file: Path) -> tuple[str, ...]:
+    """The words of a command that let the model read the text."""
+    return "--model", str(model_folder), "--text", str(text_file)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command, and return what it prints."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command that cannot do what it is asked for, and return the text of its error."""
+
+    def run(*words: object) -> str:
+        assert main([str(word) for word in words]) == 2
+        return capsys.readouterr().err.split("attlas: ", 1)[1]
+
+    return run
+
+
+@pytest.fixture
+def complaint(refusal: Run) -> Run:
+    """As `refusal`, and return the command and what it found wrong, after a look at the form of the whole text."""
+
+    def run(*words: object) -> str:
+        text = refusal(*words)
+        parts = re.fullmatch(r"(\w+): .+\n(?:  .+: .*\n)*  found: (.+)\n  fix: .+\n", text)
+        assert parts is not None, text
+        return f"{parts[1]}: {parts[2]}"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def demo_folder(model_and_text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder that one run of the demo has filled."""
     out = tmp_path_factory.mktemp("demo")
-    assert main(["demo", "--model", str(model_folder), "--text", str(text_file), "--out", str(out)]) == 0
+    assert main(["demo", *model_and_text, "--out", str(out)]) == 0
     return out

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 import transformers
+from tests.cli.conftest import Run
 
 from attlas.cli import main
 from attlas.cli.terminal import Terminal
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(["demo", *map(str, arguments)]) == 2
-    return capsys.readouterr().err.split("attlas: ", 1)[1]
 
 
 @pytest.fixture
@@ -23,119 +19,47 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_missing_text(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "--text", "nowhere.py", "--out", out) == (
-        "demo: --text must be a file that can be read.\n"
-        "  found: No such file or directory: nowhere.py\n"
-        "  fix: --text FILE, with a file that exists\n"
-    )
-    assert not out.exists()
+WRONG = {
+    "no text": (["--text", "nowhere.py"], "No such file or directory: nowhere.py"),
+    "a folder": (["--text", "."], "Is a directory: ."),
+    "not UTF-8": (["--text", "old.txt"], "byte 0xe9 at place 3 of old.txt"),
+    "an empty text": (["--text", "empty.txt"], "empty.txt has no text"),
+    "a short text": (["--text", "short.txt"], "12 tokens"),
+    "few tokens": (["--tokens", "10"], "--tokens 10"),
+    "less than none": (["--tokens", "-1"], "--tokens -1"),
+    "more than the context": (["--tokens", "257"], "--tokens 257"),
+    "more than the text": (["--text", "page.txt", "--tokens", "200"], "100 tokens"),
+    "no model": (["--model", "."], "no config.json in ."),
+    "no folder": (["--out", "empty.txt"], "File exists: empty.txt"),
+}
 
 
-def test_text_that_is_a_folder(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "--text", tmp_path, "--out", out) == (
-        "demo: --text must be a file that can be read.\n"
-        f"  found: Is a directory: {tmp_path}\n"
-        "  fix: --text FILE, with a file that exists\n"
-    )
-
-
-def test_text_that_is_not_utf8(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "old.txt"
-    file.write_bytes(b"caf\xe9 au lait")
-    assert complaint(capsys, "--text", file, "--out", out) == (
-        "demo: --text must be UTF-8.\n"
-        f"  found: byte 0xe9 at place 3 of {file}\n"
-        f"  fix: iconv -f latin1 -t utf-8 {file} > text.txt\n"
-    )
-
-
-def test_empty_text(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "empty.txt"
-    file.write_text(" \n\n")
-    assert complaint(capsys, "--text", file, "--out", out) == (
-        f"demo: --text must not be empty.\n  found: {file} has no text\n  fix: --text FILE, with some pages of text\n"
-    )
-
-
-def test_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "taken"
-    file.touch()
-    assert complaint(capsys, "--out", file) == (
-        f"demo: --out must be a folder that can be written.\n  found: File exists: {file}\n  fix: --out ./attlas-demo\n"
-    )
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tmp_path.chmod(0o500)
-    assert "found: Permission denied" in complaint(capsys, "--out", tmp_path / "out")
-
-
-def test_too_few_tokens(tmp_path: Path, model_folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "short.txt"
-    file.write_text("a few words")
-    assert complaint(capsys, "--text", file, "--model", model_folder, "--out", out) == (
-        "demo: the text must have at least 64 tokens.\n"
-        "  found: 12 tokens\n"
-        "  fix: --text FILE, with some pages of text\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (10, "demo: --tokens must be at least 64.\n  found: --tokens 10\n  fix: --tokens 64\n"),
-        (-1, "demo: --tokens must be at least 64.\n  found: --tokens -1\n  fix: --tokens 64\n"),
-        (
-            257,
-            "demo: --tokens must fit into the context of the model, 256 tokens.\n"
-            "  found: --tokens 257\n"
-            "  fix: --tokens 256\n",
-        ),
-    ],
-)
-def test_tokens_out_of_range(
-    tokens: int, message: str, model_folder: Path, text_file: Path, out: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_demonstrated(
+    name: str, complaint: Run, model_and_text: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("--text", text_file, "--model", model_folder, "--out", out, "--tokens", tokens)
-    assert complaint(capsys, *arguments) == message
+    monkeypatch.chdir(tmp_path)
+    texts = {"old": b"caf\xe9 au lait", "empty": b" \n\n", "short": b"a few words", "page": b"x" * 99}
+    for file, text in texts.items():
+        Path(f"{file}.txt").write_bytes(text)
+    words, found = WRONG[name]
+    assert complaint("demo", *model_and_text, "--out", "out", *words) == f"demo: {found}"
+    assert name != "no text" or not Path("out").exists()
 
 
-def test_more_tokens_than_the_text_has(
-    tmp_path: Path, model_folder: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "page.txt"
-    file.write_text("x" * 99)
-    assert complaint(capsys, "--text", file, "--model", model_folder, "--out", out, "--tokens", 200) == (
-        "demo: the text must have at least 200 tokens.\n  found: 100 tokens\n  fix: --tokens 100\n"
-    )
-
-
-def test_folder_without_a_model(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "--model", tmp_path, "--out", out) == (
-        "demo: --model must be a folder that a Hugging Face model was saved in.\n"
-        f"  found: no config.json in {tmp_path}\n"
-        "  fix: model.save_pretrained(folder); tokenizer.save_pretrained(folder)\n"
-    )
-
-
-def test_folder_with_a_broken_model(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_cannot_be_used(model_folder: Path, tmp_path: Path, out: Path, complaint: Run) -> None:
     (tmp_path / "config.json").write_text("{}")
-    text = complaint(capsys, "--model", tmp_path, "--out", out)
-    assert text.startswith("demo: --model must be a causal language model that transformers can load, with its")
-    assert len(text.splitlines()) == 3
-
-
-def test_model_without_the_interface(
-    model_folder: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert complaint("demo", "--model", tmp_path, "--out", out)
     config = transformers.BloomConfig(vocab_size=257, hidden_size=8, n_layer=1, n_head=1)
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
-    text = complaint(capsys, "--model", tmp_path, "--out", out)
-    assert "Bloom" in text
-    assert "Traceback" not in text
+    assert "Bloom" in complaint("demo", "--model", tmp_path, "--out", out)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_out_that_cannot_be_written(tmp_path: Path, refusal: Run) -> None:
+    tmp_path.chmod(0o500)
+    assert "found: Permission denied" in refusal("demo", "--out", tmp_path / "out")
 
 
 def test_help_is_short_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,8 +139,8 @@ def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: p
     assert [line.split(".")[0] for line in err.getvalue().splitlines()] == lines
 
 
-def test_module_runs_and_a_closed_pipe_is_no_error(model_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attlas.cli", "demo", "--model", str(model_folder), "--text", str(text_file)]
+def test_module_runs_and_a_closed_pipe_is_no_error(tmp_path: Path, model_and_text: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "attlas.cli", "demo", *model_and_text]
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

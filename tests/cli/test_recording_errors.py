@@ -3,30 +3,16 @@
 import builtins
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.cli.conftest import Run
 
 import attlas
 from attlas.cli import generation, main, record
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return the whole text of an error."""
-    assert main([str(word) for word in arguments]) == 2
-    return capsys.readouterr().err.split("attlas: ", 1)[1]
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return the command and what it found wrong, after a look at the form of the whole text."""
-    text = printed(capsys, *arguments)
-    parts = re.fullmatch(r"(\w+): .+\n(?:  .+: .*\n)*  found: (.+)\n  fix: .+\n", text)
-    assert parts is not None, text
-    return f"{parts[1]}: {parts[2]}"
 
 
 @pytest.fixture
@@ -35,10 +21,10 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def numbers_only(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
     """A recording of a few statistics and nothing else."""
     out = tmp_path_factory.mktemp("recordings") / "few.atlas"
-    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "64", "--keep", "statistics"]
+    given = [*model_and_text, "--tokens", "64", "--keep", "statistics"]
     assert main(["record", *given, "--statistics", "entropy,picture", "-o", str(out)]) == 0
     return out
 
@@ -46,16 +32,13 @@ def numbers_only(model_folder: Path, text_file: Path, tmp_path_factory: pytest.T
 # ------------------------------------------------------------------------------------------------------------ record
 
 
-def test_texts_that_cannot_be_read(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        complaint(capsys, "record", "--text", "nowhere.txt", "-o", out)
-        == "record: No such file or directory: nowhere.txt"
-    )
+def test_texts_that_cannot_be_read(tmp_path: Path, out: Path, complaint: Run) -> None:
+    assert complaint("record", "--text", "nowhere.txt", "-o", out) == "record: No such file or directory: nowhere.txt"
     old, empty = tmp_path / "old.txt", tmp_path / "empty.txt"
     old.write_bytes(b"caf\xe9 au lait")
     empty.write_text("\n \n")
-    assert complaint(capsys, "record", "--text", old, "-o", out) == (f"record: byte 0xe9 at place 3 of {old}")
-    assert complaint(capsys, "record", "--text", empty, "-o", out) == (f"record: {empty} has no text")
+    assert complaint("record", "--text", old, "-o", out) == (f"record: byte 0xe9 at place 3 of {old}")
+    assert complaint("record", "--text", empty, "-o", out) == (f"record: {empty} has no text")
     assert not out.exists()
 
 
@@ -67,49 +50,45 @@ def test_texts_that_cannot_be_read(tmp_path: Path, out: Path, capsys: pytest.Cap
     ],
 )
 def test_pipes_that_cannot_be_read(
-    given: bytes, message: str, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    given: bytes, message: str, out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run
 ) -> None:
     class Pipe:
         class buffer:  # noqa: N801 - the name that a text stream has
             read = staticmethod(lambda: given)
 
     monkeypatch.setattr("attlas.cli.files.sys.stdin", Pipe)
-    assert complaint(capsys, "record", "--text", "-", "-o", out).startswith(message)
+    assert complaint("record", "--text", "-", "-o", out).startswith(message)
 
 
-def test_texts_that_do_not_fit(
-    model_folder: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_that_do_not_fit(model_folder: Path, tmp_path: Path, out: Path, complaint: Run) -> None:
     text = tmp_path / "long.txt"
     text.write_text("x" * 300)
     given = ("record", "--model", model_folder, "--text", text, "-o", out)
-    assert complaint(capsys, *given) == "record: 301 tokens"
-    assert complaint(capsys, *given, "--tokens", 250, "--generate", 10) == "record: 250 tokens and 10 to generate"
+    assert complaint(*given) == "record: 301 tokens"
+    assert complaint(*given, "--tokens", 250, "--generate", 10) == "record: 250 tokens and 10 to generate"
     text.write_text("x")
-    assert complaint(capsys, *given) == "record: 2 tokens"
-    assert complaint(capsys, *given, "--tokens", 100) == "record: 2 tokens"
-    assert complaint(capsys, *given, "--tokens", 1) == "record: --tokens 1"
-    assert complaint(capsys, *given, "--chunk", 0) == "record: --chunk 0"
-    assert complaint(capsys, *given, "--generate", -1) == "record: --generate -1"
+    assert complaint(*given) == "record: 2 tokens"
+    assert complaint(*given, "--tokens", 100) == "record: 2 tokens"
+    assert complaint(*given, "--tokens", 1) == "record: --tokens 1"
+    assert complaint(*given, "--chunk", 0) == "record: --chunk 0"
+    assert complaint(*given, "--generate", -1) == "record: --generate -1"
     assert not out.exists()
 
 
-def test_models_that_are_not_there(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_are_not_there(tmp_path: Path, out: Path, complaint: Run) -> None:
     missing = tmp_path / "missing"
-    assert complaint(capsys, "record", "--model", missing, "-o", out) == f"record: no folder {missing}"
-    assert complaint(capsys, "record", "--model", tmp_path, "-o", out) == f"record: no config.json in {tmp_path}"
+    assert complaint("record", "--model", missing, "-o", out) == f"record: no folder {missing}"
+    assert complaint("record", "--model", tmp_path, "-o", out) == f"record: no config.json in {tmp_path}"
 
 
-def test_a_name_that_the_hub_does_not_have(
-    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_the_hub_does_not_have(out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run) -> None:
     def unreachable(name: str, **given: object) -> None:
         assert (given["local_files_only"], given["trust_remote_code"]) == (False, False)
         raise OSError(f"{name} is not a local folder and is not a valid model identifier\nmore")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", unreachable)
     assert (
-        complaint(capsys, "record", "--model", "nobody/nothing", "-o", out)
+        complaint("record", "--model", "nobody/nothing", "-o", out)
         == "record: OSError: nobody/nothing is not a local folder and is not a valid model identifier"
     )
 
@@ -124,7 +103,7 @@ def test_pickled_weights_are_not_read(model_folder: Path, tmp_path: Path, out: P
     assert not out.exists()
 
 
-def test_without_transformers(out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers(out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: object, **more: object) -> object:
@@ -133,16 +112,14 @@ def test_without_transformers(out: Path, capsys: pytest.CaptureFixture[str], mon
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert complaint(capsys, "record", "-o", out) == "record: no module named transformers"
+    assert complaint("record", "-o", out) == "record: no module named transformers"
 
 
-def test_folders_that_are_there(
-    model_folder: Path, text_file: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("record", "--model", model_folder, "--text", text_file, "--tokens", 64, "--keep", "statistics", "-o", out)
+def test_folders_that_are_there(tmp_path: Path, out: Path, model_and_text: tuple[str, ...], complaint: Run) -> None:
+    given = ("record", *model_and_text, "--tokens", 64, "--keep", "statistics", "-o", out)
     assert main([str(word) for word in given]) == 0
     before = (out / "atlas.json").read_bytes()
-    assert complaint(capsys, *given) == (f"record: an atlas is there: {out}")
+    assert complaint(*given) == (f"record: an atlas is there: {out}")
     assert (out / "atlas.json").read_bytes() == before
     for keep, tokens in (("disk", 70), ("statistics", 80)):
         words = ("--overwrite", "--keep", keep, "--tokens", tokens)
@@ -152,9 +129,9 @@ def test_folders_that_are_there(
     foreign = tmp_path / "mine"
     foreign.mkdir()
     (foreign / "letter.txt").write_text("keep me")
-    assert complaint(capsys, "record", "-o", foreign, "--overwrite") == (f"record: no atlas: {foreign}")
+    assert complaint("record", "-o", foreign, "--overwrite") == (f"record: no atlas: {foreign}")
     assert (foreign / "letter.txt").read_text() == "keep me"
-    assert complaint(capsys, "record", "-o", tmp_path / "no" / "run.atlas") == (
+    assert complaint("record", "-o", tmp_path / "no" / "run.atlas") == (
         f"record: No such file or directory: {tmp_path / 'no'}"
     )
 
@@ -169,20 +146,15 @@ def test_folders_that_are_there(
     ],
 )
 def test_what_there_is_not(
-    words: tuple[str, ...],
-    message: str,
-    model_folder: Path,
-    text_file: Path,
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], message: str, out: Path, model_and_text: tuple[str, ...], complaint: Run
 ) -> None:
-    given = ("record", "--model", model_folder, "--text", text_file, "--tokens", 64, "-o", out)
-    assert complaint(capsys, *given, *words) == message
+    given = ("record", *model_and_text, "--tokens", 64, "-o", out)
+    assert complaint(*given, *words) == message
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_device_that_there_is_not(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "record", "--device", "toaster", "-o", out).startswith("record: --device toaster: ")
+def test_a_device_that_there_is_not(out: Path, complaint: Run) -> None:
+    assert complaint("record", "--device", "toaster", "-o", out).startswith("record: --device toaster: ")
 
 
 def save(model: transformers.PreTrainedModel, tokenizer: Path, folder: Path) -> Path:
@@ -192,22 +164,22 @@ def save(model: transformers.PreTrainedModel, tokenizer: Path, folder: Path) -> 
 
 
 def test_a_model_with_no_way_out(
-    model_folder: Path, text_file: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, text_file: Path, tmp_path: Path, out: Path, complaint: Run
 ) -> None:
     config = transformers.BloomConfig(vocab_size=257, hidden_size=8, n_layer=1, n_head=1)
     folder = save(transformers.BloomForCausalLM(config), model_folder, tmp_path / "bloom")
-    text = complaint(capsys, "record", "--model", folder, "--text", text_file, "--tokens", 64, "-o", out)
+    text = complaint("record", "--model", folder, "--text", text_file, "--tokens", 64, "-o", out)
     assert text == "record: BloomAttention at transformer.h.0.self_attention"
     assert not out.exists()
 
 
 def test_a_model_that_is_recorded_with_patch_sdpa(
-    model_folder: Path, text_file: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, text_file: Path, tmp_path: Path, out: Path, refusal: Run
 ) -> None:
     config = transformers.FalconConfig(vocab_size=257, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     folder = save(transformers.FalconForCausalLM(config), model_folder, tmp_path / "falcon")
     given = ("record", "--model", folder, "--text", text_file, "--tokens", 64, "-o", out)
-    text = printed(capsys, *given)
+    text = refusal(*given)
     assert text.startswith("record: an attention that computes its weights by itself cannot be recorded, and this ")
     assert text.endswith("\n  fix: attlas record --patch-sdpa\n")
     assert not out.exists()
@@ -220,13 +192,12 @@ def test_a_model_that_is_recorded_with_patch_sdpa(
 def test_control_c_leaves_nothing(
     keep: str,
     there: bool,
-    model_folder: Path,
-    text_file: Path,
     out: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    model_and_text: tuple[str, ...],
 ) -> None:
-    given = ["record", "--model", str(model_folder), "--text", str(text_file), "-o", str(out), "--keep", keep]
+    given = ["record", *model_and_text, "-o", str(out), "--keep", keep]
     if there:
         assert main([*given, "--tokens", "70"]) == 0
     run = record.run_model
@@ -245,7 +216,7 @@ def test_control_c_leaves_nothing(
 
 
 def test_control_c_between_two_chunks_leaves_nothing(
-    model_folder: Path, text_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
 ) -> None:
     run = generation.run_model
 
@@ -256,7 +227,7 @@ def test_control_c_between_two_chunks_leaves_nothing(
         return run(model, ids, *given, **options)
 
     monkeypatch.setattr(generation, "run_model", interrupted)
-    words = ["--model", model_folder, "--text", text_file, "--tokens", 80, "--chunk", 30, "-o", out]
+    words = [*model_and_text, "--tokens", 80, "--chunk", 30, "-o", out]
     assert main(["record", *map(str, words)]) == 130
     assert list(out.parent.iterdir()) == []
 
@@ -264,52 +235,45 @@ def test_control_c_between_two_chunks_leaves_nothing(
 # --------------------------------------------------------------------------------------------- stats, picture, report
 
 
-@pytest.mark.parametrize("command", ["stats", "picture", "report"])
-def test_folders_without_an_atlas(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = {"stats": (), "picture": ("-o", tmp_path / "x.png"), "report": ("-o", tmp_path / "x.html")}[command]
-    missing = tmp_path / "missing"
-    assert complaint(capsys, command, missing, *words) == f"{command}: nothing there: {missing}"
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "atlas.json").write_text(json.dumps({"format": "something else"}))
-    assert complaint(capsys, command, broken, *words).startswith(f"{command}: JSON, but not of the format")
-
-
-def test_columns_and_layers_that_are_not_there(numbers_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "stats", numbers_only, "--sort", "beauty") == "stats: --sort beauty"
-    assert complaint(capsys, "stats", numbers_only, "--top", 0) == "stats: --top 0"
+def test_columns_and_layers_that_are_not_there(numbers_only: Path, refusal: Run, complaint: Run) -> None:
+    assert complaint("stats", numbers_only, "--sort", "beauty") == "stats: --sort beauty"
+    assert complaint("stats", numbers_only, "--top", 0) == "stats: --top 0"
     for command in (("stats",), ("picture", "-o", numbers_only.parent / "a.png")):
-        assert complaint(capsys, command[0], numbers_only, *command[1:], "--layer", 9) == (f"{command[0]}: --layer 9")
-    assert printed(capsys, "stats", numbers_only, "--sort", "entropi").endswith("  fix: --sort entropy\n")
+        assert complaint(command[0], numbers_only, *command[1:], "--layer", 9) == (f"{command[0]}: --layer 9")
+    assert refusal("stats", numbers_only, "--sort", "entropi").endswith("  fix: --sort entropy\n")
 
 
 def test_what_a_recording_of_one_statistic_is_good_for(
-    model_folder: Path, text_file: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...], complaint: Run
 ) -> None:
-    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "64", "--keep", "statistics"]
+    given = [*model_and_text, "--tokens", "64", "--keep", "statistics"]
     assert main(["record", *given, "--statistics", "entropy", "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert f"  attlas stats {out}\n" in said
     assert "attlas view" not in said, "there is nothing to make tiles of"
     assert "attlas report" not in said, "it could not be written"
-    assert complaint(capsys, "picture", out, "-o", tmp_path / "a.png") == "picture: neither of transformer.h.0.attn"
+    assert complaint("picture", out, "-o", tmp_path / "a.png") == "picture: neither of transformer.h.0.attn"
 
 
-def test_folders_that_are_no_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_are_no_recordings(tmp_path: Path, complaint: Run) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "atlas.json").write_text(json.dumps({"format": "something else"}))
     for command in (("stats",), ("picture", "-o", tmp_path / "a.png"), ("report", "-o", tmp_path / "a.html")):
         name = command[0]
         for target, found in (("none", "nothing there"), ("file", "no folder")):
-            assert complaint(capsys, name, tmp_path / target, *command[1:]) == f"{name}: {found}: {tmp_path / target}"
-        said = complaint(capsys, name, tmp_path / "empty", *command[1:])
-        assert said == f"{name}: no recording in this folder: it has no atlas.json"
+            assert complaint(name, tmp_path / target, *command[1:]) == f"{name}: {found}: {tmp_path / target}"
+        found = complaint(name, tmp_path / "empty", *command[1:])
+        assert found == f"{name}: no recording in this folder: it has no atlas.json"
+        found = complaint(name, tmp_path / "other", *command[1:])
+        assert found.startswith(f"{name}: JSON, but not of the format")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no mkfifo")
-def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, complaint: Run) -> None:
     os.mkfifo(tmp_path / "a.png")
-    assert complaint(capsys, "picture", numbers_only, "-o", tmp_path / "a.png") == (
+    assert complaint("picture", numbers_only, "-o", tmp_path / "a.png") == (
         f"picture: a device or a pipe: {tmp_path / 'a.png'}"
     )
 
@@ -326,17 +290,17 @@ def test_a_pipe_in_the_place_of_a_file(numbers_only: Path, tmp_path: Path, capsy
     ],
 )
 def test_pictures_of_what_is_not_there(
-    words: tuple[str, ...], message: str, numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, numbers_only: Path, tmp_path: Path, complaint: Run
 ) -> None:
-    assert complaint(capsys, "picture", numbers_only, *words, "-o", tmp_path / "x.png") == message
+    assert complaint("picture", numbers_only, *words, "-o", tmp_path / "x.png") == message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_another_kind(numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "picture", numbers_only, "-o", tmp_path / "x.gif") == (f"picture: -o {tmp_path / 'x.gif'}")
-    assert complaint(capsys, "report", numbers_only, "-o", tmp_path / "x.txt") == (f"report: -o {tmp_path / 'x.txt'}")
+def test_files_of_another_kind(numbers_only: Path, tmp_path: Path, complaint: Run) -> None:
+    assert complaint("picture", numbers_only, "-o", tmp_path / "x.gif") == (f"picture: -o {tmp_path / 'x.gif'}")
+    assert complaint("report", numbers_only, "-o", tmp_path / "x.txt") == (f"report: -o {tmp_path / 'x.txt'}")
 
 
-def test_a_report_of_too_few_statistics(numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "report", numbers_only, "-o", tmp_path / "x.html") == "report: neither"
+def test_a_report_of_too_few_statistics(numbers_only: Path, tmp_path: Path, complaint: Run) -> None:
+    assert complaint("report", numbers_only, "-o", tmp_path / "x.html") == "report: neither"
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - names only

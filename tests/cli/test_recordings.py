@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.cli.conftest import Run
 
 import attlas
 from attlas import models, pictures, stats
@@ -25,25 +26,19 @@ from attlas.cli.terminal import Terminal
 
 
 @pytest.fixture(scope="session")
-def recorded(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
     out = tmp_path_factory.mktemp("recordings") / "run.atlas"
-    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "120"]
+    given = [*model_and_text, "--tokens", "120"]
     assert main(["record", *given, "-o", str(out)]) == 0
     return out
 
 
 @pytest.fixture(scope="session")
-def numbers_only(model_folder: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
     out = tmp_path_factory.mktemp("recordings") / "numbers.atlas"
-    given = ["--model", str(model_folder), "--text", str(text_file), "--tokens", "120", "--keep", "statistics"]
+    given = [*model_and_text, "--tokens", "120", "--keep", "statistics"]
     assert main(["record", *given, "-o", str(out)]) == 0
     return out
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in arguments]) == 0
-    return capsys.readouterr().out
 
 
 def eager(model_folder: Path, ids: torch.Tensor) -> torch.Tensor:
@@ -84,11 +79,11 @@ def test_statistics_are_those_of_eager_attention(kept: str, model_folder: Path, 
 
 
 def test_generated_text_is_that_of_the_model(
-    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, tmp_path: Path, model_and_text: tuple[str, ...], said: Run
 ) -> None:
     out = tmp_path / "run.atlas"
-    given = ("--model", model_folder, "--text", text_file, "--tokens", 40, "--generate", 6)
-    printed = said(capsys, "record", *given, "-o", out)
+    given = (*model_and_text, "--tokens", 40, "--generate", 6)
+    printed = said("record", *given, "-o", out)
     atlas = attlas.load(out)
     loaded = load(model_folder)
     ids = atlas.ids[:, :40]
@@ -116,20 +111,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_each_token_is_read_once(
-    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[int]
-) -> None:
-    given = ("--model", model_folder, "--text", text_file, "--tokens", 40, "--statistics", "entropy")
-    said(capsys, "record", *given, "--generate", 6, "-o", tmp_path / "written.atlas")
+def test_each_token_is_read_once(tmp_path: Path, calls: list[int], model_and_text: tuple[str, ...], said: Run) -> None:
+    given = (*model_and_text, "--tokens", 40, "--statistics", "entropy")
+    said("record", *given, "--generate", 6, "-o", tmp_path / "written.atlas")
     assert calls == [40, 1, 1, 1, 1, 1, 1]
     calls.clear()
-    said(capsys, "record", *given, "--chunk", 16, "-o", tmp_path / "chunks.atlas")
+    said("record", *given, "--chunk", 16, "-o", tmp_path / "chunks.atlas")
     assert calls == [16, 16, 8]
     calls.clear()
-    said(capsys, "record", *given, "--chunk", 16, "--generate", 2, "-o", tmp_path / "both.atlas")
+    said("record", *given, "--chunk", 16, "--generate", 2, "-o", tmp_path / "both.atlas")
     assert calls == [16, 16, 8, 1, 1]
     calls.clear()
-    said(capsys, "record", *given, "--chunk", 40, "-o", tmp_path / "whole.atlas")
+    said("record", *given, "--chunk", 40, "-o", tmp_path / "whole.atlas")
     assert calls == [40]
 
 
@@ -140,15 +133,10 @@ def flat(number: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("keep", ["disk", "statistics"])
 @pytest.mark.parametrize("steps", [("--chunk", 50), ("--chunk", 1), ("--chunk", 119, "--generate", 2)])
 def test_steps_give_what_the_whole_gives(
-    steps: tuple[Any, ...],
-    keep: str,
-    model_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    steps: tuple[Any, ...], keep: str, model_folder: Path, tmp_path: Path, model_and_text: tuple[str, ...], said: Run
 ) -> None:
-    given = ("--model", model_folder, "--text", text_file, "--keep", keep)
-    said(capsys, "record", *given, "--tokens", 110, *steps, "-o", tmp_path / "steps.atlas")
+    given = (*model_and_text, "--keep", keep)
+    said("record", *given, "--tokens", 110, *steps, "-o", tmp_path / "steps.atlas")
     found = attlas.load(tmp_path / "steps.atlas")
     n = len(found.tokens)
     assert n == 110 + (2 if "--generate" in steps else 0)
@@ -171,10 +159,10 @@ def test_steps_give_what_the_whole_gives(
 def test_a_model_whose_steps_are_no_whole_is_read_again(
     steps: tuple[Any, ...],
     model_folder: Path,
-    text_file: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    model_and_text: tuple[str, ...],
+    said: Run,
 ) -> None:
     plain = transformers.GPT2LMHeadModel.forward
 
@@ -184,7 +172,7 @@ def test_a_model_whose_steps_are_no_whole_is_read_again(
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forgetful)
     out = tmp_path / "run.atlas"
-    said(capsys, "record", "--model", model_folder, "--text", text_file, "--tokens", 40, *steps, "-o", out)
+    said("record", *model_and_text, "--tokens", 40, *steps, "-o", out)
     atlas, n = attlas.load(out), 43 if "--generate" in steps else 40
     assert [entry.shape for entry in atlas.entries] == [(1, 3, n, n)] * 2
     assert atlas.ids.shape == (1, n)
@@ -195,35 +183,31 @@ def test_a_model_whose_steps_are_no_whole_is_read_again(
 
 
 def test_layers_heads_and_statistics_that_are_asked_for(
-    model_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model_and_text: tuple[str, ...], said: Run
 ) -> None:
     out = tmp_path / "run.atlas"
-    given = ("--model", model_folder, "--text", text_file, "--tokens", 64, "--layers", "-1", "--heads", "0,2")
-    said(capsys, "record", *given, "--statistics", "max_logit,coverage", "--keep", "statistics", "-o", out)
+    given = (*model_and_text, "--tokens", 64, "--layers", "-1", "--heads", "0,2")
+    said("record", *given, "--statistics", "max_logit,coverage", "--keep", "statistics", "-o", out)
     atlas = attlas.load(out)
     assert atlas.layers() == [1]
     assert atlas.entry(1).heads == (0, 2)
     assert list(atlas.entry(1).statistics) == ["max_logit", "coverage"]
-    table = said(capsys, "stats", out)
+    table = said("stats", out)
     assert " ".join(table.splitlines()[2].split()) == "layer head max logit coverage"
 
 
-def test_reads_a_pipe(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_a_pipe(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Run) -> None:
     given = io.TextIOWrapper(io.BytesIO("\ufeffdef f(x):\r\n    return x\r\n".encode() * 4), encoding="ascii")
     monkeypatch.setattr(sys, "stdin", given)
     out = tmp_path / "p.atlas"
-    said(capsys, "record", "--model", model_folder, "--text", "-", "--keep", "statistics", "-o", out)
+    said("record", "--model", model_folder, "--text", "-", "--keep", "statistics", "-o", out)
     atlas = attlas.load(out)
     assert "".join(atlas.tokens[1:]) == "def f(x):\n    return x\n" + "\ufeffdef f(x):\n    return x\n" * 3
     assert atlas.details["source"] == "standard input"
 
 
-def test_the_table_is_that_of_the_demo(
-    recorded: Path, model_folder: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = json.loads(said(capsys, "stats", recorded, "--json"))["rows"]
+def test_the_table_is_that_of_the_demo(recorded: Path, model_folder: Path, text_file: Path, said: Run) -> None:
+    rows = json.loads(said("stats", recorded, "--json"))["rows"]
     loaded = load(model_folder)
     reading = read(loaded, tokenize(loaded, text_file.read_text("utf-8"), 120), "greet.py", "", Terminal())
     assert len(rows) == len(reading.heads) == 6
@@ -234,28 +218,26 @@ def test_the_table_is_that_of_the_demo(
             assert row[name] == pytest.approx(getattr(head, name), rel=1e-4, abs=1e-6), name
 
 
-def test_json_and_csv_say_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(said(capsys, "stats", recorded, "--json", "--sort", "entropy", "--top", 4))
+def test_json_and_csv_say_the_same(recorded: Path, said: Run) -> None:
+    found = json.loads(said("stats", recorded, "--json", "--sort", "entropy", "--top", 4))
     assert (found["model"], found["tokens"], found["source"]) == ("tiny", 120, "greet <b>.py")
-    rows = list(csv.DictReader(io.StringIO(said(capsys, "stats", recorded, "--csv", "--sort", "entropy", "--top", 4))))
+    rows = list(csv.DictReader(io.StringIO(said("stats", recorded, "--csv", "--sort", "entropy", "--top", 4))))
     assert len(rows) == len(found["rows"]) == 4
     for row, known in zip(rows, found["rows"], strict=True):
         assert list(row) == list(known)
         assert float(row["entropy"]) == known["entropy"]
     entropy = [row["entropy"] for row in found["rows"]]
     assert entropy == sorted(entropy, reverse=True)
-    up = json.loads(said(capsys, "stats", recorded, "--json", "--sort", "+entropy"))["rows"]
+    up = json.loads(said("stats", recorded, "--json", "--sort", "+entropy"))["rows"]
     assert [row["entropy"] for row in up] == sorted(row["entropy"] for row in up)
-    last = json.loads(said(capsys, "stats", recorded, "--json", "--layer", "-1"))["rows"]
+    last = json.loads(said("stats", recorded, "--json", "--layer", "-1"))["rows"]
     assert {row["layer"] for row in last} == {1}
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_the_terminal(
-    width: int, recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_fits_the_terminal(width: int, recorded: Path, monkeypatch: pytest.MonkeyPatch, said: Run) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = said(capsys, "stats", recorded).splitlines()
+    lines = said("stats", recorded).splitlines()
     assert lines[0] == "tiny, 2 layers × 3 heads, reads 120 tokens of greet <b>.py"
     assert " ".join(lines[2].split()).startswith("layer head entropy keys first previous induction")
     assert lines[2].endswith("what it is")
@@ -266,7 +248,7 @@ def test_the_table_fits_the_terminal(
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_of_one_head_and_of_all(
-    suffix: str, recorded: Path, numbers_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    suffix: str, recorded: Path, numbers_only: Path, tmp_path: Path, said: Run
 ) -> None:
     begins = b"\x89PNG" if suffix == ".png" else b"<?xml"
     some = 6 if suffix == ".png" else 2
@@ -282,7 +264,7 @@ def test_pictures_of_one_head_and_of_all(
         ][:some]
     ):
         out = tmp_path / f"{number}{suffix}"
-        assert said(capsys, "picture", folder, *options, "-o", out) == f"{out}\n"
+        assert said("picture", folder, *options, "-o", out) == f"{out}\n"
         assert out.read_bytes().startswith(begins)
 
 
@@ -293,11 +275,9 @@ def data_of(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
-def test_report_holds_what_was_recorded(
-    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
+def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pytest.FixtureRequest, said: Run) -> None:
     folder, out = request.getfixturevalue(kept), tmp_path / "report.html"
-    assert said(capsys, "report", folder, "-o", out).startswith(f"{out}  ")
+    assert said("report", folder, "-o", out).startswith(f"{out}  ")
     data, atlas = data_of(out), attlas.load(folder)
     ascii_only = [token for token in atlas.tokens if token.isascii() and token]
     assert [token for token in data["tokens"] if token.isascii()] == ascii_only
@@ -311,9 +291,11 @@ def test_report_holds_what_was_recorded(
     assert 0 <= data["state"]["pointed"]["i"] < 120
 
 
-def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_of_a_report_can_be_chosen(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Run
+) -> None:
     out = tmp_path / "report.html"
-    said(capsys, "report", recorded, "--heads", "1.0, 0·2", "-o", out)
+    said("report", recorded, "--heads", "1.0, 0·2", "-o", out)
     assert [(each["entry"], each["head"]) for each in data_of(out)["packed"] if each["exact"]] == [(1, 0), (0, 2)]
     assert main(["report", str(recorded), "--heads", "1-0", "-o", str(out)]) == 2
     assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in capsys.readouterr().err
@@ -321,26 +303,24 @@ def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, capsys:
     assert "found: layer 1, head 7" in capsys.readouterr().err
 
 
-def test_a_recording_from_python_is_completed(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_from_python_is_completed(model_folder: Path, tmp_path: Path, said: Run) -> None:
     loaded = load(model_folder)
     ids = torch.arange(1, 101)[None]
     with attlas.record(loaded.model, tokens=loaded.tokenizer, statistics=[stats.Entropy()]) as atlas, torch.no_grad():
         loaded.model(ids)
     atlas.save(tmp_path / "run.atlas")
-    rows = json.loads(said(capsys, "stats", tmp_path / "run.atlas", "--json"))["rows"]
+    rows = json.loads(said("stats", tmp_path / "run.atlas", "--json"))["rows"]
     assert "induction" not in rows[0]  # there was no repeated block
     expected = eager(model_folder, ids)
     for row in rows:
         A = expected[row["layer"], 0, row["head"]]
         assert row["previous"] == pytest.approx(float(A.diagonal(-1).mean()), rel=1e-3)
         assert row["max_weight"] == pytest.approx(float(A.amax(-1).mean()), rel=1e-3)
-    said(capsys, "report", tmp_path / "run.atlas", "-o", tmp_path / "report.html")
+    said("report", tmp_path / "run.atlas", "-o", tmp_path / "report.html")
     assert len(data_of(tmp_path / "report.html")["packed"]) == 6
 
 
-def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, said: Run) -> None:
     folder, text = tmp_path / "bert", tmp_path / "text.txt"
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -349,22 +329,20 @@ def test_an_encoder_is_recorded_too(model_folder: Path, tmp_path: Path, capsys: 
     transformers.BertModel(config).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
     text.write_text("some words of a text, " * 4)
-    said(capsys, "record", "--model", folder, "--text", text, "-o", tmp_path / "run.atlas")
-    lines = said(capsys, "stats", tmp_path / "run.atlas").splitlines()
+    said("record", "--model", folder, "--text", text, "-o", tmp_path / "run.atlas")
+    lines = said("stats", tmp_path / "run.atlas").splitlines()
     assert " ".join(lines[2].split()).startswith("layer head entropy keys first key max logit largest")
     assert main(["report", str(tmp_path / "run.atlas"), "-o", str(tmp_path / "report.html")]) == 0
-    said(capsys, "picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
+    said("picture", tmp_path / "run.atlas", "--layer", 0, "--head", 1, "-o", tmp_path / "head.png")
 
 
 def test_the_shipped_model_has_a_name() -> None:
     assert load("shipped").name == load(models.path()).name
 
 
-def test_the_shipped_model_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(
-        capsys, "record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas"
-    )
-    rows = json.loads(said(capsys, "stats", tmp_path / "a.atlas", "--json"))["rows"]
+def test_the_shipped_model_is_the_default(tmp_path: Path, said: Run) -> None:
+    said("record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas")
+    rows = json.loads(said("stats", tmp_path / "a.atlas", "--json"))["rows"]
     assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
 
 

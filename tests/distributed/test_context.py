@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 from tests.distributed.test_saving import base
-from tests.recording.conftest import SIZES, causal_model, lively
+from tests.recording.conftest import SIZES, causal_model
+from tests.tiny_models import lively
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional

@@ -26,11 +26,3 @@ PATTERNS = [
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
 def test_patterns_keep_the_contract_of_a_statistic(pattern: attlas.stats.Statistic) -> None:
     attlas.testing.check_statistic(pattern)
-
-
-def test_one_head_has_the_score_that_it_has_in_the_whole() -> None:
-    A = attlas.attend(torch.randn(2, 3, 17, 8), torch.randn(2, 3, 17, 8), mask=attlas.Causal())
-    whole, one = heads.scores(A, IDS, [0]), heads.scores(A[1, 2], IDS, [0])
-    for name in whole:
-        assert one[name].shape == ()
-        torch.testing.assert_close(one[name], whole[name][1, 2])

@@ -5,24 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from tests.tiny_models import SIZES, SPECIAL, VOCABULARY
 from torch import Tensor, nn
 
 import attlas.huggingface  # noqa: F401 - registers "attlas"
 
-VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 CONFIGS: dict[str, Callable[[], object]] = {
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY,
@@ -30,8 +17,7 @@ CONFIGS: dict[str, Callable[[], object]] = {
         n_embd=32,
         n_layer=2,
         n_head=4,
-        bos_token_id=1,
-        eos_token_id=2,
+        **SPECIAL,
         scale_attn_by_inverse_layer_idx=True,
     ),
     "llama": lambda: transformers.LlamaConfig(**SIZES),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.tiny_models import BART, SPECIAL, T5, lively
+from tests.tiny_models import SIZES as TINY
 from torch import Tensor, nn
 
 import attlas
@@ -18,18 +20,8 @@ import attlas.huggingface
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
-SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    **SPECIAL,
-}
-HEADS = SIZES | {"head_dim": 8}
+HEADS = TINY
+SIZES = {name: size for name, size in TINY.items() if name != "head_dim"}
 EXPERTS = HEADS | {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = SIZES | {
     "num_key_value_heads": 4,
@@ -100,31 +92,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 16},
 }
-SEQ2SEQ_SIZES = {
-    "vocab_size": 61,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 64,
-    "decoder_start_token_id": 1,
-    "forced_eos_token_id": None,
-    **SPECIAL,
-}
-T5 = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SPECIAL
 SEQ2SEQ: dict[str, dict[str, Any]] = {
-    "bart": SEQ2SEQ_SIZES,
-    "mbart": SEQ2SEQ_SIZES,
-    "pegasus": SEQ2SEQ_SIZES,
-    "marian": SEQ2SEQ_SIZES,
-    "m2m_100": SEQ2SEQ_SIZES,
-    "blenderbot": SEQ2SEQ_SIZES,
-    "t5": T5 | {"decoder_start_token_id": 0},
-    "mt5": T5 | {"decoder_start_token_id": 0},
-    "umt5": T5 | {"decoder_start_token_id": 0},
+    "bart": BART,
+    "mbart": BART,
+    "pegasus": BART,
+    "marian": BART,
+    "m2m_100": BART,
+    "blenderbot": BART,
+    "t5": T5 | SPECIAL,
+    "mt5": T5 | SPECIAL,
+    "umt5": T5 | SPECIAL,
 }
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -149,13 +126,9 @@ IMAGES: dict[str, dict[str, Any]] = {
 
 def make(kind: str, sizes: dict[str, Any], owner: Any) -> nn.Module:
     """Return a random model whose outputs depend on attention by more than rounding."""
-    torch.manual_seed(3)
-    model = owner.from_config(transformers.AutoConfig.for_model(kind, **sizes), attn_implementation="attlas").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or "sink" in name:
-                parameter.normal_(std=min(0.25, 1.4 / parameter[0].numel() ** 0.5))
-    return model
+    return lively(
+        owner.from_config(transformers.AutoConfig.for_model(kind, **sizes), attn_implementation="attlas"), 1.4
+    )
 
 
 def texts(side: str, tokens: int = 9, missing: int = 4) -> tuple[Tensor, Tensor]:

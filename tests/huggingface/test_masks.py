@@ -10,7 +10,7 @@ from transformers import masking_utils
 
 from attlas.huggingface import LazyMask, attention_mask, masks
 from attlas.huggingface.masks import mask_of
-from attlas.masks import BlockState, Causal, Mask
+from attlas.masks import BlockState, Mask
 from attlas.tiles import Tile
 
 BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1, -1], [-1] * 4 + [0] * 4 + [-1] * 4])
@@ -232,12 +232,6 @@ def test_other_slices_are_written_out() -> None:
     part = mask[:, :, 2:]
     assert not isinstance(part, LazyMask)
     assert (part == 0).tolist() == [[[[True, True, True, False], [True] * 4]]]
-
-
-def test_feeding_it_back_keeps_the_mask() -> None:
-    mask = attention_mask(batch_size=1, q_length=4, kv_length=4)
-    assert isinstance(mask_of(mask, 4), Causal)
-    assert isinstance(mask_of(mask.contiguous(), 4), Causal)
 
 
 def test_own_masks_of_numbers() -> None:

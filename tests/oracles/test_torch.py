@@ -103,15 +103,11 @@ def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tenso
         return found
 
 
-@pytest.mark.parametrize("name", list(MASK_MODS))
-def test_flex_attention_takes_the_same_mask_mod(plan: Plan, name: str) -> None:
-    q, k, v = (t.detach() for t in tensors(40, 40))
-    wanted, lse = flex(q, k, v, mask_mod=MASK_MODS[name])
-    A = attlas.attend(q, k, mask=MASK_MODS[name], plan=plan)
-    torch.testing.assert_close(A @ v, wanted)
-    torch.testing.assert_close(A.lse, lse)
-
-
+SCORE_MODS = {
+    "alibi": (lambda s, b, h, i, j: s - 2.0 ** (-2.0 * (h + 1)) * (i - j).abs(), attlas.ScaledDot() + attlas.Alibi(4)),
+    "softcap": (lambda s, b, h, i, j: 2 * torch.tanh(s / 2), attlas.SoftCap(attlas.ScaledDot(), 2.0)),
+    "multiple": (lambda s, b, h, i, j: -3 * s, -3.0 * attlas.ScaledDot()),
+}
 FORMULAS = {
     "causal": attlas.Causal(),
     "window": attlas.Window(6, 0),
@@ -119,38 +115,21 @@ FORMULAS = {
     "documents": attlas.Documents(DOCUMENTS),
     "dilated": attlas.Dilated(None, 0, 3),
 }
-
-
-@pytest.mark.parametrize("name", list(FORMULAS))
-def test_our_masks_are_those_mask_mods(plan: Plan, name: str) -> None:
-    q, k, v = (t.detach() for t in tensors(40, 40))
-    wanted, lse = flex(q, k, v, mask_mod=MASK_MODS[name])
-    A = attlas.attend(q, k, mask=FORMULAS[name], plan=plan)
-    torch.testing.assert_close(A @ v, wanted)
-    torch.testing.assert_close(A.lse, lse)
-
-
-SCORE_MODS = {
-    "alibi": (lambda s, b, h, i, j: s - 2.0 ** (-2.0 * (h + 1)) * (i - j).abs(), attlas.ScaledDot() + attlas.Alibi(4)),
-    "softcap": (lambda s, b, h, i, j: 2 * torch.tanh(s / 2), attlas.SoftCap(attlas.ScaledDot(), 2.0)),
-    "multiple": (lambda s, b, h, i, j: -3 * s, -3.0 * attlas.ScaledDot()),
+# What flex_attention is told, and what attlas is: the same function, or a mask or score of attlas that means it.
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"mask_mod {name}": ({"mask_mod": mod}, {"mask": mod}) for name, mod in MASK_MODS.items()},
+    **{f"mask {name}": ({"mask_mod": MASK_MODS[name]}, {"mask": mask}) for name, mask in FORMULAS.items()},
+    **{f"score {name}": ({"score_mod": mod}, {"score": score}) for name, (mod, score) in SCORE_MODS.items()},
+    "grouped heads": ({"enable_gqa": True, "mask_mod": MASK_MODS["causal"]}, {"mask": attlas.Causal()}),
 }
 
 
-@pytest.mark.parametrize("name", list(SCORE_MODS))
-def test_flex_attention_with_a_score_mod(plan: Plan, name: str) -> None:
-    q, k, v = (t.detach() for t in tensors(40, 40))
-    mod, score = SCORE_MODS[name]
-    wanted, lse = flex(q, k, v, score_mod=mod)
-    A = attlas.attend(q, k, score=score, plan=plan)
-    torch.testing.assert_close(A @ v, wanted)
-    torch.testing.assert_close(A.lse, lse)
-
-
-def test_flex_attention_with_grouped_heads(plan: Plan) -> None:
-    q, k, v = (t.detach() for t in tensors(40, 40, key_heads=2, e=24))
-    wanted, lse = flex(q, k, v, enable_gqa=True, mask_mod=MASK_MODS["causal"])
-    A = attlas.attend(q, k, mask=attlas.Causal(), plan=plan)
+@pytest.mark.parametrize("name", CALLS)
+def test_flex_attention(plan: Plan, name: str) -> None:
+    theirs, ours = CALLS[name]
+    q, k, v = (t.detach() for t in (tensors(40, 40, key_heads=2, e=24) if "grouped" in name else tensors(40, 40)))
+    wanted, lse = flex(q, k, v, **theirs)
+    A = attlas.attend(q, k, **ours, plan=plan)
     torch.testing.assert_close(A @ v, wanted)
     torch.testing.assert_close(A.lse, lse)
 

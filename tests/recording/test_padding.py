@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 import transformers
-from tests.recording.conftest import lively
+from tests.tiny_models import SIZES as TINY
+from tests.tiny_models import T5, lively
 from torch import nn
 
 import attlas
@@ -143,11 +144,7 @@ def test_rollout_of_padded_texts(gpt2, words, side) -> None:
 
 
 def test_generation_goes_on_after_padding(words) -> None:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+    config = transformers.LlamaConfig(**TINY)
     model = lively(transformers.LlamaForCausalLM(config))
     call = padded(words, "left")
     del call["position_ids"]
@@ -160,10 +157,7 @@ def test_generation_goes_on_after_padding(words) -> None:
 
 
 def test_an_encoder_and_what_attends_to_it(words) -> None:
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
+    config = transformers.T5Config(**T5 | {"num_layers": 1})
     model = lively(transformers.T5ForConditionalGeneration(config))
     call = padded(words, "right")
     del call["position_ids"]

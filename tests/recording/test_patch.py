@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.recording.conftest import VOCABULARY, lively
+from tests.tiny_models import VOCABULARY, lively
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -266,13 +266,6 @@ def test_another_thread_is_not_recorded() -> None:
     assert len(results) == 1
     assert out.shape == (1, 3, 32)
     assert [e.shape[2] for e in atlas.entries] == [3]
-
-
-def test_two_recordings_of_one_model() -> None:
-    model = nn.Sequential(Block(NanoGPT()))
-    with record(model, patch_sdpa=True) as outer, record(model, patch_sdpa=True) as inner:
-        model(torch.randn(1, 4, 32))
-    assert len(outer.entries) == len(inner.entries) == 1
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 6), (6, 3), (1, 4)])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.messages import said
 from torch import Tensor
 
 import attlas
@@ -44,20 +45,6 @@ SCORES: dict[str, Callable[[], attlas.Score]] = {
     "table": lambda: attlas.ScaledDot() + attlas.TensorBias(NUMBERS.nan_to_num(neginf=0.5)),
     "scaled": lambda: 0.5 * (attlas.ScaledDot() + attlas.Alibi(3)),
 }
-
-
-@pytest.mark.parametrize("rows", [range(4), range(5, 9), range(3, 4)], ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-def test_rows_keep_their_masks(mask: str, rows: range) -> None:
-    q, k = torch.randn(2, 3, M, 4), torch.randn(2, 3, N, 4)
-    A = attend(q, k, mask=MASKS[mask]())
-    whole = A.to_dense()
-    part = A.window(rows)
-    assert part.shape == (2, 3, len(rows), N)
-    torch.testing.assert_close(part.to_dense(), whole[:, :, rows.start : rows.stop])
-    torch.testing.assert_close(part[:, :, [len(rows) - 1], :], part.to_dense()[:, :, -1:])
-    torch.testing.assert_close(part @ torch.eye(N), whole[:, :, rows.start : rows.stop])
-    assert A.window(range(M)) is A
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -239,11 +226,7 @@ def test_a_window_says_what_it_cannot_be() -> None:
     A = attend(torch.randn(5, 3, requires_grad=True), torch.randn(7, 3))
     with pytest.raises(ShapeError) as error:
         A.window(slice(0, 5, 2))
-    assert str(error.value) == (
-        """A.window(): rows must be a slice, a range or a pair (start, stop) of whole numbers, without a step.
-  found: rows = slice(0, 5, 2)
-  fix: rows=slice(0, 64)"""
-    )
+    assert said(error.value) == "A.window(): rows = slice(0, 5, 2)"
     with pytest.raises(ShapeError, match=r"columns must lie within the 7 keys of the matrix"):
         A.window(columns=(3, 8))
     assert A.window(slice(-2, None)).to_dense().requires_grad

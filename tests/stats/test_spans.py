@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.messages import said
 
 import attlas
 from attlas import stats
@@ -89,11 +90,7 @@ def test_few_runs_for_even_bands():
 def test_what_is_no_span(wrong):
     with pytest.raises(ShapeError) as error:
         stats.Spans([slice(0, 1), wrong], [])
-    assert str(error.value) == (
-        "Spans(): rows[1] must be a slice, a range or a pair (start, stop) of whole numbers, without a step.\n"
-        f"  found: rows[1] = {wrong!r}\n"
-        "  fix: rows[1]=slice(0, 64)"
-    )
+    assert said(error.value) == f"Spans(): rows[1] = {wrong}"
 
 
 @pytest.mark.parametrize("wrong", [slice(0, 9), (-9, 3), range(-1, 3), slice(5, 3)])
@@ -101,8 +98,4 @@ def test_a_span_outside_of_the_matrix(wrong):
     A = attlas.attend(torch.zeros(8, 4), torch.zeros(5, 4))
     with pytest.raises(ShapeError) as error:
         stats.spans(A, [wrong], [(0, 5)])
-    assert str(error.value) == (
-        "Spans(): rows[0] must lie within the 8 queries of the matrix, and start before it stops.\n"
-        f"  found: rows[0] = {wrong!r}\n"
-        "  fix: rows[0]=slice(0, 8)"
-    )
+    assert said(error.value) == f"Spans(): rows[0] = {wrong}"

@@ -151,7 +151,8 @@ def test_a_matrix_makes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_page_says_of_the_recording(tmp_path: Path) -> None:
-    about = dict(data_of(export(atlas_of(matrix()), tmp_path / "page.html"))["info"]["about"])
+    titles = data_of(export(atlas_of(matrix()), tmp_path / "page.html"))["info"]["about"]
+    about = {title: " ".join(text.format(*values) for text, *values in found) for title, found in titles}
     assert about["Recorded"] == "tiny <model>, reading 700 tokens of a & b.py."
     assert about["Memory"].startswith("Stored in float32, the matrices of its 3 heads would take 5.6 MiB; ")
     assert about["Memory"].endswith(" of queries, keys and statistics. To run and read it took 1.5 s.")

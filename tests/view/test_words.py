@@ -6,6 +6,7 @@ from importlib import resources
 
 import pytest
 
+from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN
 from attlas.view.corpus_offline import OFFLINE
@@ -36,7 +37,7 @@ def texts_of_the_server() -> set[str]:
     measures = {text for column in _KNOWN for text in (column.label, column.unit, column.description)}
     about = {"Recorded", "Memory", "Again", "Made with"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}
-    return (columns | measures | kinds | about | reasons | {_UNKNOWN}) - {""}
+    return (columns | measures | kinds | about | reasons | {_UNKNOWN, *SENTENCES}) - {""}
 
 
 @pytest.mark.parametrize("language", ["zh"])

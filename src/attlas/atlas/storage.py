@@ -6,12 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from glob import escape
-from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 
-class Writer(AbstractContextManager["Writer"]):
+class Writer:
     """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.
 
     The folder appears when `finish` has written everything; before that, and if the process dies, there is
@@ -98,6 +97,9 @@ class Writer(AbstractContextManager["Writer"]):
             _clear_leftovers(self.folder)
             self._check_target()
             return _new_partial(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -246,8 +248,10 @@ class Writer(AbstractContextManager["Writer"]):
     def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
         own = self.part(name, t)
-        keys = chain([name], (f"{name}_{number}" for number in count(2)))
-        key = next(key for key in keys if key not in self._pending)
+        key, number = name, 1
+        while key in self._pending:
+            number += 1
+            key = f"{name}_{number}"
         self._pending[key] = own
         return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,17 +74,11 @@ class Collector:
 
     def local(self, statistics: list[Any]) -> list[Any]:
         """Return what this rank's parts give: a result, or a carry of the whole matrix."""
-        asked = [[self._asked(s, part, rows) for s in statistics] for part, rows in self._rows()]
+        rows = zip(self.parts, self.layout.rows, strict=True)
+        asked = [[self._asked(s, part, own) for s in statistics] for part, own in rows]
         found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]
-        return [self._joined(s, list(some), list(own)) for s, *some, own in self._transposed(statistics, asked, found)]
-
-    def _rows(self) -> list[tuple[AttentionMatrix, range]]:
-        return list(zip(self.parts, self.layout.rows, strict=True))
-
-    @staticmethod
-    def _transposed(statistics: list[Any], asked: list[Any], found: list[Any]) -> Any:
-        for i, s in enumerate(statistics):
-            yield s, *(some[i] for some in asked), [own[i] for own in found]
+        by_statistic = (zip(*lists, strict=True) for lists in (asked, found))
+        return [self._joined(*own) for own in zip(statistics, *by_statistic, strict=True)]
 
     def _check(self, statistic: Any) -> None:
         if not isinstance(statistic, Statistic):
@@ -123,7 +117,7 @@ class Collector:
         vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base
 
-    def _joined(self, statistic: Statistic, asked: list[Any], found: list[Any]) -> Any:
+    def _joined(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
         """Join what the parts of this rank give."""
         if self._by_carry(statistic):
             carries = [rebuilt(one.carry, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
@@ -144,11 +138,8 @@ class Collector:
         first = self.layout.columns.start - (rows.stop - 1) + m - 1
         return functional.pad(t, (first, m + n - 1 - first - t.shape[-1]))
 
-    def merged(self, statistics: list[Any], local: list[Any]) -> list[Any]:
-        """Merge what all ranks have, and return DTensors."""
-        return [self._merged(s, own) for s, own in zip(statistics, local, strict=True)]
-
-    def _merged(self, statistic: Statistic, own: Any) -> Any:
+    def merged(self, statistic: Statistic, own: Any) -> Any:
+        """Merge what all ranks have of a statistic, and return DTensors."""
         layout, axis, split = self.layout, self._axis(statistic), self._split(statistic)
         how = _REDUCTIONS.get(type(statistic).merge)
         if split and how is not None:
@@ -236,7 +227,7 @@ def _shifted(span: range, shift: int) -> range:
     return range(span.start + shift, span.stop + shift)
 
 
-def _folded(statistic: Statistic, carries: list[Any]) -> Any:
+def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
     first, *others = carries
     for other in others:
         first = statistic.merge(first, other)

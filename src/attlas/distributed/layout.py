@@ -216,8 +216,9 @@ class Layout:
         axis = t.ndim - 2
         if Shard(axis) in t.placements and Shard(axis) not in targets:
             # Gathered along the first axis, the parts need no second copy to lie side by side.
-            t_first = t.movedim(axis, 0).redistribute(self.mesh, _axis_first(targets, axis))
-            local = _defined(t_first.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
+            moved: Any = t.movedim(axis, 0)
+            moved = moved.redistribute(self.mesh, _axis_first(targets, axis))
+            local = _defined(moved.to_local(grad_placements=_axis_first(grads, axis))).movedim(0, axis)
         else:
             local = _defined(t.redistribute(self.mesh, targets).to_local(grad_placements=grads))
         if self.order is not None and tokens == "keys":

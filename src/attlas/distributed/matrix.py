@@ -138,9 +138,7 @@ class DistributedMatrix:
         self._check("A @ v", v, "keys")
         values = layout.part_of(v, "keys")
         own = self._agreed(lambda: [part @ values for part in self.parts])
-        rounded = [
-            part for part in self.parts if getattr(part._stored_lse, "dtype", torch.float64) is not torch.float64
-        ]
+        rounded = [p for p in self.parts if p._stored_lse is not None and p._stored_lse.dtype is not torch.float64]
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
@@ -268,11 +266,11 @@ class DistributedMatrix:
         whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._splits("keys")]
         others = [s for s in statistics if s not in whole]
         results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
-        if others:
-            results |= zip(others, self._collected(others), strict=True)
+        results |= self._collected(others) if others else {}
         return tuple(results[s] for s in statistics)
 
-    def _collected(self, statistics: list[Any]) -> list[Any]:
+    def _collected(self, statistics: list[Any]) -> dict[Any, Any]:
+        """Return the results of statistics that can be merged, by the statistic."""
         layout, problem = self._layout, self._whole.problem
         results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
@@ -281,8 +279,8 @@ class DistributedMatrix:
             some = [statistic for statistic, own in zip(statistics, tiled, strict=True) if own is seen]
             collector = Collector(layout, problem, self._with_whole_rows("A.collect()", tiled=seen))
             local = self._agreed(partial(collector.local, some))
-            results |= zip(some, collector.merged(some, local), strict=True)
-        return [results[statistic] for statistic in statistics]
+            results |= {s: collector.merged(s, own) for s, own in zip(some, local, strict=True)}
+        return results
 
     def _with_whole_rows(self, where: str, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
         """Return this rank's parts, which know the log-sum-exp over the keys of all ranks.

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import traced
+from attlas.engine import online, traced
 from attlas.engine.autodiff import autograd
 from attlas.engine.autodiff.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
 from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
-from attlas.engine.online import SMALL, exceeds
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
@@ -70,14 +69,13 @@ def collect(
     request = Request(problem, problem.tokens, plan)
     results: list[Any] = [MISSING] * len(statistics)
     for number, backend in enumerate(candidates(request, "statistics")):
-        missing = [i for i, result in enumerate(results) if result is MISSING]
+        asked = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
         # Each backend rounds large logits in its own way: by the sums of another, weights do not sum to 1.
-        anew = bool(number and missing and lse is not None and not problem.partial and exceeds(lse, 2 * SMALL))
-        known = None if anew else lse
-        if missing and (found := backend.statistics(request, [statistics[i] for i in missing], known)) is not None:
-            for i, result in zip(missing, found[0], strict=True):
-                results[i] = result
-            lse = lse if anew else found[1]
+        other = asked and number and lse is not None and not problem.partial and online.exceeds(lse, 2 * online.SMALL)
+        if asked and (found := backend.statistics(request, asked, None if other else lse)) is not None:
+            given = iter(found[0])
+            results = [next(given) if result is MISSING else result for result in results]
+            lse = lse if other else found[1]
     return results, lse
 
 
@@ -86,8 +84,8 @@ def collect(
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     request = Request(problem, problem.tokens, plan)
-    backends = candidates(request, "statistics")
-    return next(lse for backend in backends if (lse := backend.log_sum_exp(request)) is not None)
+    found = (backend.log_sum_exp(request) for backend in candidates(request, "statistics"))
+    return next(lse for lse in found if lse is not None)
 
 
 @full_precision

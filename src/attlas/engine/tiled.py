@@ -19,7 +19,6 @@ from torch import Tensor
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map, tree_unflatten
 from attlas.engine.statistic import Part, Statistic, lowest
@@ -76,7 +75,7 @@ class Tiled(Backend):
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
         whole_rows = not gradient.is_product  # tiles then hold whole rows, so that they have the sums over a row
-        if not whole_rows and (exact(lse) is None or exceeds(lse, LARGEST)):
+        if not whole_rows and (online.exact(lse) is None or online.exceeds(lse, online.LARGEST)):
             lse = self.forward(request, gradient.product[1][..., :0])[1]
         dtype, (batch, heads, m, n) = problem.dtype, problem.shape
         q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
@@ -141,7 +140,7 @@ def collect(
     keys; longer rows are computed twice, unless their log-sum-exp is known already. Nothing is computed
     that no statistic asks for.
     """
-    if lse is not None and not problem.partial and exceeds(lse, LARGEST):
+    if lse is not None and not problem.partial and online.exceeds(lse, online.LARGEST):
         lse = None  # it is too imprecise: tiles compute weights and the sum of their row together
     carries = [statistic.start(problem) for statistic in statistics]
     space = Workspace(problem.dtype, problem.device)
@@ -213,7 +212,7 @@ def read(
             at = problem.tile(batches, head_range, span, range(n), row_index=some)
         b, h, _ = at.place
         total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        recompute = total is None or (exceeds(total, 16.0) and _lse_is_cheap(problem, len(some), len(columns)))
+        recompute = total is None or (online.exceeds(total, 16.0) and _lse_is_cheap(problem, len(some), len(columns)))
         if recompute and not before_softmax:
             total = lse_of(problem, at, plan)
         out[b, h, span.start : span.stop] = read_tile(problem, at, columns, total)
@@ -267,8 +266,7 @@ def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | N
 def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
     """Return the state of online softmax before any key: the sink alone."""
     sink = None if problem.sink is None else problem.sink[at.heads.start : at.heads.stop]
-    like = torch.empty(0, dtype=problem.dtype, device=problem.device)
-    return online.empty(at.shape[:3], e, like=like, sink=sink)
+    return online.empty(at.shape[:3], e, like=torch.empty(0, dtype=problem.dtype, device=problem.device), sink=sink)
 
 
 def _tiles(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
-from attlas.engine.online import share_of
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.interventions.compact import per_head
@@ -250,7 +249,7 @@ class Suppress(_PairIntervention):
             if self.keys is not None and self.queries is None and self.pairs is None:
                 return pool(A, self._zero_chosen_keys(values, A, call))
             B = self.hide_pairs(A, call)
-            return pool(B, values) * share_of(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
+            return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
 
@@ -651,3 +650,9 @@ def _axes(problem: Problem) -> Axes:
 
 def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """Return the part of each row's weight that is left, from two log-sum-exps; 0 where nothing is."""
+    empty = part == -math.inf
+    return torch.where(empty, 0.0, torch.exp(torch.where(empty, 0.0, part) - torch.where(empty, 0.0, whole)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
 
 from torch import nn
 
@@ -14,7 +12,6 @@ from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
-from attlas.recording import errors
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, Change
@@ -131,14 +128,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             self._follow(stack)
         return self._model
 
-    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with self._stack:  # everything is put back, whatever happens
-            if error_type is None:
-                self._complete()
-
     def _complete(self) -> None:
-        """Raise an error where something that was asked for did not happen."""
-        self._check_complete()
+        """Raise an error where a position lies beyond the longest text."""
         for number, item in enumerate(self._interventions):
             for axis, positions in item.positions.items():
                 reached = self._reached.get((number, axis))
@@ -147,9 +138,6 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
                     found = f"position {positions.last}, the longest text has {reached} tokens"
                     fix = f"{axis}=slice({max(reached - 8, 0)}, {reached}), or an open end: slice(3, None)."
                     raise OutOfRangeError(item.where, rule, {axis: str(positions)}, found=found, fix=fix)
-        unchanged = self._attentions.unrecorded(self._ran, self._recorded)
-        if unchanged:
-            warnings.warn(errors.some_unrecorded(unchanged, self.where, patched=self._patch), stacklevel=3)
 
     def on_attention(self, call: AttentionCall) -> None:
         site = None if in_backward() else self._site_of(call.module)

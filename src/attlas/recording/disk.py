@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.atlas import Atlas, Entry
 from attlas.atlas.storage import Writer
 
 __all__ = ["RecordingFolder"]
@@ -19,8 +17,8 @@ _SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a ge
 _TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written
 
 
-class RecordingFolder(AbstractContextManager["RecordingFolder"]):
-    """The folder of a recording, and one temporary file for the tokens of texts that may still grow.
+class RecordingFolder(Writer):
+    """Writer of a recording, with one temporary file for the tokens of texts that may still grow.
 
     Parameters
     ----------
@@ -29,21 +27,13 @@ class RecordingFolder(AbstractContextManager["RecordingFolder"]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._writer = Writer(folder, asked_by="record()")
+        super().__init__(folder, asked_by="record()")
         # The system removes it, however this process ends.
-        self._file = tempfile.TemporaryFile(dir=self._writer.folder.parent)  # noqa: SIM115 - closed in __exit__
+        self._growing = tempfile.TemporaryFile(dir=self.folder.parent)  # noqa: SIM115 - closed in close()
 
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._writer.close()
-
-    def write(self, entry: Entry) -> Entry:
-        """Write an entry, and return it with tensors that are mapped from disk."""
-        return self._writer.add(entry)
-
-    def finish(self, atlas: Atlas) -> None:
-        """Give the folder its name."""
-        self._writer.finish(atlas)
+    def close(self) -> None:
+        self._growing.close()
+        super().close()
 
     @staticmethod
     def are_small(*pieces: Tensor) -> bool:
@@ -67,11 +57,11 @@ class RecordingFolder(AbstractContextManager["RecordingFolder"]):
         """Append a tensor to the temporary file, and return it as a memory map."""
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
         numbers = t.contiguous().view(bits).numpy()
-        start = self._file.seek(0, 2)
-        self._file.write(numbers.data)
-        self._file.flush()
+        start = self._growing.seek(0, 2)
+        self._growing.write(numbers.data)
+        self._growing.flush()
         # Copy on write: torch then takes it without a warning, and nobody writes.
-        mapped = np.memmap(self._file, dtype=numbers.dtype, mode="c", offset=start, shape=numbers.shape)
+        mapped = np.memmap(self._growing, dtype=numbers.dtype, mode="c", offset=start, shape=numbers.shape)
         out = torch.from_numpy(mapped).view(t.dtype)
         out.on_disk = True  # type: ignore[attr-defined]
         return out

@@ -40,9 +40,7 @@ def no_attention(
     return RecordingError(where, rule, arguments, found=found, fix=_fix(unrecorded, where, patched=patched))
 
 
-def some_unrecorded(
-    unrecorded: Sequence[tuple[str, nn.Module]], where: str = "record()", *, patched: bool
-) -> RecordingWarning:
+def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> RecordingWarning:
     """Return the warning about attentions that ran and were not heard of."""
     done = "are not in the atlas" if where == "record()" else "were not changed"
     rule = f"some attentions of the model computed their weights by themselves, and {done}."
@@ -81,20 +79,15 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
 
 def no_query_recorded(queries: slice | range | None) -> RecordingError:
     """Return the error of a recording whose queries were never reached."""
-    return RecordingError(
-        "record()",
-        "the queries must lie within the text.",
-        found=f"queries = {queries!r}, and no call had such a query",
-        fix="queries=slice(-32, None) for the last 32.",
-    )
+    found, fix = f"queries = {queries!r}, and no call had such a query", "queries=slice(-32, None) for the last 32."
+    return RecordingError("record()", "the queries must lie within the text.", found=found, fix=fix)
 
 
 def negative_layer_of_reused_module(site: AttentionSite, where: str) -> RecordingError:
     """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
-    return RecordingError(
-        where,
-        "layers that share a module are known one by one as they run, so there is no last one to count from.",
-        {"module": site.path},
-        found="a negative layer, and a module that is used again in one pass",
-        fix="layers=[0, 1], counted from the first.",
+    rule = "layers that share a module are known one by one as they run, so there is no last one to count from."
+    found, fix = (
+        "a negative layer, and a module that is used again in one pass",
+        "layers=[0, 1], counted from the first.",
     )
+    return RecordingError(where, rule, {"module": site.path}, found=found, fix=fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -75,11 +76,23 @@ class ModelFollower(Listener):
         refuse_context_parallel(self.where)
         self._entered = True
 
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with self._stack:  # everything is put back, whatever happens
+            if error_type is None:
+                self._check_complete()
+                self._complete()
+
+    def _complete(self) -> None:
+        """Do what remains when the block has ended well."""
+
     def _check_complete(self) -> None:
-        """Raise an error where no attention was heard of, or one of the layers asked for does not exist."""
+        """Raise an error where no attention or no such layer ran; warn of attentions that could not be recorded."""
         self._check_recorded()
         for selection in self._selections:
             selection.check(self._attentions, self._reused_sites)
+        unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
+        if unrecorded:
+            warnings.warn(errors.some_unrecorded(unrecorded, self.where, patched=self._patch), stacklevel=3)
 
     def _check_recorded(self) -> None:
         if not self._recorded:

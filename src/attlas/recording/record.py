@@ -243,17 +243,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         warnings.warn(text + "folder= keeps it.", stacklevel=3)
         return folder
 
-    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with self._stack:  # everything is put back, and an unfinished folder removed, whatever happens
-            if error_type is None:
-                self._complete()
-                if self._policy.disk is not None:
-                    self._policy.disk.finish(self.atlas)
-
     def _complete(self) -> None:
-        """Finish open sequences, sort the entries by layer, add the text, and warn of unrecorded attentions."""
+        """Finish open sequences and sort the entries by layer, add the text, and give the folder its name."""
         self.atlas.entries += [sequence.finish() for sequence in self._sequences.values()]
-        self._check_complete()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
@@ -263,9 +255,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if self._ids is not None and len(self._ids):
             pieces = metadata.token_bytes(self._tokens, self._ids[0].tolist())
             self.atlas.details |= {"token_bytes": pieces} if pieces else {}
-        unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
-        if unrecorded:
-            warnings.warn(errors.some_unrecorded(unrecorded, patched=self._patch), stacklevel=3)
+        if self._policy.disk is not None:
+            self._policy.disk.finish(self.atlas)
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""

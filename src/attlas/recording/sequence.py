@@ -257,7 +257,7 @@ class RecordedSequence:
             return self._written
         entry = self._make_entry()
         if self.policy.disk is not None:
-            self._written = entry = self.policy.disk.write(entry)
+            self._written = entry = self.policy.disk.add(entry)
             if entry.matrix is not None:
                 problem = entry.matrix.problem
                 self._q, self._k, self._lse = [problem.q], [problem.k], [entry.matrix._exact_lse()]

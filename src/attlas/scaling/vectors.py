@@ -255,7 +255,8 @@ def _measure(d: int, keys: int, queries: int, sampler: Sampler, generator: torch
         values = torch.cat(part, dim=1)
         errors = values.std(1) / math.sqrt(queries)
         estimates = map(Estimate, values.mean(1).tolist(), errors.tolist())
-        rows.append(Measured(d, scale, *estimates, expected(keys, d * scale * scale)))
+        measures = dict(zip(MEASURES, estimates, strict=True))
+        rows.append(Measured(d, scale, **measures, expected=expected(keys, d * scale * scale)))
     return rows
 
 

@@ -7,11 +7,21 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 
 from attlas.atlas import Atlas
 
-__all__ = ["about"]
+__all__ = ["SENTENCES", "about"]
+
+_READ = "{0}, reading {1} tokens."
+_READ_SOURCE = "{0}, reading {1} tokens of {2}."
+_UNSEEN = "It never saw this text in training."
+_FULL = "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of "
+_MATRICES = _FULL + "queries, keys and statistics."
+_STATISTICS = _FULL + "statistics."
+_TOOK = "To run and read it took {0} s."
+#: What the page translates.
+SENTENCES = (_READ, _READ_SOURCE, _UNSEEN, _MATRICES, _STATISTICS, _TOOK)
 
 
-def about(atlas: Atlas) -> list[tuple[str, str]]:
-    """Return what is known of a recording, as titles and texts.
+def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
+    """Return what is known of a recording: titles, and sentences with {0}, {1}, ... before their values.
 
     Parameters
     ----------
@@ -20,25 +30,27 @@ def about(atlas: Atlas) -> list[tuple[str, str]]:
     """
     details, tokens = atlas.details, len(atlas.tokens or ())
     source, seconds = details.get("source"), details.get("seconds")
-    unseen = ", which it never saw in training" if details.get("unseen") is True else ""
     lines = []
     if atlas.model and tokens:
-        lines.append(("Recorded", f"{atlas.model}, reading {tokens:,} tokens of {source or 'a text'}{unseen}."))
+        values = [atlas.model, f"{tokens:,}"]
+        recorded = [[_READ_SOURCE, *values, str(source)] if source else [_READ, *values]]
+        if details.get("unseen") is True:
+            recorded.append([_UNSEEN])
+        lines.append(("Recorded", recorded))
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
-        matrices, size = (
+        text = _MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _STATISTICS
+        heads, size = (
             sum(len(entry.heads) for entry in atlas.entries),
             sum(entry.nbytes for entry in atlas.entries),
         )
-        took = f" To run and read it took {seconds:.1f} s." if isinstance(seconds, int | float) else ""
-        what = (
-            "queries, keys and statistics" if any(entry.matrix is not None for entry in atlas.entries) else "statistics"
-        )
-        full = f"Stored in float32, the matrices of its {matrices:,} heads would take {_bytes(4 * cells)}"
-        lines.append(("Memory", f"{full}; the recording keeps {_bytes(size)} of {what}.{took}"))
+        memory = [[text, f"{heads:,}", _bytes(4 * cells), _bytes(size)]]
+        if isinstance(seconds, int | float):
+            memory.append([_TOOK, f"{seconds:.1f}"])
+        lines.append(("Memory", memory))
     if isinstance(details.get("command"), str):
-        lines.append(("Again", str(details["command"])))
-    return [*lines, ("Made with", _versions())]
+        lines.append(("Again", [["{0}", str(details["command"])]]))
+    return [*lines, ("Made with", [["{0}", _versions()]])]
 
 
 def _bytes(size: float) -> str:

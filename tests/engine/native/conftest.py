@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +13,18 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
+from attlas.engine import reference
 from attlas.engine.backend import Request
 from attlas.engine.native import library
 from attlas.engine.native.backend import PairwiseKernels
 
 PAIRWISE = PairwiseKernels()
+NATIVE = Plan("native")
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+each_set = pytest.mark.parametrize("name", library.SETS)
+needs_kernels = pytest.mark.skipif(
+    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +44,66 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setenv("ATTLAS_NATIVE", name)
 
     return force
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Put the number of threads back after a test that changes it."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype, heads: tuple[int, int, int] = (4, 2, 2)) -> list[Tensor]:
+    """Return two sequences of queries, keys and values of so many heads."""
+    sizes = zip(heads, (m, n, n), (d, d, e), strict=True)
+    return [torch.randn(2, *size, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def definition(A: attlas.AttentionMatrix, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp in float64."""
+    exact = reference.dense(reference.in_float64(A.problem))
+    return exact.weights.detach() @ v.double().repeat_interleave(A.shape[1] // v.shape[1], dim=1), exact.lse
+
+
+def check(
+    A: attlas.AttentionMatrix, v: Tensor, tolerance: float | None = None, known: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Compare output and log-sum-exp with the definition."""
+    out, lse = known or definition(A, v)
+    tolerance = tolerance or TOLERANCE[v.dtype]
+    found = A @ v
+    assert found.dtype == v.dtype
+    torch.testing.assert_close(found.double(), out, rtol=tolerance, atol=tolerance)
+    within = 1e-10 if A.dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(A.lse.double(), lse, rtol=within, atol=within)
+
+
+# Numbers of the same shape in other layouts.
+STRIDES: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda t: t,
+    "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "expanded": lambda t: t[:1].expand_as(t),
+    "every second": lambda t: torch.stack([t, t * 9], -1).flatten(-2)[..., ::2],
+    "shifted": lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t),
+}
+MASKS: dict[str, Callable[[int, int], Any]] = {
+    "none": lambda m, n: None,
+    "Causal": lambda m, n: attlas.Causal(),
+    "Window": lambda m, n: attlas.Window(5, 2),
+    "Padding": lambda m, n: attlas.Padding([n, n // 3]),
+    "left Padding and Causal": lambda m, n: attlas.Padding([n // 2, n], side="left") & attlas.Causal(),
+    "cells": lambda m, n: attlas.from_function(lambda b, h, i, j: (i + 2 * j + h + b) % 3 == 0),
+    "cells of all heads": lambda m, n: attlas.from_tensor(torch.arange(m * n).view(m, n) % 5 < 2),
+}
+PAIRWISE_SETS = [name for name in library.SETS if name != "amx"]  # its tiles serve dot products alone
+each_pairwise_set = pytest.mark.parametrize("name", PAIRWISE_SETS)
+
+
+@pytest.fixture
+def small_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide a matrix into several calls where its mask is made of cells."""
+    monkeypatch.setattr("attlas.engine.native.request._MASK_ROWS", 16)
 
 
 def laid_out(draw: Any, *shape: int) -> Tensor:
@@ -61,6 +128,17 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
 def request_of(A: attlas.AttentionMatrix, plan: Plan | None = None) -> Request:
     """Return a matrix as the kernels of pairs are handed it."""
     return PAIRWISE.prepare(Request(A.problem, A.problem.tokens, plan or Plan()))
+
+
+def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of the kernels of pairs."""
+    found = PAIRWISE.forward(request_of(A, plan), v)
+    assert found is not None
+    return found
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
 def check_both_passes(A: attlas.AttentionMatrix, plan: Plan, exact: attlas.AttentionMatrix) -> None:

@@ -4,60 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.native.conftest import NATIVE, TOLERANCE, check, definition, each_set, needs_kernels, tokens
 from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference
 from attlas.engine.native import decode, library
 from attlas.engine.native.backend import FusedKernels
 from attlas.engine.sdpa import Sdpa
 
-NATIVE = Plan("native")
-TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SIZES = [(1, 1, 1, 1), (1, 1023, 64, 64), (3, 1025, 128, 80), (2, 2500, 33, 7), (15, 300, 80, 130), (4, 129, 16, 3)]
-HEADS = [(1, 1), (6, 2), (8, 1)]
-each_set = pytest.mark.parametrize("name", library.SETS)
-needs_kernels = pytest.mark.skipif(
-    not library.runnable(), reason="the kernels are not compiled here; `make native` does it"
-)
+HEADS = [(1, 1, 1), (6, 2, 2), (8, 1, 1)]
 needs_wide = pytest.mark.skipif(
     not library.runnable() or library.runnable()[-1] not in ("avx512", "amx"),
     reason="few queries are chosen for wide vectors only",
 )
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2)) -> list[Tensor]:
-    sizes = zip((heads[0], heads[1], heads[1]), (m, n, n), (d, d, e), strict=True)
-    return [torch.randn(2, *size, dtype=torch.float64).to(dtype) for size in sizes]
-
-
-def definition(A: attlas.AttentionMatrix, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp in float64."""
-    exact = reference.dense(reference.in_float64(A.problem))
-    return exact.weights @ v.double().repeat_interleave(A.shape[1] // v.shape[1], dim=1), exact.lse
-
-
-def check(A: attlas.AttentionMatrix, v: Tensor, known: tuple[Tensor, Tensor] | None = None) -> None:
-    out, lse = known or definition(A, v)
-    tolerance = TOLERANCE[v.dtype]
-    found = A @ v
-    assert found.dtype == v.dtype
-    torch.testing.assert_close(found.double(), out, rtol=tolerance, atol=tolerance)
-    within = 1e-10 if A.dtype is torch.float64 else 2e-5
-    torch.testing.assert_close(A.lse.double(), lse, rtol=within, atol=within)
 
 
 @functools.cache
@@ -78,7 +44,7 @@ def problems(dtype: torch.dtype) -> list[tuple[dict[str, Any], Tensor, tuple[Ten
 def test_every_dtype_size_and_grouping(name: str, dtype: torch.dtype, use: Callable[[str], None]) -> None:
     use(name)
     for asked, v, known in problems(dtype):
-        check(attlas.attend(**asked, plan=NATIVE), v, known)
+        check(attlas.attend(**asked, plan=NATIVE), v, known=known)
 
 
 MASKS: dict[str, Callable[[int, int], Any]] = {
@@ -130,7 +96,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
         monkeypatch.setattr(owner, name, watched)
     sizes = {1: "native", 4: "native", 5: "sdpa", 40: "sdpa", 600: "native"}
     for m, backend in sizes.items():
-        q, k, v = tokens(m, 1100, 64, 64, torch.float32, (4, 4))
+        q, k, v = tokens(m, 1100, 64, 64, torch.float32, (4, 4, 4))
         A = attlas.attend(q, k)
         assert attlas.explain(A).backend == backend
         calls.clear()
@@ -140,7 +106,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :, :200])).backend == "sdpa"  # too small
     assert attlas.explain(attlas.attend(q[:, :, :1], k[:, :2, :200])).backend == "native"  # heads share their keys
     for layout in ("cache", "heads"):  # as caches and projections leave them
-        q, k, v = tokens(1, 1100, 64, 64, torch.float32, (4, 4))
+        q, k, v = tokens(1, 1100, 64, 64, torch.float32, (4, 4, 4))
         if layout == "cache":
             k, v = (torch.cat([t, torch.full_like(t, math.nan)], dim=2)[:, :, :1100] for t in (k, v))
         else:
@@ -154,7 +120,7 @@ def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
 def test_what_is_not_finite_goes_to_the_tiles(bad: float, which: int) -> None:
-    given = tokens(2, 2100, 8, 8, torch.float32, (4, 4))
+    given = tokens(2, 2100, 8, 8, torch.float32, (4, 4, 4))
     given[which][0, 1, 1, 2] = bad
     q, k, v = given
     for grouped in (k, k[:, :2]):

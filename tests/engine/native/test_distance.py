@@ -3,14 +3,25 @@
 import functools
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.native.conftest import PAIRWISE, all_results, check_both_passes, check_results, request_of
+from tests.engine.native.conftest import (
+    MASKS,
+    PAIRWISE,
+    PAIRWISE_SETS,
+    STRIDES,
+    all_results,
+    check_both_passes,
+    check_results,
+    close,
+    each_pairwise_set,
+    request_of,
+    run,
+)
 from torch import Tensor
 
 import attlas
@@ -19,7 +30,10 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.native import distance, library
 from attlas.engine.tiled import Tiled
 
-pytestmark = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
+pytestmark = [
+    pytest.mark.usefixtures("small_row_blocks"),
+    pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here"),
+]
 
 KERNELS: dict[str, Callable[[Any], attlas.Score]] = {
     "Gaussian": attlas.Gaussian,
@@ -28,36 +42,7 @@ KERNELS: dict[str, Callable[[Any], attlas.Score]] = {
     "Epanechnikov": attlas.Epanechnikov,
     "Triangular": attlas.Triangular,
 }
-MASKS: dict[str, Callable[[int, int], Any]] = {
-    "none": lambda m, n: None,
-    "Causal": lambda m, n: attlas.Causal(),
-    "Window": lambda m, n: attlas.Window(5, 2),
-    "Padding": lambda m, n: attlas.Padding([n, n // 3]),
-    "left Padding and Causal": lambda m, n: attlas.Padding([n // 2, n], side="left") & attlas.Causal(),
-    "cells": lambda m, n: attlas.from_function(lambda b, h, i, j: (i + 2 * j + h + b) % 3 == 0),
-    "cells of all heads": lambda m, n: attlas.from_tensor(torch.arange(m * n).view(m, n) % 5 < 2),
-}
-SETS = [name for name in library.SETS if name != "amx"]  # its tiles serve dot products alone
-each_set = pytest.mark.parametrize("name", SETS)
 each_kernel = pytest.mark.parametrize("kernel", list(KERNELS))
-
-
-@pytest.fixture(autouse=True)
-def small_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide the matrix into several calls where the mask is made of cells."""
-    monkeypatch.setattr("attlas.engine.native.request._MASK_ROWS", 16)
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Force an instruction set; skip where this processor cannot run it."""
-
-    def force(name: str) -> None:
-        if name not in library.runnable():
-            pytest.skip(f"this processor cannot run {name}")
-        monkeypatch.setenv("ATTLAS_NATIVE", name)
-
-    return force
 
 
 def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,18 +54,7 @@ def tokens(m: int, n: int, d: int, e: int, dtype: torch.dtype = torch.float64) -
     )
 
 
-def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the kernels."""
-    found = PAIRWISE.forward(request_of(A, plan), v)
-    assert found is not None
-    return found
-
-
-def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-@each_set
+@each_pairwise_set
 @each_kernel
 @pytest.mark.parametrize("mask", list(MASKS))
 def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> None:
@@ -103,7 +77,7 @@ def test_equals_the_reference(name: str, kernel: str, mask: str, use: Any) -> No
     close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
 
 
-@each_set
+@each_pairwise_set
 @pytest.mark.parametrize("kernel", ["Gaussian", "Laplace"])
 @pytest.mark.parametrize("mask", ["none", "Causal", "cells"])
 def test_gradients_equal_the_references(name: str, kernel: str, mask: str, use: Any) -> None:
@@ -131,7 +105,7 @@ def test_bounded_kernels_have_no_backward() -> None:
     assert PAIRWISE.backward(request_of(A), A.lse, CellGradient(left, v, delta=delta)) is None
 
 
-@each_set
+@each_pairwise_set
 @each_kernel
 def test_float32_keeps_its_budget(name: str, kernel: str, use: Any) -> None:
     """At most twice the error of the plain formula in float32, and rounding."""
@@ -149,7 +123,7 @@ def test_float32_keeps_its_budget(name: str, kernel: str, use: Any) -> None:
             assert error <= 2 * allowed + 2 * eps * c[seen].abs().max().item(), (d, e, error, allowed)
 
 
-@each_set
+@each_pairwise_set
 def test_far_queries_keep_their_neighbours(name: str, use: Any) -> None:
     """The weights of a query that is a thousand bandwidths from its nearest key are as exact as any other's."""
     use(name)
@@ -167,7 +141,7 @@ def test_far_queries_keep_their_neighbours(name: str, use: Any) -> None:
         assert error <= 2 * allowed + 1e-6
 
 
-@each_set
+@each_pairwise_set
 def test_numbers_at_the_ends(name: str, use: Any) -> None:
     use(name)
     q, k, v = (t.float() for t in tokens(30, 600, 2, 2))
@@ -184,18 +158,8 @@ def test_numbers_at_the_ends(name: str, use: Any) -> None:
     assert float(run(A, v * 1e-42)[0].abs().max()) < 1e-37
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_left_to_others(bad: float) -> None:
-    for place in range(3):
-        given_ = [t.clone() for t in tokens(6, 7, 2, 3)]
-        given_[place][0, 0, 3, 1] = bad
-        q, k, v = given_
-        A = attlas.attend(q, k, score=attlas.Gaussian(1.0))
-        assert PAIRWISE.forward(request_of(A), v) is None
-
-
 @each_kernel
-@pytest.mark.parametrize("name", SETS[1:])
+@pytest.mark.parametrize("name", PAIRWISE_SETS[1:])
 def test_a_lattice_is_cut_as_in_the_tiled_backend(name: str, kernel: str, use: Any) -> None:
     """Keys at exactly one bandwidth, where the last digit decides: both backends take the same side."""
     use(name)
@@ -212,8 +176,8 @@ def test_a_lattice_is_cut_as_in_the_tiled_backend(name: str, kernel: str, use: A
     st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 16), st.integers(1, 20)),
     st.sampled_from(list(KERNELS)),
     st.sampled_from(list(MASKS)),
-    st.sampled_from(["plain", "transposed", "expanded", "every second", "shifted"]),
-    st.sampled_from([name for name in library.runnable() if name != "amx"] or SETS),
+    st.sampled_from(list(STRIDES)),
+    st.sampled_from([name for name in library.runnable() if name != "amx"] or PAIRWISE_SETS),
     st.booleans(),
 )
 @settings(max_examples=60)
@@ -223,18 +187,7 @@ def test_any_shape_and_stride(
     m, n, d, e = sizes
     dtype = torch.float32 if single else torch.float64
 
-    def lay(t: Tensor) -> Tensor:
-        if stride == "transposed":
-            return t.transpose(1, 2).contiguous().transpose(1, 2)
-        if stride == "expanded":
-            return t[:1].expand_as(t)
-        if stride == "every second":
-            return torch.stack([t, t * 9], -1).flatten(-2)[..., ::2]
-        if stride == "shifted":
-            return torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t)
-        return t
-
-    q, k, v = (lay(t) for t in tokens(m, n, d, e, dtype))
+    q, k, v = (STRIDES[stride](t) for t in tokens(m, n, d, e, dtype))
     given_ = {"score": KERNELS[kernel](2.0 * math.sqrt(d)), "mask": MASKS[mask](m, n)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", name)
@@ -247,27 +200,6 @@ def test_any_shape_and_stride(
     torch.testing.assert_close(lse.double(), exact.lse, rtol=slack, atol=slack)
     torch.testing.assert_close(found.double(), exact @ v.double(), rtol=slack, atol=slack)
     check_results(numbers, exact, 10 * slack)
-
-
-@each_kernel
-def test_threads_change_nothing(kernel: str) -> None:
-    q, k, v = (t.float() for t in tokens(50, 700, 3, 2))
-    A = attlas.attend(q, k, score=KERNELS[kernel](1.5))
-
-    def everything() -> dict[str, Tensor]:
-        return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
-
-    wanted = everything()
-    torch.set_num_threads(3)
-    try:
-        with ThreadPoolExecutor(4) as callers:
-            found = list(callers.map(lambda _: everything(), range(4)))
-    finally:
-        torch.set_num_threads(1)
-    for numbers in found:
-        assert numbers.keys() == wanted.keys()
-        for name in wanted:
-            assert torch.equal(numbers[name], wanted[name]), name
 
 
 def test_reasons() -> None:
@@ -301,7 +233,7 @@ def test_half_precision_is_summed_in_float32() -> None:
         torch.testing.assert_close(found, (B @ low[2].double()).to(dtype))
 
 
-@each_set
+@each_pairwise_set
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kernel", ["Gaussian", "Laplace"])
 def test_tiles_in_which_a_nearer_key_turns_up(name: str, dtype: torch.dtype, kernel: str, use: Any) -> None:
@@ -339,7 +271,7 @@ def far_apart(mask: str) -> list[tuple[dict[str, Any], Tensor, Tensor, Tensor]]:
     return problems
 
 
-@each_set
+@each_pairwise_set
 @pytest.mark.parametrize("mask", ["none", "Causal", "cells of all heads"])
 def test_float64_gaussians_where_rows_and_keys_lie_far_apart(name: str, mask: str, use: Any) -> None:
     """Tiles of products, of differences and of a mask in the sums of one row, whatever the origin is."""
@@ -350,7 +282,7 @@ def test_float64_gaussians_where_rows_and_keys_lie_far_apart(name: str, mask: st
         torch.testing.assert_close(lse, wanted, rtol=1e-14, atol=3e-12)
 
 
-@each_set
+@each_pairwise_set
 def test_a_weight_in_float64_has_all_its_digits(name: str, use: Any) -> None:
     """Two keys, of which the first is the query: the output tells the weight of the other."""
     use(name)

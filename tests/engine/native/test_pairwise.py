@@ -1,10 +1,13 @@
 """Which kernels are found for a score, and the statistics that they give."""
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.native.conftest import PAIRWISE, all_results, request_of
 
 import attlas
 from attlas import Plan, stats
@@ -86,6 +89,44 @@ def test_statistics_are_taken_by_the_kernels(score: str, monkeypatch: pytest.Mon
     )
     A.collect(*(s for s in EVERYTHING if not isinstance(s, stats.Pooled)), stats.TopK(5))
     assert not left
+
+
+@needs_kernels
+@pytest.mark.parametrize("score", list(SCORES))
+def test_threads_and_callers_at_once_change_nothing(score: str, threads: None) -> None:
+    make, d = SCORES[score]
+    q, k, v = (torch.randn(2, *size, d) for size in ((4, 50), (2, 700), (1, 700)))
+    A = attlas.attend(q, k, score=make().float())
+
+    def everything(_: int = 0) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return PAIRWISE.read(request_of(A), all_results(5) | {"coverage": (0.9,)}, v, None)
+
+    wanted = everything()
+    torch.set_num_threads(3)
+    with ThreadPoolExecutor(4) as callers:
+        for numbers in callers.map(everything, range(4)):
+            assert numbers.keys() == wanted.keys()
+            for name in wanted:
+                assert torch.equal(numbers[name], wanted[name]), name
+
+
+@needs_kernels
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("score", ["Additive", "Gaussian"])
+def test_what_is_not_finite_is_left_to_others(score: str, bad: float) -> None:
+    make, d = SCORES[score]
+    for place in ("q", "k", "v", "w"):
+        given = {
+            name: torch.randn(2, *size, d).double() for name, size in zip("qkv", ((4, 6), (2, 7), (1, 7)), strict=True)
+        }
+        made = make()
+        if place == "w" and score == "Additive":
+            made.w_v.data[0] = bad
+        else:
+            given["q" if place == "w" else place][0, 0, 3, 1] = bad
+        A = attlas.attend(given["q"], given["k"], score=made)
+        assert PAIRWISE.forward(request_of(A), given["v"]) is None
 
 
 @needs_kernels

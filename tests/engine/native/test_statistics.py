@@ -397,31 +397,6 @@ def test_spans_stripes_and_equal_logits(name: str, use: Callable[[str], None]) -
                 assert (found.indices == torch.tensor(first)).all()
 
 
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    if not library.runnable():
-        pytest.skip("the kernels are not compiled here")
-    q, k = torch.randn(1, 3, 700, 16), torch.randn(1, 3, 2500, 16)
-    wanted = [
-        stats.Entropy(),
-        stats.TopK(4),
-        stats.ColumnMass(),
-        stats.ColumnMax(),
-        stats.Offsets(),
-        stats.Picture(9, 11),
-    ]
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3, 2):
-            torch.set_num_threads(threads)
-            A = attlas.attend(q, k, mask=attlas.Causal(), plan=NATIVE)
-            found.append([A.lse, *A.collect(*wanted)])
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
-
-
 class _OneNumber(stats.Statistic):
     """Says for its subclasses which number they are made of, and leaves the definition to them."""
 

@@ -38,7 +38,7 @@ export function mountSays(element, { store, uid, root, tools }) {
       make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => createKindLine(name, kind, row.values[kind.measure], row.kinds.includes(name)))),
       make("dl", { class: "why-more" }, ...measures.map((column) => make("div", { title: t(column.description) }, make("dt", {}, t(column.label)), make("dd", {}, `${formatNumber(row.values[column.name])} ${t(column.unit)}`)))),
       make("h3", {}, t("This recording")),
-      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, text]) => make("div", {}, make("dt", {}, t(title)), make("dd", {}, createLinks(text))))),
+      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, sentences]) => make("div", {}, make("dt", {}, t(title)), make("dd", {}, createLinks(sentences.map((sentence) => t(...sentence)).join(t(" "))))))),
     );
   };
   const updateDialog = (state) => {

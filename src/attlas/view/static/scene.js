@@ -8,6 +8,8 @@ import { getFinestLevel, isContrast, getBlockSide } from "./state.js";
 import { createSource } from "./tiles.js";
 import { t } from "./words.js";
 
+const TICK_ROOM = 14; // CSS pixels that the number of the last tick reaches over the edge
+
 /** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
 export function explainRefusal({ info, entry, second, compare }) {
   if (compare === "none") return null;
@@ -124,9 +126,9 @@ export function needsPass(info, level) {
 }
 
 /** The part of a scene that its panes fill with their axes and tracks, in CSS pixels: {x, y, w, h}. */
-export function computeBox({ panes }) {
+export function computeBox({ panes, width, height }) {
   const getStart = (pane, side) => Math.max(0, pane[side] - pane.gutter[side] - pane.gutter.band - pane.gutter.track);
   const [x, y] = ["left", "top"].map((side) => Math.min(...panes.map((pane) => getStart(pane, side))));
-  const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...panes.map((pane) => pane[side])));
-  return { x, y, w: right - x + 1, h: bottom - y + 1 };
+  const getEnd = (side, most) => Math.min(most, Math.max(...panes.map((pane) => pane[side])) + TICK_ROOM);
+  return { x, y, w: getEnd("right", width) - x, h: getEnd("bottom", height) - y };
 }

@@ -19,10 +19,10 @@ struct AdditiveGradients {
 
   struct Worker {
     Scratch<T> s;
-    Buffer<T> left;            // [row][e]
-    Buffer<T> columns;         // gradients of e^2b's exponent, as AdditiveScore::packed
-    Buffer<T> values;          // as Values, major
-    Buffer<T> rows;            // [row][slot]
+    Aligned<T> left;            // [row][e]
+    Aligned<T> columns;         // gradients of e^2b's exponent, as AdditiveScore::packed
+    Aligned<T> values;          // as Values, major
+    Aligned<T> rows;            // [row][slot]
     std::vector<double> weight;  // sum of slope * r of each slot
     double slopes = 0;
     Worker(const AdditiveGradients& of)
@@ -48,8 +48,8 @@ struct AdditiveGradients {
   }
 
   void clear(Worker& w) const {
-    std::fill(w.columns.get(), w.columns.get() + column_numbers, T(0));
-    std::fill(w.values.get(), w.values.get() + whole * p.e, T(0));
+    std::fill(w.columns.data, w.columns.data + column_numbers, T(0));
+    std::fill(w.values.data, w.values.data + whole * p.e, T(0));
   }
 
   void block(Worker& w, int64_t b, int64_t h, int64_t i0) const {
@@ -64,17 +64,17 @@ struct AdditiveGradients {
       // Rows beyond the last, and rows without keys, have weights 0.
       shift[r] = shift_of<T>(r < count ? p.known[i] : -INF<double>);
       delta[r] = static_cast<const T*>(x.slopes.delta)[i];
-      std::copy_n(static_cast<const T*>(x.slopes.left) + i * p.e, p.e, w.left.get() + r * p.e);
+      std::copy_n(static_cast<const T*>(x.slopes.left) + i * p.e, p.e, w.left.data + r * p.e);
     }
     score.take_rows(b, h, i0, count, s);
-    std::fill(w.rows.get(), w.rows.get() + ROWS * slots, T(0));
+    std::fill(w.rows.data, w.rows.data + ROWS * slots, T(0));
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;
-      score.tile(b, h, j0, vectors, s.tile.get(), s);
-      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
-      slopes_of<T>(w.left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift, nullptr,
+      score.tile(b, h, j0, vectors, s.tile.data, s);
+      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
+      slopes_of<T>(w.left.data, p.e, right.head(p, b, h) + j0 * p.e, s.tile.data, s.other.data, shift, nullptr,
                    whole, delta, nullptr, vectors);
       values(w, j0, vectors);
       units(w, b, h, j0, vectors);
@@ -93,19 +93,19 @@ struct AdditiveGradients {
 
   // Weights times the left vectors, for each column.
   void values(Worker& w, int64_t j0, int vectors) const {
-    T* to = w.values.get() + j0 * p.e;
+    T* to = w.values.data + j0 * p.e;
     for (int64_t c = 0; c < p.e; ++c)
       for (int v = 0; v < vectors; ++v) {
         Vec<T> total = load(to + c * COLS<T> + v * W);
-        for (int r = 0; r < ROWS; ++r) total += all(w.left[size_t(r * p.e + c)]) * load(w.s.tile.get() + r * COLS<T> + v * W);
+        for (int r = 0; r < ROWS; ++r) total += all(w.left[size_t(r * p.e + c)]) * load(w.s.tile.data + r * COLS<T> + v * W);
         store(to + c * COLS<T> + v * W, total);
       }
   }
 
   // Sums of slope * r (1 - r) for rows and columns, and of slope * r for the weights, r = 1 / (1 + AB).
   void units(Worker& w, int64_t b, int64_t h, int64_t j0, int vectors) const {
-    const RowParts<T> part(w.s.rows.get(), slots);
-    const T* slope = w.s.other.get();
+    const RowParts<T> part(w.s.rows.data, slots);
+    const T* slope = w.s.other.data;
     int fast[COLS<T> / W], count = 0;
     Vec<T> sums{};
     for (int v = 0; v < vectors; ++v) {
@@ -117,7 +117,7 @@ struct AdditiveGradients {
     }
     w.slopes += double(sum<T>(sums));
     const T* column = score.columns(b, h, j0 / W);
-    T* gradient = w.columns.get() + j0 / W * score.stride;
+    T* gradient = w.columns.data + j0 / W * score.stride;
     for (int64_t slot = 0; slot < slots; slot += SHARED) {
       Vec<T> weight[SHARED] = {};
       for (int r = 0; r < ROWS; r += 2) {
@@ -164,13 +164,13 @@ struct AdditiveGradients {
   __attribute__((noinline)) void exact(Worker& w, const RowParts<T>& part, int64_t b, int64_t h, int64_t j0,
                                        int v) const {
     score.raw_columns(b, h / (p.heads / p.token_heads), j0 + v * W, part.block);
-    T* gradient = w.columns.get() + (j0 / W + v) * score.stride;
+    T* gradient = w.columns.data + (j0 / W + v) * score.stride;
     for (int64_t slot = 0; slot < slots; ++slot) {
       if (score.units.unit[size_t(slot)] < 0) continue;
       Vec<T> down = load(gradient + slot * W), weight{};
       for (int r = 0; r < ROWS; ++r) {
         const Vec<T> t = tanh_(all(part.raw[r * slots + slot]) + load(part.block + slot * W));
-        const Vec<T> above = load(w.s.other.get() + r * COLS<T> + v * W);
+        const Vec<T> above = load(w.s.other.data + r * COLS<T> + v * W);
         const Vec<T> steep = above * (all(T(0.25)) - all(T(0.25)) * t * t);
         down += steep;
         weight += above * (all(T(0.5)) - all(T(0.5)) * t);

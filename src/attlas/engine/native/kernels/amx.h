@@ -114,6 +114,28 @@ struct Amx {
     }
   }
 
+  // Two neighbouring rows (even one first) of two vectors each, as the right side of a product `right_depth` rows deep, and
+  // as the left side of one; cut after 8 bits, as above.
+  template <bool LEFT>
+  static ATTLAS_INLINE void put_both(Number* left, Number* right, int64_t row, int64_t column, int64_t left_depth,
+                                     int64_t right_depth, int parts, Vec<float> x[2][2]) {
+    Number* across = right + (column * right_depth + row / 32 * 32 * 32) * parts + row % 32 / 2 * 32;
+    Number* along = left + (row / 16 * 16 * left_depth + column / 32 * TILE) * parts + row % 16 * 32;
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    for (int p = 0;; ++p) {
+      for (int v = 0; v < 2; ++v)
+        _mm512_store_si512(across + (p * 2 + v) * TILE,
+                           _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)x[0][v], 16), (__m512i)x[1][v]));
+      for (int r = 0; LEFT && r < 2; ++r)
+        _mm512_store_si512(along + p * TILE + r * 32, _mm512_permutex2var_epi16((__m512i)x[r][0], odd, (__m512i)x[r][1]));
+      if (p + 1 >= parts) break;
+      const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
+      for (int r = 0; r < 2; ++r)
+        for (int v = 0; v < 2; ++v) x[r][v] -= (Vec<float>)_mm512_and_si512((__m512i)x[r][v], upper);
+    }
+  }
+
   // How often `between` is called for a product so many steps deep.
   static int64_t pauses(int64_t steps, int a_parts, int b_parts) {
     return round_up(steps, DEPTH) / DEPTH * (b_parts == 3 ? 6 : a_parts * b_parts);

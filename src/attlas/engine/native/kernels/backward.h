@@ -2,8 +2,8 @@
 //
 // A task owns a run of keys of one key head and takes all queries that see them. Logits S = Q K' and slopes D = G V' of
 // a few rows become weights P = exp(S - lse) and gradients Z = P (D - delta) of the logits; from these come three more
-// products: Z K for the queries, and G' P and Q' Z, transposed, for values and keys. So P and Z are only ever made from
-// rows of logits: Z as the left side of a product, and both as the right side.
+// products. With vectors, P and Z take the place of S and D, and are the left side of them all: Z K for the queries, P' G
+// and Z' Q for values and keys. A tile unit takes no left side transposed: there the last two are G' P and Q' Z.
 //
 // Statistics add terms to the slopes: a number of each column, and of each row times ln P and P. The mean and variance of
 // logits add to Z itself. What a row sums up of the columns' numbers must be known first: a pass before, of logits alone.
@@ -22,58 +22,20 @@ struct BackwardParts {
   int tokens, weights;
 };
 
-#if defined(__AMX_BF16__)
-
-// Two neighbouring rows (even one first) of two vectors each, as the right side of a product `depth` rows deep, and as
-// the left side of one; cut after 8 bits, as Amx::put does it.
-template <bool LEFT>
-ATTLAS_INLINE void put_weights(Amx::Number* left, Amx::Number* right, int64_t row, int64_t column, int64_t left_depth,
-                               int64_t right_depth, int parts, Vec<float> x[2][2]) {
-  constexpr int TILE = Amx::TILE;
-  Amx::Number* across = right + (column * right_depth + row / 32 * 32 * 32) * parts + row % 32 / 2 * 32;
-  Amx::Number* along = left + (row / 16 * 16 * left_depth + column / 32 * TILE) * parts + row % 16 * 32;
-  const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
-                                       21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  for (int p = 0;; ++p) {
-    for (int v = 0; v < 2; ++v)
-      _mm512_store_si512(across + (p * 2 + v) * TILE,
-                         _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)x[0][v], 16), (__m512i)x[1][v]));
-    for (int r = 0; LEFT && r < 2; ++r)
-      _mm512_store_si512(along + p * TILE + r * 32, _mm512_permutex2var_epi16((__m512i)x[r][0], odd, (__m512i)x[r][1]));
-    if (p + 1 >= parts) break;
-    const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
-    for (int r = 0; r < 2; ++r)
-      for (int v = 0; v < 2; ++v) x[r][v] -= (Vec<float>)_mm512_and_si512((__m512i)x[r][v], upper);
-  }
-}
-
-#else
-
-template <bool LEFT, class T>
-ATTLAS_INLINE void put_weights(T* left, T* right, int64_t row, int64_t column, int64_t left_depth, int64_t right_depth, int,
-                               Vec<T> x[2][2]) {
-  for (int r = 0; r < 2; ++r)
-    for (int v = 0; v < 2; ++v) {
-      store(right + column * right_depth + (row + r) * 2 * WIDTH<T> + v * WIDTH<T>, x[r][v]);
-      if (LEFT) store(left + (row + r) * left_depth + column + v * WIDTH<T>, x[r][v]);
-    }
-}
-
-#endif
-
-// Some queries of one head as the products need them: tokens Q and gradients G of their outputs, as rows and transposed.
+// Some queries of one head as the products need them: tokens Q and gradients G of their outputs, as rows and across, which
+// is transposed for a tile unit, and as the right side of a product for vectors.
 template <class M>
 class Rows {
   using T = typename M::T;
   using Number = typename M::Number;
 
  public:
-  static constexpr int64_t COUNT = 128 / M::ROWS * M::ROWS;
+  static constexpr bool TURNS = M::Product::STEPS;
+  static constexpr int64_t COUNT = TURNS ? 128 : 192;
 
   Rows(const attlas::AttentionBackwardParams& work, int parts) : w_(work), p_(work.of), parts_(parts) {
-    const int64_t sizes[] = {COUNT, p_.d, COUNT, p_.e, p_.d, COUNT, p_.e, COUNT};
-    for (int x = 0; x < 4; ++x)
-      start_[x + 1] = start_[x] + (M::left_size(sizes[2 * x], sizes[2 * x + 1], parts) + 63) / 64 * 64;
+    const size_t sizes[] = {M::left_size(COUNT, p_.d, parts), M::left_size(COUNT, p_.e, parts), across_size(p_.d), across_size(p_.e)};
+    for (int x = 0; x < 4; ++x) start_[x + 1] = start_[x] + (sizes[x] + 63) / 64 * 64;
   }
 
   size_t size() const { return start_[4]; }
@@ -87,14 +49,17 @@ class Rows {
     turn(rows_of<T, T>(p_.q, b, h, row), some, p_.d, to, to + start_[2], turned);
     turn(rows_of<T, T>(w_.grad, b, h, row), some, p_.e, to + start_[1], to + start_[3], turned);
   }
-  size_t room() const { return size_t(std::max(p_.d, p_.e) * STRIDE); }
+  size_t room() const { return TURNS ? size_t(std::max(p_.d, p_.e) * STRIDE) : 0; }
 
  private:
   static constexpr int64_t STRIDE = COUNT + 16;
 
+  size_t across_size(int64_t size) const { return TURNS ? M::left_size(size, COUNT, parts_) : M::right_size(COUNT, size, parts_); }
+
   // Not inlined, like others below that are called twice: all of this is compiled for four instruction sets.
   __attribute__((noinline)) void turn(Reader<T, T> read, int64_t some, int64_t size, Number* along, Number* across, T* turned) const {
     M::pack_left(along, some, size, parts_, read);
+    if (!TURNS) return M::pack_rows(across, 0, COUNT, COUNT, size, parts_, Limited<T, T>{read, some});
     for (int64_t i = 0; i < COUNT; i += 8)
       for (int64_t t = 0; t < size; ++t)
         for (int64_t x = i; x < std::min(i + 8, COUNT); ++x) turned[t * STRIDE + x] = x < some ? read(x, t) : T(0);
@@ -113,11 +78,17 @@ class Backward {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
-  static constexpr int64_t STRIDE = 128 + 16;  // rows of the rectangles fall into different sets of the cache
+  static constexpr bool STAGED = M::Product::STEPS;  // whether weights are copied to where products take them from
 
  public:
   static constexpr int64_t ROWS = Rows<M>::COUNT;  // queries and keys whose weights are kept together
-  static constexpr int64_t KEYS = 128;
+  static constexpr int64_t KEYS = STAGED ? 128 : 96;
+
+ private:
+  static constexpr int64_t STRIDE = KEYS + 16;  // rows of the rectangles fall into different sets of the cache
+  static_assert(ROWS % M::ROWS == 0 && KEYS % M::ROWS == 0 && KEYS % M::COLUMNS == 0 && (!STAGED || M::ROWS == M::COLUMNS));
+
+ public:
 
   // Keys of one task: their packed forms and gradients lie in the second cache while all queries pass.
   static int64_t keys_of_task(const attlas::AttentionParams& p) {
@@ -131,21 +102,20 @@ class Backward {
         form_(rows),
         parts_(parts),
         keys_(keys),
-        deep_(round_up(p_.d, M::ROWS)),
         wide_(round_up(p_.d, M::COLUMNS)),
-        deep_values_(round_up(p_.e, M::ROWS)),
+        wide_values_(round_up(p_.e, M::COLUMNS)),
         columns_(M::right_size(p_.d, keys, parts.tokens)),
         values_(M::right_size(p_.e, keys, parts.tokens)),
         rows_(M::right_size(keys, p_.d, parts.tokens)),
-        d_keys_(size_t(deep_ * keys / KEYS * STRIDE)),
-        d_values_(size_t(deep_values_ * keys / KEYS * STRIDE)),
-        products_(size_t(4 * M::ROWS * STRIDE)),
-        weights_(M::right_size(ROWS, KEYS, parts.weights)),
-        gradients_left_(M::left_size(ROWS, KEYS, parts.weights)),
-        gradients_(M::right_size(ROWS, KEYS, parts.weights)),
+        d_keys_(size_t(wide_ * keys / KEYS * STRIDE)),
+        d_values_(size_t(wide_values_ * keys / KEYS * STRIDE)),
+        products_(size_t(2 * SIDE)),
+        weights_(STAGED ? M::right_size(ROWS, KEYS, parts.weights) : 0),
+        gradients_left_(STAGED ? M::left_size(ROWS, KEYS, parts.weights) : 0),
+        gradients_(STAGED ? M::right_size(ROWS, KEYS, parts.weights) : 0),
         d_queries_(size_t(ROWS * wide_)),
         of_columns_(size_t(keys)) {
-    std::fill(products_.data, products_.data + 4 * M::ROWS * STRIDE, T(0));
+    std::fill(products_.data, products_.data + 2 * SIDE, T(0));
   }
 
   // Keys [first, stop) of a key head from here on, for the pass of sums or that of gradients.
@@ -158,13 +128,14 @@ class Backward {
     if (summing) return;
     pack_columns(values, p_.e, values_.data);
     M::pack_rows(rows_.data, 0, keys_, keys_, p_.d, parts_.tokens, Limited<T, T>{keys, stop - first});
-    std::memset(d_keys_.data, 0, sizeof(T) * size_t(deep_ * keys_ / KEYS * STRIDE));
-    std::memset(d_values_.data, 0, sizeof(T) * size_t(deep_values_ * keys_ / KEYS * STRIDE));
+    std::memset(d_keys_.data, 0, sizeof(T) * size_t(wide_ * keys_ / KEYS * STRIDE));
+    std::memset(d_values_.data, 0, sizeof(T) * size_t(wide_values_ * keys_ / KEYS * STRIDE));
   }
 
   // Queries [row, row + some) of a head, packed, against the keys of this task; what it finds of them goes to `to`, rows
-  // of d numbers, or one sum each. False, and nothing written, where they see none of the keys.
-  bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to) {
+  // of d numbers, or one sum each, or is added there where there is more. False, and nothing written, where they see none of
+  // the keys.
+  bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to, bool more) {
     const MaskView mask(p_, b, h);
     int64_t left, end;
     mask.hull(row, row + some, left, end);
@@ -182,16 +153,21 @@ class Backward {
       any = true;
       block(key, std::max(left, key), std::min(end, key + KEYS));
     }
-    if (summing_) std::copy_n(sums_, size_t(some), to);
-    for (int64_t i = 0; any && !summing_ && i < some; ++i) std::copy_n(d_queries_.at(size_t(i * wide_)), size_t(p_.d), to + i * p_.d);
+    const int64_t size = summing_ ? 1 : p_.d, wide = summing_ ? 1 : wide_;
+    const T* found = summing_ ? sums_ : d_queries_.data;
+    if (any && !more) std::fill_n(to, size_t(some * size), T(0));
+    for (int64_t i = 0; any && i < some; ++i) {
+      T* row = to + i * size;
+      for (int64_t t = 0; t < size; ++t) row[t] += found[i * wide + t];
+    }
     return any;
   }
 
   // Add what was found of the keys of this task.
   void finish(int64_t b, int64_t g) const {
     const int64_t head = (b * p_.key_heads + g) * p_.n;
-    give(d_keys_.data, deep_, p_.d, T(p_.scale), static_cast<T*>(w_.d_k) + head * p_.d);
-    give(d_values_.data, deep_values_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
+    give(d_keys_.data, wide_, p_.d, T(p_.scale), static_cast<T*>(w_.d_k) + head * p_.d);
+    give(d_values_.data, wide_values_, p_.e, T(1), static_cast<T*>(w_.d_v) + head * p_.e);
   }
 
  private:
@@ -211,7 +187,7 @@ class Backward {
     for (int64_t i = 0; i < ROWS; ++i) {
       // Rows that see nothing, and those that are missing to the last strip, have weights of 0.
       const bool there = i < some_ && lse[at + i] > -INF<double>;
-      shift_[i] = there ? Shift<T>::of(lse[at + i]) : Shift<T>::none();
+      shift_[i] = there ? Weight<T>::shift_of(lse[at + i], factor_of<T>(p_)) : Shift<T>::none();
       delta_[i] = there ? delta[at + i] : T(0);
       if (there && w_.column && !summing_) delta_[i] += static_cast<const T*>(w_.column_sums)[at + i];
       sums_[i] = T(0);
@@ -231,12 +207,49 @@ class Backward {
     T *logits, *slopes;
   };
 
-  // The rows against the block of keys from `key` on, of which [left, end) may be mask. While one strip is multiplied,
-  // the one before becomes weights.
+  // The rows against the block of keys from `key` on, of which [left, end) may be seen.
   void block(int64_t key, int64_t left, int64_t end) {
     key_ = key;
-    first_ = (left - key) / M::COLUMNS * M::COLUMNS;
-    stop_ = round_up(end - key, M::COLUMNS);
+    if constexpr (STAGED) {
+      staged(left, end);
+    } else {
+      in_place();
+    }
+  }
+
+  // Strip by strip, while it is in the nearest cache; then what all of them add to the gradients of the keys.
+  void in_place() {
+    int64_t from = ROWS, to = 0, low = KEYS, high = 0;  // rows and keys that see each other
+    for (int64_t r = 0; r < some_; r += M::ROWS) {
+      T* const logits = products_.at(size_t(r * STRIDE));
+      Strip strip{r, std::min<int64_t>(M::ROWS, some_ - r), 0, logits, logits + SIDE};
+      int64_t left, end;
+      mask_->hull(row_ + r, row_ + r + strip.some, left, end);
+      first_ = std::clamp<int64_t>(left - key_, 0, KEYS) / M::COLUMNS * M::COLUMNS;
+      stop_ = std::max(first_, round_up(std::clamp<int64_t>(end - key_, 0, KEYS), M::COLUMNS));
+      if (first_ < stop_) from = std::min(from, r), to = r + strip.some, low = std::min(low, first_), high = std::max(high, stop_);
+      multiply(strip);
+      before_ = strip;
+      advance();
+      for (int64_t t = 0; t < wide_ && !summing_; t += M::COLUMNS)
+        product<true>(strip.slopes + first_, 1, STRIDE, M::right_at(rows_.data, t, key_ - first_key_ + first_, keys_, 1), 1,
+                      stop_ - first_, d_queries_.at(size_t(r * wide_ + t)), wide_);
+    }
+    if (summing_) return;
+    const auto gather = [&](const T* left, const Number* right, T* sums, int64_t wide) {
+      for (int64_t t = 0; t < wide; t += M::COLUMNS)
+        for (int64_t j = low / M::ROWS * M::ROWS; j < high; j += M::ROWS)
+          product<true, true>(left + from * STRIDE + j, 1, STRIDE, M::right_at(right, t, from, ROWS, 1), 1, to - from,
+                              sums + (key_ - first_key_ + j) * wide + t, wide);
+    };
+    gather(products_.data, form_.above_across(packed_), d_values_.data, wide_values_);
+    gather(products_.at(SIDE), form_.queries_across(packed_), d_keys_.data, wide_);
+  }
+
+  // While one strip is multiplied, the one before becomes weights.
+  void staged(int64_t left, int64_t end) {
+    first_ = (left - key_) / M::COLUMNS * M::COLUMNS;
+    stop_ = round_up(end - key_, M::COLUMNS);
     before_.taken = M::ROWS;
     for (int64_t r = 0; r < ROWS; r += M::ROWS) {
       T* const products = products_.at(size_t(r / M::ROWS % 2 * 2 * M::ROWS * STRIDE));
@@ -255,13 +268,13 @@ class Backward {
       while (r == last && before_.taken < M::ROWS) advance();
       for (int64_t t = 0; t < wide_; t += M::COLUMNS)
         product<true>(M::left_at(gradients_left_.data, r, KEYS, parts_.weights), parts_.weights, KEYS,
-                      M::right_at(rows_.data, t, key - first_key_, keys_, parts_.tokens), parts_.tokens, KEYS,
+                      M::right_at(rows_.data, t, key_ - first_key_, keys_, parts_.tokens), parts_.tokens, KEYS,
                       d_queries_.at(size_t(r * wide_ + t)), wide_);
     }
     while (before_.taken < M::ROWS) advance();
-    const int64_t place = (key - first_key_) / KEYS;
-    gather(form_.above_across(packed_), weights_.data, deep_values_, d_values_.at(size_t(place * deep_values_ * STRIDE)));
-    gather(form_.queries_across(packed_), gradients_.data, deep_, d_keys_.at(size_t(place * deep_ * STRIDE)));
+    const int64_t place = (key_ - first_key_) / KEYS;
+    gather(form_.above_across(packed_), weights_.data, wide_values_, d_values_.at(size_t(place * wide_values_ * STRIDE)));
+    gather(form_.queries_across(packed_), gradients_.data, wide_, d_keys_.at(size_t(place * wide_ * STRIDE)));
   }
 
   // Tokens, transposed, times weights: what the rows add to the gradients of a block of keys.
@@ -274,8 +287,10 @@ class Backward {
 
   void multiply(const Strip& next) {
     const int64_t from = key_ - first_key_;
-    const int64_t slopes = summing_ ? 0 : M::pauses(p_.e, parts_.tokens, parts_.tokens);
-    schedule((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + slopes));
+    if constexpr (STAGED) {
+      const int64_t slopes = summing_ ? 0 : M::pauses(p_.e, parts_.tokens, parts_.tokens);
+      schedule((stop_ - first_) / M::COLUMNS * (M::pauses(p_.d, parts_.tokens, parts_.tokens) + slopes));
+    }
     for (int64_t j = first_; j < stop_; j += M::COLUMNS) {
       product<false>(M::left_at(form_.queries(packed_), next.r, p_.d, parts_.tokens), parts_.tokens, p_.d,
                      M::right_at(columns_.data, from + j, 0, p_.d, parts_.tokens), parts_.tokens, M::depth_of(p_.d),
@@ -297,55 +312,89 @@ class Backward {
     while (before_.taken < M::ROWS && before_.taken * pauses_ < pause_ * M::ROWS) advance();
   }
 
-  // Two rows of the strip before: from products to weights and gradients of logits.
+  // The next rows of the strip before, two or with vectors all: from products to weights and gradients of logits.
   __attribute__((noinline)) void advance() {
-    const Strip& strip = before_;
-    const int64_t i = strip.taken, row = strip.r + i;
-    before_.taken += 2;
-    const T scale = factor_of<T>(p_), cap = T(p_.cap), slant = cap > 0 ? T(1) / cap : T(0);
-    for (int64_t x = i; x < std::min(i + 2, strip.some); ++x)
-      finish_row<T>(strip.logits + x * STRIDE + first_, *mask_, row_ + strip.r + x, key_ + first_, key_ + stop_, T(p_.scale), cap);
-    if (summing_) return sum_up(strip, i, scale);
-    for (int64_t j = 0; j < KEYS; j += 2 * W) {
-      V weight[2][2] = {}, gradient[2][2] = {};
-      if (i < strip.some && j >= first_ && j < stop_) {
-        for (int x = 0; x < 2; ++x) {
-          const T *logits = strip.logits + (i + x) * STRIDE + j, *slopes = strip.slopes + (i + x) * STRIDE + j;
-          const V high = all(shift_[row + x].high), low = all(shift_[row + x].low), delta = all(delta_[row + x]);
-          for (int v = 0; v < 2; ++v) {
-            V log;
-            const V logit = load(logits + v * W);
-            weight[x][v] = weight_of<T>(logit * scale - high - low, log);
-            V slope = load(slopes + v * W) - delta;
-            if (w_.column) slope += load(of_columns_.data + key_ - first_key_ + j + v * W);
-            if (w_.log) slope += terms_[0][row + x] * (log * LOG_UNIT<T>) + terms_[1][row + x] * weight[x][v];
-            gradient[x][v] = weight[x][v] * slope;
-            if (w_.mean) {
-              const V direct = terms_[2][row + x] + terms_[3][row + x] * (logit * scale - terms_[4][row + x]);
-              gradient[x][v] += logit > all(-INF<T>) ? direct : V{};
-            }
-            if (cap > 0) {
-              const V share = larger<T>(logit, all(-cap)) * slant;  // what is masked has a weight of 0
-              gradient[x][v] *= T(1) - share * share;
-            }
-          }
-        }
-      }
-      put_weights<false>(weights_.data, weights_.data, row, j, KEYS, ROWS, parts_.weights, weight);
-      put_weights<true>(gradients_left_.data, gradients_.data, row, j, KEYS, ROWS, parts_.weights, gradient);
+    const int64_t from = before_.taken, to = from + (STAGED ? 2 : M::ROWS), stop = std::min(to, before_.some);
+    before_.taken = to;
+    for (int64_t i = from; i < stop; ++i)
+      finish_row<T>(before_.logits + i * STRIDE + first_, *mask_, row_ + before_.r + i, key_ + first_, key_ + stop_, T(p_.scale),
+                    T(p_.cap));
+    if (summing_) {
+      for (int64_t i = from; i < stop; ++i) sum_up(i);
+    } else if (w_.column || w_.log || w_.mean || p_.cap > 0) {
+      weigh<false>(from, stop);
+    } else {
+      weigh<true>(from, stop);
     }
   }
 
-  // Two rows of logits: their weights times the numbers of the columns.
-  void sum_up(const Strip& strip, int64_t i, T scale) {
-    const T* columns = of_columns_.data + key_ - first_key_;
-    for (int64_t x = i; x < std::min(i + 2, strip.some); ++x) {
-      const Shift<T>& shift = shift_[strip.r + x];
-      V total{}, log;
-      for (int64_t j = first_; j < stop_; j += W)
-        total += weight_of<T>(load(strip.logits + x * STRIDE + j) * scale - all(shift.high) - all(shift.low), log) * load(columns + j);
-      sums_[strip.r + x] += sum<T>(total);
+  // What the weights of a row are made with.
+  struct Given {
+    V factor, high, low, delta;
+  };
+  ATTLAS_INLINE Given given(int64_t row) const {
+    return {all(T(double(factor_of<T>(p_)) / Weight<T>::UNIT)), all(shift_[row].high), all(shift_[row].low), all(delta_[row])};
+  }
+
+  // The weights of one vector of logits, and their gradients. PLAIN: no terms of statistics, and no cap.
+  template <bool PLAIN>
+  ATTLAS_INLINE void weigh(const Given& g, int64_t row, int64_t j, V logit, V slope, V& weight, V& gradient) const {
+    const Weight<T> w(logit, g.factor, g.high, g.low);
+    weight = w.e;
+    slope -= g.delta;
+    if (!PLAIN && w_.column) slope += load(of_columns_.data + key_ - first_key_ + j);
+    if (!PLAIN && w_.log) slope += terms_[0][row] * (larger<T>(w.log, all(T(-1e4))) * T(Weight<T>::UNIT)) + terms_[1][row] * weight;
+    gradient = weight * slope;
+    if (PLAIN) return;
+    if (w_.mean) {
+      const V direct = terms_[2][row] + terms_[3][row] * (logit * factor_of<T>(p_) - terms_[4][row]);
+      gradient += logit > all(-INF<T>) ? direct : V{};
     }
+    if (p_.cap > 0) {
+      const V share = larger<T>(logit, all(T(-p_.cap))) * T(1 / p_.cap);  // what is masked has a weight of 0
+      gradient *= T(1) - share * share;
+    }
+  }
+
+  // Rows [from, stop) of the strip; columns that none of its rows may see get zeros.
+  template <bool PLAIN>
+  void weigh(int64_t from, int64_t stop) {
+    const int64_t row = before_.r + from;
+    if constexpr (STAGED) {
+      const Given rows[2] = {given(row), given(row + 1)};
+      for (int64_t j = 0; j < KEYS; j += 2 * W) {
+        V weight[2][2] = {}, gradient[2][2] = {};
+        for (int64_t x = 0; x < 2 && from < stop && j >= first_ && j < stop_; ++x)
+          for (int64_t v = 0; v < 2; ++v) {
+            const int64_t at = (from + x) * STRIDE + j + v * W;
+            weigh<PLAIN>(rows[x], row + x, j + v * W, load(before_.logits + at), load(before_.slopes + at), weight[x][v], gradient[x][v]);
+          }
+        M::template put_both<false>(weights_.data, weights_.data, row, j, KEYS, ROWS, parts_.weights, weight);
+        M::template put_both<true>(gradients_left_.data, gradients_.data, row, j, KEYS, ROWS, parts_.weights, gradient);
+      }
+    } else {
+      for (int64_t i = from; i < stop; ++i) {
+        T *logits = before_.logits + i * STRIDE, *slopes = before_.slopes + i * STRIDE;
+        for (int64_t j = 0; j < first_; j += W) store(logits + j, V{}), store(slopes + j, V{});
+        for (int64_t j = stop_; j < KEYS; j += W) store(logits + j, V{}), store(slopes + j, V{});
+        const Given g = given(before_.r + i);
+        for (int64_t j = first_; j < stop_; j += W) {
+          V weight, gradient;
+          weigh<PLAIN>(g, before_.r + i, j, load(logits + j), load(slopes + j), weight, gradient);
+          store(logits + j, weight);
+          store(slopes + j, gradient);
+        }
+      }
+    }
+  }
+
+  // A row of logits: its weights times the numbers of the columns.
+  void sum_up(int64_t i) {
+    const Given g = given(before_.r + i);
+    V total{};
+    for (int64_t j = first_; j < stop_; j += W)
+      total += Weight<T>(load(before_.logits + i * STRIDE + j), g.factor, g.high, g.low).e * load(of_columns_.data + key_ - first_key_ + j);
+    sums_[before_.r + i] += sum<T>(total);
   }
 
 #if defined(__AMX_BF16__)
@@ -357,27 +406,26 @@ class Backward {
     M::template multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, between);
   }
 #else
-  template <bool ADD>  // not inlined: it is long
+  template <bool ADD, bool TURNED = false>  // not inlined: it is long
   __attribute__((noinline)) static void product(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c,
                                                 int64_t stride) {
-    M::template multiply<ADD>(a, 1, depth, b, 1, steps, c, stride);
+    M::template multiply<ADD, TURNED>(a, 1, depth, b, 1, steps, c, stride);
   }
 #endif
 
-  __attribute__((noinline)) void give(const T* found, int64_t high, int64_t size, T factor, T* to) const {
-    for (int64_t start = 0; start < stop_key_ - first_key_; start += KEYS) {
-      const T* block = found + start / KEYS * high * STRIDE;
-      const int64_t some = std::min(KEYS, stop_key_ - first_key_ - start);
-      for (int64_t j = 0; j < some; ++j)
-        for (int64_t t = 0; t < size; ++t) to[(first_key_ + start + j) * size + t] += factor * block[t * STRIDE + j];
-    }
+  // What was found of the keys lies transposed, block by block, where weights are the right side of its products.
+  __attribute__((noinline)) void give(const T* found, int64_t wide, int64_t size, T factor, T* to) const {
+    for (int64_t j = 0; j < stop_key_ - first_key_; ++j)
+      for (int64_t t = 0; t < size; ++t)
+        to[(first_key_ + j) * size + t] += factor * found[STAGED ? (j / KEYS * wide + t) * STRIDE + j % KEYS : j * wide + t];
   }
 
   const attlas::AttentionBackwardParams& w_;
   const attlas::AttentionParams& p_;
   const Rows<M>& form_;
   const BackwardParts parts_;
-  const int64_t keys_, deep_, wide_, deep_values_;
+  const int64_t keys_, wide_, wide_values_;
+  static constexpr int64_t SIDE = (STAGED ? 2 * M::ROWS : ROWS) * STRIDE;  // numbers of logits, or of slopes
   int64_t first_key_ = 0, stop_key_ = 0;                 // of the task
   int64_t row_ = 0, some_ = 0;                           // of the queries that are taken
   int64_t key_ = 0, first_ = 0, stop_ = 0;               // of the block, and its columns that may be seen
@@ -386,9 +434,9 @@ class Backward {
   const MaskView* mask_ = nullptr;
   const Number* packed_ = nullptr;
   Aligned<Number> columns_, values_, rows_;    // keys and values of the task as columns, and keys as rows
-  Aligned<T> d_keys_, d_values_;               // their gradients, transposed, block by block
-  Aligned<T> products_;                        // logits and slopes of two strips
-  Aligned<Number> weights_, gradients_left_, gradients_; // of one block
+  Aligned<T> d_keys_, d_values_;               // their gradients
+  Aligned<T> products_;                        // logits and slopes, of two strips or of a block
+  Aligned<Number> weights_, gradients_left_, gradients_;  // of a block, where they do not take the place of those
   Aligned<T> d_queries_;
   Aligned<T> of_columns_;  // the terms of the keys of the task
   static constexpr int TERMS = 5;

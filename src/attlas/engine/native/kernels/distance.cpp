@@ -31,15 +31,15 @@ struct Points : Score<T> {
   const int size;
   T scale[16] = {};
   int64_t length;  // of the packed columns of one head
-  Buffer<T> packed;
+  Aligned<T> packed;
 
   Points(const Distance& x, int size_) : p(x.pairs), size(size_), length(padded<T>(x.pairs.n) * size_) {
     this->never_positive = true;
     this->row_numbers = size_t(ROWS * size);
     for (int c = 0; c < int(p.d); ++c) scale[c] = static_cast<const T*>(x.scale)[c];
-    packed = Buffer<T>(size_t(p.batch * p.token_heads * length));
+    packed = Aligned<T>(size_t(p.batch * p.token_heads * length));
     share(size_t(p.batch * p.token_heads), p.threads, [&](size_t item, int) {
-      T* to = packed.get() + int64_t(item) * length;
+      T* to = packed.data + int64_t(item) * length;
       std::fill(to, to + length, T(0));
       for (int64_t j = 0; j < p.n; ++j) {
         const T* x = token<T>(p.columns, int64_t(item) / p.token_heads, int64_t(item) % p.token_heads, j);
@@ -50,7 +50,7 @@ struct Points : Score<T> {
   }
 
   const T* columns(int64_t b, int64_t h, int64_t j0) const {
-    return packed.get() + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 / COLS<T> * COLS<T> * size +
+    return packed.data + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 / COLS<T> * COLS<T> * size +
            j0 % COLS<T>;
   }
 
@@ -152,7 +152,7 @@ struct Distances : Points<T> {
     for (int r = 0; r < rows; r += 4) {
       for (int x = 0; x < vectors; ++x) {
         Vec<T> gap[4];
-        measure<T, KERNEL, SCALED, D>(s.rows.get() + r * size, size, k + x * W, scale, gap);
+        measure<T, KERNEL, SCALED, D>(s.rows.data + r * size, size, k + x * W, scale, gap);
         for (int i = 0; i < 4; ++i) store(to + (r + i) * stride + x * W, value(gap[i], factor, shape));
       }
     }
@@ -165,7 +165,7 @@ struct Distances : Points<T> {
     const T *k = this->columns(b, h, j0), *only = form.e == 1 ? values + j0 : nullptr;
     const int size = this->size;
     const T by = factor;
-    T* weights = form.e > 1 ? s.tile.get() : nullptr;
+    T* weights = form.e > 1 ? s.tile.data : nullptr;
     for (int r = 0; r < ROWS; r += 4) {
       T q[4 * (D ? D : 16)], shift[4];  // copies that no store below can change
       for (int i = 0; i < 4 * size; ++i) q[i] = s.rows[size_t(r * size + i)];
@@ -207,11 +207,11 @@ struct Distances : Points<T> {
   // The sums of one row of a tile with a shift that is its largest logit.
   __attribute__((noinline)) void again(int r, const T* k, const T* only, const Values<T>& form, Running<T>& run,
                                        Scratch<T>& s, Vec<T>& total, Vec<T>& part) const {
-    T* row = s.tile.get() + r * COLS<T>;
+    T* row = s.tile.data + r * COLS<T>;
     Vec<T> top = all(-INF<T>);
     for (int x = 0; x < COLS<T> / W; ++x) {
       Vec<T> gap[1];
-      measure<T, KERNEL, SCALED, 0>(s.rows.get() + r * this->size, this->size, k + x * W, scale, gap);
+      measure<T, KERNEL, SCALED, 0>(s.rows.data + r * this->size, this->size, k + x * W, scale, gap);
       const Vec<T> z = value(gap[0], factor, shape);
       store(row + x * W, z);
       top = larger<T>(top, z);
@@ -241,15 +241,15 @@ struct GaussianProducts final : Distances<double, GAUSSIAN, true, 0> {
 
   void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<double>& s) const override {
     Differences::take_rows(b, h, i0, rows, s);
-    products.take_rows(b, h, i0, rows, s.rows.get() + place);
+    products.take_rows(b, h, i0, rows, s.rows.data + place);
   }
 
   bool fused(int64_t b, int64_t h, int64_t j0, const double* values, const Values<double>& form, Running<double>& run,
              Scratch<double>& s) const override {
-    const double* rows = s.rows.get() + place;
+    const double* rows = s.rows.data + place;
     if (!products.exact_enough(rows, b, h, j0)) return Differences::fused(b, h, j0, values, form, run, s);
     Vec<double> sums[ROWS], pooled[ROWS];
-    double* weights = form.e > 1 ? s.tile.get() : nullptr;
+    double* weights = form.e > 1 ? s.tile.data : nullptr;
     products.sum(rows, b, h, j0, form.e == 1 ? values + j0 : nullptr, sums, pooled, weights);
     const double* power = products.powers(rows);
     for (int r = 0; r < ROWS; ++r) {
@@ -277,9 +277,9 @@ struct Backward {
   const PairwiseParams& p;
   const Points<T>& kernel;
   const Values<T> pooled, right;
-  const Buffer<T> shifts;
+  const Aligned<T> shifts;
   const int64_t whole;
-  Buffer<T> deltas;
+  Aligned<T> deltas;
 
   Backward(const DistanceBackward& given, const Points<T>& points)
       : x(given),
@@ -290,18 +290,18 @@ struct Backward {
         shifts(column_shifts<T>(p, false)),
         whole(padded<T>(p.n)) {
     if (!p.by_column) return;
-    deltas = Buffer<T>(size_t(p.batch * p.heads * whole));
+    deltas = Aligned<T>(size_t(p.batch * p.heads * whole));
     const T* given_deltas = static_cast<const T*>(x.slopes.delta);
     for (int64_t i = 0; i < p.batch * p.heads; ++i)
       for (int64_t j = 0; j < whole; ++j) deltas[size_t(i * whole + j)] = j < p.n ? given_deltas[i * p.n + j] : T(0);
   }
 
-  void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Buffer<Vec<T>>& lanes, Buffer<T>& left) const {
+  void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Aligned<Vec<T>>& lanes, Aligned<T>& left) const {
     const int D = kernel.size;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t head = b * p.heads + h, row0 = head * p.m + i0;
     const PairwiseMaskView<T> mask(p, b, h);
-    Vec<T>*first = lanes.get(), *second = x.second ? first + ROWS * D : nullptr;
+    Vec<T>*first = lanes.data, *second = x.second ? first + ROWS * D : nullptr;
     for (int i = 0; i < 2 * ROWS * D; ++i) first[i] = Vec<T>{};
     for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
     for (int64_t i = 0; i < (pooled.few ? 0 : ROWS * pooled.width); ++i) s.pooled[i] = 0;
@@ -320,16 +320,16 @@ struct Backward {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;
-      kernel.tile(b, h, j0, vectors, s.tile.get(), s);
-      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, count, j0, columns, -INF<T>);
-      slopes_of<T>(left.get(), p.e, right.head(p, b, h) + j0 * p.e, s.tile.get(), s.other.get(), shift,
-                   p.by_column ? shifts.get() + head * 2 * whole + j0 : nullptr, whole, delta,
-                   p.by_column ? deltas.get() + head * whole + j0 : nullptr, vectors);
+      kernel.tile(b, h, j0, vectors, s.tile.data, s);
+      if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
+      slopes_of<T>(left.data, p.e, right.head(p, b, h) + j0 * p.e, s.tile.data, s.other.data, shift,
+                   p.by_column ? shifts.data + head * 2 * whole + j0 : nullptr, whole, delta,
+                   p.by_column ? deltas.data + head * whole + j0 : nullptr, vectors);
       if (x.of.kernel == LAPLACE)
-        kernel.template gradients<true>(b, h, j0, vectors, s.other.get(), first, second, s);
+        kernel.template gradients<true>(b, h, j0, vectors, s.other.data, first, second, s);
       else
-        kernel.template gradients<false>(b, h, j0, vectors, s.other.get(), first, second, s);
-      if (pooled.e) pool(s.tile.get(), pooled.head(p, b, h), whole, j0, vectors, pooled, s);
+        kernel.template gradients<false>(b, h, j0, vectors, s.other.data, first, second, s);
+      if (pooled.e) pool(s.tile.data, pooled.head(p, b, h), whole, j0, vectors, pooled, s);
     }
     for (int r = 0; r < count; ++r) {
       for (int c = 0; c < int(p.d); ++c) {
@@ -346,8 +346,8 @@ struct Backward {
     const int threads = std::max(1, p.threads);
     const int64_t blocks = (p.m + ROWS - 1) / ROWS;
     std::vector<Scratch<T>> scratch;
-    std::vector<Buffer<Vec<T>>> lanes;
-    std::vector<Buffer<T>> left;
+    std::vector<Aligned<Vec<T>>> lanes;
+    std::vector<Aligned<T>> left;
     for (int t = 0; t < threads; ++t) {
       scratch.emplace_back(pooled.width, kernel.row_numbers);
       lanes.emplace_back(2 * kernel.row_numbers);

@@ -38,12 +38,14 @@ class Division {
         keys_(Worker::keys_of_task(p_)),
         runs_((p_.n + keys_ - 1) / keys_),
         group_(p_.heads / p_.key_heads),
-        pairs_(std::clamp<int64_t>(4 * p_.threads / runs_, 1, p_.batch * p_.key_heads)),
+        in_turn_(p_.threads == 1 || p_.batch * p_.key_heads >= 4 * p_.threads),
+        slots_(in_turn_ ? 1 : runs_),
+        pairs_(p_.threads == 1 ? 1 : std::clamp<int64_t>(in_turn_ ? 2 * p_.threads : 4 * p_.threads / runs_, 1, p_.batch * p_.key_heads)),
         blocks_(blocks_of_round(p_, runs_)),
         rows_(work, parts.tokens),
         packed_(size_t(pairs_ * group_ * blocks_) * rows_.size()),
-        found_(size_t(pairs_ * group_ * runs_ * blocks_ * ROWS * p_.d)),
-        any_(size_t(pairs_ * group_ * runs_ * blocks_)),
+        found_(size_t(pairs_ * group_ * slots_ * blocks_ * ROWS * p_.d)),
+        any_(size_t(pairs_ * group_ * slots_ * blocks_)),
         workers_(size_t(p_.threads)) {}
 
   // Blocks of queries of one round: few, so that what is kept of them stays small. The number of threads does not matter
@@ -64,8 +66,10 @@ class Division {
         for (const bool summing : {true, false}) {
           if (summing && !w_.column) continue;
           // The first keys first: under a causal mask the most queries see them.
-          share_out(size_t(round.pairs * runs_), p_.threads, [&](size_t task, int thread) {
-            pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs, thread, summing);
+          const int64_t together = in_turn_ ? runs_ : 1;
+          share_out(size_t(round.pairs * runs_ / together), p_.threads, [&](size_t task, int thread) {
+            for (int64_t run = 0; run < together; ++run)
+              pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs + run, thread, summing);
           });
           share_out(size_t(round.pairs * group_ * blocks), p_.threads,
                         [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks, summing); });
@@ -74,8 +78,8 @@ class Division {
   }
 
  private:
-  // What a run of keys found of a block of queries.
-  size_t place(int64_t head, int64_t run, int64_t block) const { return size_t((head * runs_ + run) * blocks_ + block); }
+  // What a run of keys found of a block of queries: added to what those before it found, where they take turns.
+  size_t place(int64_t head, int64_t run, int64_t block) const { return size_t((head * slots_ + run % slots_) * blocks_ + block); }
 
   int64_t batch(const Round& round, int64_t which) const { return (round.first_pair + which / group_) / p_.key_heads; }
   int64_t head(const Round& round, int64_t which) const {
@@ -94,15 +98,17 @@ class Division {
     const int64_t first = run * keys_;
     if (!workers_[thread]) workers_[thread] = std::make_unique<Worker>(w_, rows_, keys_, parts_);
     Worker& worker = *workers_[thread];
+    const Flush flush;
     M::begin();
     worker.begin(b, g, first, std::min(first + keys_, p_.n), summing);
     for (int64_t x = 0; x < group_; ++x)
       for (int64_t block = 0; block * ROWS < round.rows; ++block) {
         const size_t at = place(pair * group_ + x, run, block);
         const int64_t row = block * ROWS;
+        const bool more = in_turn_ && run && any_[at];
         any_[at] = worker.take(b, g * group_ + x, round.first_row + row, std::min(ROWS, round.rows - row),
                                packed_.at(size_t((pair * group_ + x) * blocks_ + block) * rows_.size()),
-                               found_.at(at * size_t(ROWS * p_.d)));
+                               found_.at(at * size_t(ROWS * p_.d)), more) || more;
       }
     if (!summing) worker.finish(b, g);
     M::end();
@@ -113,7 +119,7 @@ class Division {
     const int64_t size = summing ? 1 : p_.d, count = std::min(ROWS, round.first_row + round.rows - row) * size;
     T* to = static_cast<T*>(summing ? w_.column_sums : w_.d_q) + ((b * p_.heads + h) * p_.m + row) * size;
     std::fill_n(to, count, T(0));
-    for (int64_t run = 0; run < runs_; ++run) {
+    for (int64_t run = 0; run < slots_; ++run) {
       const size_t at = place(which, run, block);
       if (!any_[at]) continue;
       const T* from = found_.at(at * size_t(ROWS * p_.d));
@@ -126,7 +132,10 @@ class Division {
   const attlas::AttentionParams& p_;
   const BackwardParts parts_;
   const int64_t keys_, runs_;             // keys of one task; how many such runs make up all keys
-  const int64_t group_, pairs_, blocks_;  // query heads of a key head; key heads and blocks of queries of one round
+  const int64_t group_;                   // query heads of a key head
+  const bool in_turn_;                    // whether one thread takes all runs of a head: there are heads for all of them
+  const int64_t slots_;                   // for what the runs of a head find of queries
+  const int64_t pairs_, blocks_;          // key heads and blocks of queries of one round
   const Rows<M> rows_;
   Aligned<typename M::Number> packed_;
   Aligned<T> found_;
@@ -158,8 +167,8 @@ int32_t run_dot_backward(const AttentionBackwardParams& work) {
   if (p.type == attlas::FLOAT16) return run<Amx>(work, {2, 2});
   return avx512::run_dot_backward(work);  // the tile unit has no product for float64
 #else
-  if (p.type == attlas::FLOAT64) return run<Whole<double>>(work, {1, 1});
-  return run<Whole<float>>(work, {1, 1});
+  if (p.type == attlas::FLOAT64) return run<Whole<double, 24 / Whole<double>::TILE>>(work, {1, 1});
+  return run<Whole<float, 24 / Whole<float>::TILE>>(work, {1, 1});
 #endif
 }
 

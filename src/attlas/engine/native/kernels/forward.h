@@ -11,16 +11,6 @@
 
 namespace ATTLAS_ISA {
 
-template <class T>
-struct Aligned {
-  T* data = nullptr;
-  explicit Aligned(size_t count) : data(static_cast<T*>(::operator new(count * sizeof(T) + 64, std::align_val_t(64)))) {}
-  ~Aligned() { ::operator delete(data, std::align_val_t(64)); }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  T* at(size_t i) const { return data + i; }
-};
-
 // What a row has seen so far. `top` is its largest logit, and sums are of exp(logit - top).
 template <class T>
 struct Row {

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
-#include <new>
 
 #include "abi_pairs.h"
 #include "logits.h"
 #include "parallel.h"
-#include "simd.h"
+#include "whole.h"
 
 namespace ATTLAS_ISA {
 
@@ -20,24 +18,6 @@ template <class T>
 constexpr int COLS = 2048 / int(sizeof(T));  // columns of a tile: with it, 24 KiB
 constexpr double LOG2E = 1.4426950408889634074, LN2 = 0.69314718055994530942;
 constexpr int FEW_VALUES = 8;  // up to here values are pooled one by one, above by the matrix product
-
-// Memory that vectors are read from without crossing a cache line.
-template <class T>
-class Buffer {
-  T* data_ = nullptr;
-
- public:
-  Buffer() = default;
-  explicit Buffer(size_t count) : data_(static_cast<T*>(::operator new(count * sizeof(T) + 64, std::align_val_t(64)))) {}
-  Buffer(Buffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
-  Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~Buffer() { ::operator delete(data_, std::align_val_t(64)); }
-  T* get() const { return data_; }
-  T& operator[](size_t i) const { return data_[i]; }
-};
 
 // 2^x, exactly 0 where it would be below the normal numbers; x is below 127 (1023) and no NaN.
 ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
@@ -111,29 +91,6 @@ inline int64_t padded(int64_t columns) {
   return (columns + COLS<T> - 1) / COLS<T> * COLS<T>;
 }
 
-// C (MR x NR) = A B, with B packed as [block of NR columns][row][column].
-template <class T>
-struct Product {
-  static constexpr int MR = VECTOR_BYTES == 64 ? 12 : 6;
-  static constexpr int VECTORS = 2, NR = VECTORS * WIDTH<T>;
-  static int64_t round_up(int64_t columns) { return (columns + NR - 1) / NR * NR; }
-  static ATTLAS_INLINE void tile(const T* a, int64_t a_stride, const T* b, int64_t depth, T* c, int64_t c_stride) {
-    Vec<T> sums[MR][VECTORS] = {};
-    for (int64_t t = 0; t < depth; ++t) {
-      Vec<T> right[VECTORS];
-      for (int x = 0; x < VECTORS; ++x) right[x] = load(b + t * NR + x * WIDTH<T>);
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        const Vec<T> left = all(a[r * a_stride + t]);
-#pragma GCC unroll 2
-        for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
-      }
-    }
-    for (int r = 0; r < MR; ++r)
-      for (int x = 0; x < VECTORS; ++x) store(c + r * c_stride + x * WIDTH<T>, sums[r][x]);
-  }
-};
-
 // Tokens of one head as [chunk of COLS columns][coordinate][column]: a chunk lies together, whatever their number.
 template <class T, class Map>
 void pack_major(T* to, const attlas::Tensor4& from, int64_t b, int64_t h, int64_t n, int64_t d, Map map) {
@@ -151,45 +108,39 @@ template <class T>
 struct Values {
   int64_t e = 0, width = 0, size = 0;  // width: numbers of a row of the pooled sums
   bool few = true;
-  Buffer<T> packed;
+  Aligned<T> packed;
 
   Values(const PairwiseParams& p, bool major) : e(p.out || major ? p.e : 0), few(major || e <= FEW_VALUES) {
-    width = few ? e : Product<T>::round_up(e);
+    width = few ? e : round_up(e, Whole<T>::COLUMNS);
     size = width * padded<T>(p.n);
-    packed = Buffer<T>(size_t(p.batch * p.value_heads * size));
+    packed = Aligned<T>(size_t(p.batch * p.value_heads * size));
     attlas::share(size_t(p.batch * p.value_heads), p.threads, [&](size_t item, int) {
       const int64_t b = int64_t(item) / p.value_heads, h = int64_t(item) % p.value_heads;
-      T* to = packed.get() + int64_t(item) * size;
+      T* to = packed.data + int64_t(item) * size;
       if (!e) return;
       if (few) {
         pack_major<T>(to, p.values, b, h, p.n, e, [](T x, int64_t) { return x; });
       } else {
-        constexpr int NR = Product<T>::NR;
-        const int64_t whole = padded<T>(p.n);
-        for (int64_t j = 0; j < whole; ++j) {
-          const T* x = token<T>(p.values, b, h, j < p.n ? j : p.n - 1);
-          for (int64_t c = 0; c < width; ++c)
-            to[c / NR * NR * whole + j * NR + c % NR] = c < e ? x[c] : T(0);
-        }
+        Whole<T>::pack_rows(to, 0, padded<T>(p.n), padded<T>(p.n), e, 1,
+                            [&](int64_t j, int64_t c) { return token<T>(p.values, b, h, std::min(j, p.n - 1))[c]; });
       }
     });
   }
   const T* head(const PairwiseParams& p, int64_t b, int64_t h) const {
-    return packed.get() + (b * p.value_heads + h / (p.heads / p.value_heads)) * size;
+    return packed.data + (b * p.value_heads + h / (p.heads / p.value_heads)) * size;
   }
 };
 
 // Memory of one thread.
 template <class T>
 struct Scratch {
-  Buffer<T> tile, other, pooled, product, rows;
-  Buffer<Vec<T>> lanes;  // of the sums of each row
+  Aligned<T> tile, other, pooled, rows;
+  Aligned<Vec<T>> lanes;  // of the sums of each row
 
   Scratch(int64_t width, size_t row_numbers)
       : tile(size_t(ROWS) * COLS<T>),
         other(size_t(ROWS) * COLS<T>),
         pooled(size_t(ROWS) * size_t(width) + 1),
-        product(size_t(ROWS) * size_t(width) + 1),
         rows(row_numbers),
         lanes(size_t(ROWS) * FEW_VALUES) {}
 };
@@ -288,12 +239,9 @@ void pool(const T* tile, const T* values, int64_t whole, int64_t j0, int vectors
     }
     return;
   }
-  constexpr int MR = Product<T>::MR, NR = Product<T>::NR;
-  for (int64_t c = 0; c < form.width; c += NR)
-    for (int r = 0; r < ROWS; r += MR)
-      Product<T>::tile(tile + r * COLS<T>, COLS<T>, values + c * whole + j0 * NR, vectors * W,
-                       s.product.get() + r * form.width + c, form.width);
-  for (int64_t i = 0; i < ROWS * form.width; ++i) s.pooled[i] += s.product[i];
+  using M = Whole<T, ROWS / Whole<T>::TILE>;
+  for (int64_t c = 0; c < form.width; c += M::COLUMNS)
+    M::template multiply<true>(tile, 1, COLS<T>, M::right_at(values, c, j0, whole, 1), 1, vectors * W, s.pooled.data + c, form.width);
 }
 
 template <class T>
@@ -429,10 +377,10 @@ void sum_rows(const PairwiseParams& p, const Score<T>& score, const Values<T>& f
     const auto cover = mask.cover(i0, rows, j0, columns);
     if (cover == PairwiseMaskView<T>::NONE) continue;
     if (simple(p) && cover == PairwiseMaskView<T>::ALL && score.fused(b, h, j0, values, form, run, s)) continue;
-    score.tile(b, h, j0, vectors, s.tile.get(), s);
-    if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.get(), i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
-    absorb(p, score, run, s.tile.get(), column_lse ? column_lse + j0 : nullptr, vectors, form, s);
-    if (form.e) pool(s.tile.get(), values, whole, j0, vectors, form, s);
+    score.tile(b, h, j0, vectors, s.tile.data, s);
+    if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, rows, j0, columns, score.linear ? T(0) : -INF<T>);
+    absorb(p, score, run, s.tile.data, column_lse ? column_lse + j0 : nullptr, vectors, form, s);
+    if (form.e) pool(s.tile.data, values, whole, j0, vectors, form, s);
   }
   T *out = static_cast<T*>(p.out), *entropy = static_cast<T*>(p.entropy);
   double* lse = p.lse;
@@ -457,12 +405,12 @@ void sum_rows(const PairwiseParams& p, const Score<T>& score, const Values<T>& f
 // The log-sum-exp of each column in powers of 2, padded, then what each of these numbers lacks; one over the sum where
 // tiles are weights. Columns without any key get weights 0.
 template <class T>
-Buffer<T> column_shifts(const PairwiseParams& p, bool linear) {
+Aligned<T> column_shifts(const PairwiseParams& p, bool linear) {
   if (!p.by_column) return {};
   const int64_t whole = padded<T>(p.n);
-  Buffer<T> out(size_t(p.batch * p.heads * 2 * whole));
+  Aligned<T> out(size_t(p.batch * p.heads * 2 * whole));
   attlas::share(size_t(p.batch * p.heads), p.threads, [&](size_t item, int) {
-    T* high = out.get() + item * size_t(2 * whole);
+    T* high = out.data + item * size_t(2 * whole);
     for (int64_t j = 0; j < whole; ++j) {
       const double x = j < p.n ? p.known[int64_t(item) * p.n + j] : -INF<double>;
       const Shift<T> shift = linear ? Shift<T>{T(std::exp(-x)), T(0)} : shift_of<T>(x);
@@ -477,14 +425,14 @@ Buffer<T> column_shifts(const PairwiseParams& p, bool linear) {
 template <class T>
 void sum_all(const PairwiseParams& p, const Score<T>& score) {
   const Values<T> form(p, false);
-  const Buffer<T> shifts = column_shifts<T>(p, score.linear);
+  const Aligned<T> shifts = column_shifts<T>(p, score.linear);
   const int64_t blocks = (p.m + ROWS - 1) / ROWS, whole = padded<T>(p.n);
   std::vector<Scratch<T>> scratch;
   for (int t = 0; t < std::max(1, p.threads); ++t) scratch.emplace_back(form.width, score.row_numbers);
   attlas::share(size_t(p.batch * p.heads * blocks), p.threads, [&](size_t item, int thread) {
     const Flush flush;
     const int64_t head = int64_t(item) / blocks;
-    const T* shift = p.by_column ? shifts.get() + head * 2 * whole : nullptr;
+    const T* shift = p.by_column ? shifts.data + head * 2 * whole : nullptr;
     sum_rows(p, score, form, shift, head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS,
              scratch[size_t(thread)]);
   });

@@ -13,17 +13,11 @@ ATTLAS_INLINE Vec<double> normal_power(Vec<double> x) {
 #else
   using V = Vec<double>;
   const V magic = all(6755399441055744.0), rounded = x + magic;  // 1.5 * 2^52: adding it rounds to a whole number
-  const V r = x - (rounded - magic), z = r * r;
-  // Even and odd powers by themselves: one chain of all of them would wait for each of its steps.
-  V even = z * all(1.3258335398449777e-06) + all(0.0001540344088448824);
-  V odd = z * all(1.0148341268202081e-07) + all(1.5252990011882775e-05);
-  even = even * z + all(0.009618129181163879);
-  odd = odd * z + all(0.0013333557625477476);
-  even = even * z + all(0.2402265069572282);
-  odd = odd * z + all(0.05550410866841569);
-  even = even * z + all(1.0);
-  odd = odd * z + all(0.6931471805598851);
-  const V p = odd * r + even;
+  const V r = x - (rounded - magic);
+  V p = all(1.0148341268202081e-07);
+  for (double term : {1.3258335398449777e-06, 1.5252990011882775e-05, 0.0001540344088448824, 0.0013333557625477476,
+                      0.009618129181163879, 0.05550410866841569, 0.2402265069572282, 0.6931471805598851, 1.0})
+    p = p * r + all(term);
   return (V)((Ints<double>)p + ((Ints<double>)rounded << 52));
 #endif
 }
@@ -55,7 +49,7 @@ class Products {
   // Coordinates of a block of rows, what their sums are multiplied by as a power of 2, and the largest |u|.
   void take_rows(int64_t b, int64_t h, int64_t i0, int rows, double* to) const {
     double *power = to + ROWS * d_, *farthest = power + ROWS;
-    const double* mean = mean_.get() + head_of(b, h) * d_;
+    const double* mean = mean_.data + head_of(b, h) * d_;
     *farthest = 0;
     for (int r = 0; r < ROWS; ++r) {
       const double* x = token<double>(p_.rows, b, h, i0 + std::min(r, rows - 1));
@@ -80,7 +74,7 @@ class Products {
   // where they are wanted.
   void sum(const double* rows, int64_t b, int64_t h, int64_t j0, const double* values, Vec<double>* sums,
            Vec<double>* pooled, double* weights) const {
-    const double* keys = packed_.get() + (head_of(b, h) * chunks_ * TILE + j0) * (d_ + 1);
+    const double* keys = packed_.data + (head_of(b, h) * chunks_ * TILE + j0) * (d_ + 1);
     switch (d_) {
       case 1: return pass<1>(rows, keys, values, sums, pooled, weights);
       case 2: return pass<2>(rows, keys, values, sums, pooled, weights);
@@ -100,9 +94,9 @@ class Products {
   const int d_;
   const int64_t chunks_;  // tiles of the columns of one head
   double unit_[LARGEST] = {};
-  Buffer<double> packed_;  // [head][tile][coordinates of w, then -|w|^2 / 2][column]
-  Buffer<double> far_;     // [head][tile]: the largest |w|
-  Buffer<double> mean_;    // [head][coordinate]
+  Aligned<double> packed_;  // [head][tile][coordinates of w, then -|w|^2 / 2][column]
+  Aligned<double> far_;     // [head][tile]: the largest |w|
+  Aligned<double> mean_;    // [head][coordinate]
 
   int64_t head_of(int64_t b, int64_t h) const { return b * p_.token_heads + h / (p_.heads / p_.token_heads); }
 
@@ -110,7 +104,7 @@ class Products {
   static double at_least(double most, double x) { return x <= most ? most : x; }
 
   void take_mean(int64_t head) {
-    double* mean = mean_.get() + head * d_;
+    double* mean = mean_.data + head * d_;
     std::fill(mean, mean + d_, 0.0);
     for (int64_t j = 0; j < p_.n; ++j) {
       const double* x = token<double>(p_.columns, head / p_.token_heads, head % p_.token_heads, j);
@@ -122,8 +116,8 @@ class Products {
   // Columns beyond the last repeat it: only whole tiles are summed.
   void pack(int64_t item) {
     const int64_t head = item / chunks_, j0 = item % chunks_ * TILE;
-    const double* mean = mean_.get() + head * d_;
-    double *to = packed_.get() + item * TILE * (d_ + 1), farthest = 0;
+    const double* mean = mean_.data + head * d_;
+    double *to = packed_.data + item * TILE * (d_ + 1), farthest = 0;
     for (int j = 0; j < TILE; ++j) {
       const int64_t at = std::min(j0 + j, p_.n - 1);
       const double* x = token<double>(p_.columns, head / p_.token_heads, head % p_.token_heads, at);

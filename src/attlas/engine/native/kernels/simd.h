@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -218,18 +219,6 @@ ATTLAS_INLINE Vec<float> exp_(Vec<float> x) {
 }
 
 #if defined(__AVX512F__)
-// 2^r for r from -1/2 to 1/2.
-ATTLAS_INLINE __m512 power_of_two(__m512 r) {
-  __m512 p = _mm512_set1_ps(1.535336188319500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.339887440266574e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618437357674640e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332471162809e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402264791363012e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472028550421e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-  return p;
-}
-
 // 2^s, 0 where it is not wanted, from rounded = s + ROUNDING, n = rounded - ROUNDING and r = s - n: 2^n is a number of a
 // table in two registers, times a whole power of two, and 2^r, |r| <= 1/64, a short polynomial. A tile unit takes the
 // multipliers of one of two ports from the vectors while it works; what only adds, compares or permutes goes on there.
@@ -354,29 +343,6 @@ ATTLAS_INLINE Vec<double> exp_below(Vec<double> x) {
 #endif
 }
 
-// A weight exp(log), and its logarithm in some unit, which is finite also where the logit was -infinity, so that it can
-// be multiplied by a weight of 0. With AVX-512 the unit is log 2, which saves the way back.
-template <class T>
-constexpr T LOG_UNIT = 1;
-template <class T>
-ATTLAS_INLINE Vec<T> weight_of(Vec<T> log, Vec<T>& bounded) {
-  bounded = larger<T>(log, all(T(-1e4)));
-  return exp_below(log);
-}
-
-#if defined(__AVX512F__)
-template <>
-constexpr float LOG_UNIT<float> = 0.693147180559945309f;
-template <>
-ATTLAS_INLINE Vec<float> weight_of<float>(Vec<float> log, Vec<float>& bounded) {
-  // 2^-150 is 0 as a float.
-  const __m512 s = _mm512_max_ps(_mm512_mul_ps((__m512)log, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-150.0f));
-  const __m512 n = _mm512_roundscale_ps(s, 8), r = _mm512_sub_ps(s, n);
-  bounded = (Vec<float>)s;
-  return (Vec<float>)_mm512_scalef_ps(power_of_two(r), n);
-}
-#endif
-
 // log2(x), a few units in the last place; -infinity for what is below the normal numbers. x is finite.
 template <class T>
 ATTLAS_INLINE Vec<T> log2_(Vec<T> x) {
@@ -467,6 +433,23 @@ struct Weight<float> {
 #endif
 };
 #endif
+
+// Memory that vectors are read from without crossing a cache line.
+template <class T>
+struct Aligned {
+  T* data = nullptr;
+
+  Aligned() = default;
+  explicit Aligned(size_t count) : data(static_cast<T*>(::operator new(count * sizeof(T) + 64, std::align_val_t(64)))) {}
+  Aligned(Aligned&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
+  Aligned& operator=(Aligned&& other) noexcept {
+    std::swap(data, other.data);
+    return *this;
+  }
+  ~Aligned() { ::operator delete(data, std::align_val_t(64)); }
+  T* at(size_t i) const { return data + i; }
+  T& operator[](size_t i) const { return data[i]; }
+};
 
 // Numbers below the normal ones count as 0 while this lives: a processor takes 100 times as long for them.
 class Flush {

@@ -117,8 +117,8 @@ struct AdditiveScore final : Score<T> {
   const PairwiseParams& p;
   const Units<T> units;
   const int64_t slots, stride, blocks;  // numbers from one vector of columns to the next; vectors of columns of a head
-  Buffer<T> packed;                     // e^2b as [vector of columns][slot][lane]
-  Buffer<T> most;                       // largest 2b as [vector of columns][place in the four][group], then both ends
+  Aligned<T> packed;                     // e^2b as [vector of columns][slot][lane]
+  Aligned<T> most;                       // largest 2b as [vector of columns][place in the four][group], then both ends
 
   explicit AdditiveScore(const attlas::Additive& x)
       : p(x.pairs),
@@ -129,8 +129,8 @@ struct AdditiveScore final : Score<T> {
         blocks((x.pairs.n + W - 1) / W) {
     this->row_numbers = RowParts<T>::numbers(slots);
     const int64_t heads = p.batch * p.token_heads;
-    packed = Buffer<T>(size_t(heads * blocks * stride));
-    most = Buffer<T>(size_t(heads * blocks * (slots + 2)));
+    packed = Aligned<T>(size_t(heads * blocks * stride));
+    most = Aligned<T>(size_t(heads * blocks * (slots + 2)));
     const int64_t some = 64;  // vectors of one piece of work
     const int64_t pieces = (blocks + some - 1) / some;
     attlas::share(size_t(heads * pieces), p.threads, [&](size_t item, int) {
@@ -141,8 +141,8 @@ struct AdditiveScore final : Score<T> {
   }
 
   void pack(int64_t head, int64_t x) {
-    T* to = packed.get() + (head * blocks + x) * stride;
-    T* tops = most.get() + (head * blocks + x) * (slots + 2);
+    T* to = packed.data + (head * blocks + x) * stride;
+    T* tops = most.data + (head * blocks + x) * (slots + 2);
     raw_columns(head / p.token_heads, head % p.token_heads, x * W, to);
     Vec<T> low{}, high{};
     for (int64_t slot = 0; slot < slots; ++slot) {
@@ -167,11 +167,11 @@ struct AdditiveScore final : Score<T> {
 
   int64_t token_head(int64_t b, int64_t h) const { return b * p.token_heads + h / (p.heads / p.token_heads); }
   const T* columns(int64_t b, int64_t h, int64_t x) const {
-    return packed.get() + (token_head(b, h) * blocks + x) * stride;
+    return packed.data + (token_head(b, h) * blocks + x) * stride;
   }
 
   void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
-    const RowParts<T> part(s.rows.get(), slots);
+    const RowParts<T> part(s.rows.data, slots);
     T low = 0, high = 0;
     for (int r = 0; r < ROWS; ++r) {
       const T* x = token<T>(p.rows, b, h, i0 + std::min(r, rows - 1));
@@ -202,7 +202,7 @@ struct AdditiveScore final : Score<T> {
   // Whether a block of rows and a vector of columns stay in the range of the reciprocals.
   bool in_range(const RowParts<T>& part, int64_t b, int64_t h, int64_t x) const {
     using L = Limits<T>;
-    const T* tops = most.get() + (token_head(b, h) * blocks + x) * (slots + 2);
+    const T* tops = most.data + (token_head(b, h) * blocks + x) * (slots + 2);
     const T low = std::min(part.ends[0], tops[slots]), high = std::max(part.ends[1], tops[slots + 1]);
     if (!(low >= -L::SINGLE && high <= L::SINGLE)) return false;
     const T doubled = T(0.6931472) * SHARED;  // 1 + AB is at most twice the larger
@@ -222,7 +222,7 @@ struct AdditiveScore final : Score<T> {
 
   using Score<T>::tile;
   void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, int64_t stride, int rows, Scratch<T>& s) const override {
-    const RowParts<T> part(s.rows.get(), slots);
+    const RowParts<T> part(s.rows.data, slots);
     // The logit in powers of 2 is start + slope * sum of w / (1 + AB).
     const Vec<T> start = all(T(LOG2E * (units.total + 2 * units.largest * units.fillers)));
     const Vec<T> slope = all(T(-2 * LOG2E * units.largest)), unit = all(T(LOG2E * units.largest));

@@ -54,18 +54,19 @@ struct Whole {
   }
 
   // One tile of ROWS x COLUMNS; `steps` numbers deep, out of `depth` that a row of A holds. What is added to C is summed up by
-  // itself first: one sum over all calls would round at every step.
-  template <bool ADD>
+  // itself first: one sum over all calls would round at every step. TURNED: A lies as [depth][row], `depth` rows apart.
+  template <bool ADD, bool TURNED = false>
   static void multiply(const Number* a, int, int64_t depth, const Number* b, int, int64_t steps, T* c, int64_t stride) {
-    tile<ADD, true>(a, depth, b, steps, c, stride);
+    tile<ADD, true, TURNED>(a, depth, b, steps, c, stride);
     // B is in the nearest cache now.
-    for (int r = TILE; r < ROWS; r += TILE) tile<ADD, false>(a + r * depth, depth, b, steps, c + r * stride, stride);
+    for (int r = TILE; r < ROWS; r += TILE)
+      tile<ADD, false, TURNED>(a + r * (TURNED ? 1 : depth), depth, b, steps, c + r * stride, stride);
   }
-  template <bool ADD, bool FETCH>
+  template <bool ADD, bool FETCH, bool TURNED>
   static ATTLAS_INLINE void tile(const Number* a, int64_t depth, const Number* b, int64_t steps, T* c, int64_t stride) {
     Vec<T> sums[TILE][VECTORS];
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    loop<FETCH>(a, depth, b, steps, sums);
+    loop<FETCH, TURNED>(a, depth, b, steps, sums);
 #else
     for (int r = 0; r < TILE; ++r)
       for (int x = 0; x < VECTORS; ++x) sums[r][x] = Vec<T>{};
@@ -75,7 +76,7 @@ struct Whole {
       if (FETCH) __builtin_prefetch(b + (t + 16) * COLUMNS);
 #pragma GCC unroll 16
       for (int r = 0; r < TILE; ++r) {
-        const Vec<T> left = all(a[r * depth + t]);
+        const Vec<T> left = all(a[TURNED ? t * depth + r : r * depth + t]);
 #pragma GCC unroll 2
         for (int x = 0; x < VECTORS; ++x) sums[r][x] += left * right[x];
       }
@@ -94,41 +95,44 @@ struct Whole {
   "vbroadcasts" type " " row ", %%ymm15\n\t"                 \
   "vfmadd231p" type " %%ymm13, %%ymm15, %[" first "]\n\t"    \
   "vfmadd231p" type " %%ymm14, %%ymm15, %[" second "]\n\t"
-#define ATTLAS_LOOP(type, size)                                                                                     \
+#define ATTLAS_LOOP(type, row1, row2, row3, row4, row5)                                                              \
   asm(".irp n, %[s0], %[s1], %[s2], %[s3], %[s4], %[s5], %[s6], %[s7], %[s8], %[s9], %[s10], %[s11]\n\t"             \
       "vxorps \\n, \\n, \\n\n\t.endr\n\tjmp 2f\n"                                                                    \
       "1:\n\tvmovups (%[b]), %%ymm13\n\tvmovups 32(%[b]), %%ymm14\n\t"                                             \
       ".if %c[fetch]\n\tprefetcht0 4096(%[b])\n\t.endif\n\t"                                                        \
-      ATTLAS_ROW(type, "(%[a])", "s0", "s1") ATTLAS_ROW(type, "(%[a],%[row])", "s2", "s3")                          \
-      ATTLAS_ROW(type, "(%[a],%[row],2)", "s4", "s5") ATTLAS_ROW(type, "(%[a],%[three])", "s6", "s7")               \
-      ATTLAS_ROW(type, "(%[a],%[row],4)", "s8", "s9") ATTLAS_ROW(type, "(%[a],%[five])", "s10", "s11")              \
-      "add $" size ", %[a]\n\tadd $64, %[b]\n2:\n\tcmp %[end], %[b]\n\tjne 1b"                                      \
+      ATTLAS_ROW(type, "(%[a])", "s0", "s1") ATTLAS_ROW(type, row1, "s2", "s3") ATTLAS_ROW(type, row2, "s4", "s5")   \
+      ATTLAS_ROW(type, row3, "s6", "s7") ATTLAS_ROW(type, row4, "s8", "s9") ATTLAS_ROW(type, row5, "s10", "s11")     \
+      "add %[step], %[a]\n\tadd $64, %[b]\n2:\n\tcmp %[end], %[b]\n\tjne 1b"                                       \
       : [a] "+r"(a), [b] "+r"(b), [s0] "=&x"(s[0][0]), [s1] "=&x"(s[0][1]), [s2] "=&x"(s[1][0]),                    \
         [s3] "=&x"(s[1][1]), [s4] "=&x"(s[2][0]), [s5] "=&x"(s[2][1]), [s6] "=&x"(s[3][0]), [s7] "=&x"(s[3][1]),    \
         [s8] "=&x"(s[4][0]), [s9] "=&x"(s[4][1]), [s10] "=&x"(s[5][0]), [s11] "=&x"(s[5][1])                        \
-      : [row] "r"(row), [three] "r"(3 * row), [five] "r"(5 * row), [end] "r"(end), [fetch] "i"(FETCH)               \
+      : [row] "r"(row), [three] "r"(3 * row), [five] "r"(5 * row), [step] "re"(TURNED ? row : size), [end] "r"(end), \
+        [fetch] "i"(FETCH), [size] "i"(size)                                                                         \
       : "xmm13", "xmm14", "xmm15", "cc", "memory")
-  template <bool FETCH>
+#define ATTLAS_ALONG(type) ATTLAS_LOOP(type, "(%[a],%[row])", "(%[a],%[row],2)", "(%[a],%[three])", "(%[a],%[row],4)", "(%[a],%[five])")
+#define ATTLAS_ACROSS(type) ATTLAS_LOOP(type, "%c[size](%[a])", "2*%c[size](%[a])", "3*%c[size](%[a])", "4*%c[size](%[a])", "5*%c[size](%[a])")
+  template <bool FETCH, bool TURNED>
   static ATTLAS_INLINE void loop(const Number* a, int64_t depth, const Number* b, int64_t steps, Vec<T> (&s)[TILE][VECTORS]) {
-    const int64_t row = depth * int64_t(sizeof(T));
+    constexpr int64_t size = sizeof(T);
+    const int64_t row = depth * size;
     const Number* end = b + steps * COLUMNS;
-    if constexpr (sizeof(T) == 4) {
-      ATTLAS_LOOP("s", "4");
+    if constexpr (size == 4 && TURNED) {
+      ATTLAS_ACROSS("s");
+    } else if constexpr (size == 4) {
+      ATTLAS_ALONG("s");
+    } else if constexpr (TURNED) {
+      ATTLAS_ACROSS("d");
     } else {
-      ATTLAS_LOOP("d", "8");
+      ATTLAS_ALONG("d");
     }
   }
+#undef ATTLAS_ACROSS
+#undef ATTLAS_ALONG
 #undef ATTLAS_LOOP
 #undef ATTLAS_ROW
 #endif
 
-  // What there is to do between the products of a tile register has no place here.
-  template <bool ADD, class Between>
-  static void multiply(const Number* a, int parts, int64_t depth, const Number* b, int b_parts, int64_t steps, T* c,
-                       int64_t stride, Between&&) {
-    multiply<ADD>(a, parts, depth, b, b_parts, steps, c, stride);
-  }
-  // All at once, for the same reason.
+  // All at once, as there are no other registers to work in meanwhile.
   class Product {
    public:
     static constexpr bool STEPS = false;
@@ -146,7 +150,6 @@ struct Whole {
     const Number* a_ = nullptr;
     int64_t depth_ = 0, stride_ = 0;
   };
-  static int64_t pauses(int64_t, int, int) { return 1; }
   static void begin() {}
   static void end() {}
 };
