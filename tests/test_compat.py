@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -124,6 +125,12 @@ def test_torch_answers_as_it_is_asked() -> None:
     assert list(_compat.replaced_by_context_parallel()) == []
 
 
+def newer(masking: ModuleType) -> set[str]:
+    """Return the functions that an older transformers has not got: packed texts are built otherwise since 5.23."""
+    older = not hasattr(masking, "packed_sequence_compatibility_function")
+    return {"remap_positions_for_packed_sequence"} if older else set()
+
+
 def test_transformers_answers_as_it_is_asked() -> None:
     transformers = pytest.importorskip("transformers", minversion="5.0")
     masking = importlib.import_module("transformers.masking_utils")
@@ -137,7 +144,7 @@ def test_transformers_answers_as_it_is_asked() -> None:
     assert getattr(model.config, _compat.OUTPUT_ATTENTIONS_STORED) is True
     assert vars(transformers.PreTrainedConfig)[_compat.VALIDATORS]
     assert _compat.causal_models(transformers)["gpt2"] == "GPT2LMHeadModel"
-    missing = [name for name in _compat.MASK_PARTS if not hasattr(masking, name)]
+    missing = [name for name in _compat.MASK_PARTS.keys() - newer(masking) if not hasattr(masking, name)]
     assert not missing, "masks made of these are asked for each pair now: slower, and right"
 
 
@@ -145,6 +152,8 @@ def test_mask_functions_close_over_what_is_read() -> None:
     pytest.importorskip("transformers", minversion="5.0")
     masking = importlib.import_module("transformers.masking_utils")
     for name, wanted in _compat.MASK_PARTS.items():
+        if name in newer(masking):
+            continue
         make = getattr(masking, name)
         inside = [code for code in make.__code__.co_consts if inspect.iscode(code)]
         assert any(set(code.co_freevars) >= wanted for code in inside), f"{name} closes over other names than {wanted}"
