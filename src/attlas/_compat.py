@@ -81,7 +81,9 @@ def wrapper(kind: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype, devi
 
 def replaced_by_context_parallel() -> Any:
     """Return the functions that torch's ``context_parallel`` has replaced in this process; it has no public state."""
-    module = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
+    folder = "torch.distributed.tensor.experimental"
+    # The second is the name of torch 2.8.
+    module = sys.modules.get(f"{folder}._context_parallel._attention") or sys.modules.get(f"{folder}._attention")
     return getattr(module, "_replaced_functions", ())
 
 

@@ -171,7 +171,7 @@ distributed.destroy_process_group()
 
 def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
     """A model under transformers' tensor parallelism, started by torchrun, is recorded and saved as one atlas."""
-    model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2}))
+    model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2, "vocab_size": 62}))
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "rank.py").write_text(RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

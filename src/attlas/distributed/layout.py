@@ -289,7 +289,7 @@ class Layout:
         local = whole.redistribute(self.mesh, replicate).to_local()
         if shared:
             return local
-        # Before torch 2.9, the gradient of what was partial itself is left partial: nothing sums it.
+        # torch 2.8 leaves the gradient of what was partial itself partial: nothing sums it.
         return DTensor.from_local(local, self.mesh, replicate, run_check=False).to_local(grad_placements=placements)
 
     def replicated(self, t: Tensor) -> Tensor:
