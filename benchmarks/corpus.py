@@ -58,25 +58,25 @@ def llama(quick: bool) -> tuple[nn.Module, np.ndarray]:
     return model, torch.multinomial(often, length, replacement=True).numpy()
 
 
-def plain(model: nn.Module, ids: np.ndarray) -> None:
+def plain(model: nn.Module, batch: np.ndarray) -> None:
     """Run the model as it is; of its logits only the last, as a corpus does."""
     with torch.no_grad():
-        model(torch.from_numpy(ids)[None], use_cache=False, logits_to_keep=1)
+        model(torch.from_numpy(batch), use_cache=False, logits_to_keep=1)
 
 
 @contextmanager
-def reading(model: nn.Module, ids: np.ndarray) -> Iterator[Callable[[], None]]:
-    """Give what a corpus does with one text, which may be called again and again."""
+def reading(model: nn.Module, batch: np.ndarray) -> Iterator[Callable[[], None]]:
+    """Give what a corpus does with one batch of texts, which may be called again and again."""
     reader, facts = ModelReader(copy.deepcopy(model)), model_facts(model)
     with reader.running():
         reader.block(facts["vocabulary"], facts["context"])
         state = State(reader.heads, facts["vocabulary"], 32, 10)
 
         def read() -> None:
-            (found,) = reader.read([ids])
-            if isinstance(found, str):
-                raise RuntimeError(found)
-            state.add(0, 0, found)
+            for text, found in enumerate(reader.read(list(batch))):
+                if isinstance(found, str):
+                    raise RuntimeError(found)
+                state.add(text, 0, found)
 
         yield read
 
@@ -84,18 +84,20 @@ def reading(model: nn.Module, ids: np.ndarray) -> Iterator[Callable[[], None]]:
 def time(quick: bool, rounds: int) -> dict[str, Any]:
     """Return the time of both, each as a ratio to the plain forward beside it."""
     out = {}
-    for name, make in ((SHIPPED, shipped), (LLAMA, llama)):
+    for name, make, texts in ((SHIPPED, shipped, 1), (f"{SHIPPED}, batches of 2", shipped, 2), (LLAMA, llama, 1)):
         print(name)
         model, ids = make(quick)
-        with reading(model, ids) as read:
-            cases = {"plain forward, sdpa": lambda m=model, t=ids: plain(m, t), "corpus": read}
-            out[name] = {"tokens": len(ids), **ratios(cases, "plain forward, sdpa", rounds)}
+        batch = np.stack([ids] * texts)
+        with reading(model, batch) as read:
+            cases = {"plain forward, sdpa": lambda m=model, b=batch: plain(m, b), "corpus": read}
+            out[name] = {"tokens": batch.size, **ratios(cases, "plain forward, sdpa", rounds)}
     return out
 
 
 def memory(quick: bool) -> int:
     """Return the peak beyond the model of one text of the Llama, in this process."""
-    with reading(*llama(quick)) as read:
+    model, ids = llama(quick)
+    with reading(model, ids[None]) as read:
         return extra_peak_bytes(read)
 
 
