@@ -271,8 +271,8 @@ def test_a_model_that_is_another_is_refused_in_the_language_of_the_page(
 
     page = show(corpora[:1], "h=2.4", loaders=[load], locale="zh-CN", expected="Failed to load")
     page.locator(".sample-map").first.click()
-    page.wait_for_selector(".sample .bad")
-    assert "/models/y 里的模型不是生成这份语料的那一个" in page.locator(".sample .bad").inner_text()
+    reason = page.locator(".sample .bad:not([hidden])")
+    assert "/models/y 里的模型不是生成这份语料的那一个" in reason.inner_text()
 
 
 # ------------------------------------------------------------------------------------------------- two, many, files

@@ -37,6 +37,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
   const frame = make("div", { class: "sample-frame" }, make("p", { class: "sample-wait" }, "…"));
   const keysLine = make("p", { class: "sample-line looks" });
   const queriesLine = make("p", { class: "sample-line looked" });
+  const refusal = make("p", { class: "sample-line bad", hidden: true });
   const map = make("button", { type: "button", class: "toggle sample-map", disabled: Boolean(whyNot), title: whyNot ?? t("Record this text and open every weight of this head on it") }, t("Open the full map"));
   const why = whyNot ? make("span", { class: "unseen", id: uid("why") }, whyNot) : null;
   if (why) map.setAttribute("aria-describedby", why.id);
@@ -46,6 +47,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     "article",
     { class: "sample" },
     make("div", { class: "sample-head" }, make("div", { class: "sample-words" }, make("b", { title: sample.name }, name), make("span", {}, facts)), createSaveButtons(t("text"), getFigure, announce), map, why),
+    refusal,
     frame,
     keysLine,
     queriesLine,
@@ -62,13 +64,14 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
 
   map.addEventListener("click", async () => {
     map.disabled = true;
+    refusal.hidden = true;
     map.textContent = t("Recording the text …");
     try {
       await openMap();
     } catch (error) {
       announce(`${error.message}.`);
-      keysLine.textContent = t("The map cannot be opened: {0}.", error.message);
-      keysLine.classList.add("bad");
+      refusal.textContent = t("The map cannot be opened: {0}.", error.message);
+      refusal.hidden = false;
     }
     map.disabled = false;
     map.textContent = t("Open the full map");
@@ -131,7 +134,6 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
   function showPairs(line, verb, pairs) {
     const { first } = text;
     const createToken = (position) => make("code", { class: "token" }, showWhitespace(text.tokens[position] ?? text.others[position + first]));
-    line.classList.remove("bad");
     line.replaceChildren(make("i", { class: "swatch", "aria-hidden": "true" }), createToken(getActive()), ` ${formatInteger(getActive() + first)} ${verb} `);
     if (!pairs.length) line.append(t("nothing that was kept"));
     pairs.slice(0, maxListed).forEach(([position, weight], at) => line.append(at ? ", " : "", createToken(position), ` ${formatInteger(position + first)} ${formatPercent(weight)}`));
