@@ -221,13 +221,17 @@ def test_confident_heads_are_as_exact_as_softmax(before: str, largest: float) ->
 
 
 def test_numbers_of_rows_are_the_same_after_a_product() -> None:
-    """The log-sum-exp of torch's kernel is rounded to float32: what rows tell does not take it from there."""
+    """The log-sum-exp of torch's kernel is rounded to float32: the kernels' numbers of rows do not take it from there.
+
+    Tiles of plain torch do: below 8, where they do, it is rounded by at most 2.4e-7.
+    """
+    rtol = 0.0 if library.available() else 1e-6
     q, k, v = (torch.randn(2, 4, 50, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
     A, B = (attlas.attend(q, k, mask=attlas.Causal()) for _ in range(2))
     B @ v
     asked = stats.EffectiveKeys(), stats.Entropy(), stats.TopK(4)
     for found, wanted in zip(B.collect(*asked), A.collect(*asked), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(found, wanted, rtol=rtol, atol=0)
 
 
 def test_statistics_of_tiles_beside_those_of_kernels() -> None:
