@@ -46,12 +46,12 @@ def test_folder_of_files_of_every_kind(tmp_path: Path) -> None:
         pa.OSFile(str(tmp_path / "f.arrow"), "wb") as file,
         pa.ipc.new_stream(file, pa.schema([("text", pa.string())])) as out,
     ):
-        out.write_batch(pa.record_batch({"text": ["stream"]}))
+        out.write_batch(pa.RecordBatch.from_pydict({"text": ["stream"]}))
     with (
         pa.OSFile(str(tmp_path / "g.arrow"), "wb") as file,
         pa.ipc.new_file(file, pa.schema([("text", pa.string())])) as out,
     ):
-        out.write_batch(pa.record_batch({"text": ["file"]}))
+        out.write_batch(pa.RecordBatch.from_pydict({"text": ["file"]}))
     np.save(tmp_path / "h.npy", np.array([3, 1, 2]))
     assert read(tmp_path) == [
         ("b.txt", "second"),

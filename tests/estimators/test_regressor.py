@@ -10,6 +10,7 @@ from attlas.estimators import AttentionClassifier, AttentionRegressor
 from attlas.estimators.sums.task import KERNELS
 
 NAMES = list(KERNELS)
+WEIGHTED_QUANTILES = int(np.__version__.split(".")[0]) >= 2  # before, np.quantile takes no weights
 
 
 def data(n=60, d=2, e=None, seed=0):
@@ -46,6 +47,8 @@ def test_everything_is_read_from_one_matrix_of_weights(kernel, weighted):
     largest, who = model.top_neighbours(new, 3)
     np.testing.assert_allclose(largest, -np.sort(-p, axis=1)[:, :3], atol=1e-12)
     np.testing.assert_allclose(np.take_along_axis(p, who, 1), largest, atol=1e-12)
+    if not WEIGHTED_QUANTILES:
+        return
     levels = [0.0, 0.1003, 0.4997, 0.93, 1.0]  # none that a sum of equal weights meets exactly
     found = model.predict_quantile(new, levels)
     assert found.shape == (17, 2, 5)
@@ -71,6 +74,8 @@ def test_local_lines_are_weighted_least_squares(kernel, tolerance):
         assert mean[i] == pytest.approx(line[0], abs=1e-9 if tolerance == 0 else 1e-5)
         moved = y - (X - point) @ line[1:]
         assert std[i] == pytest.approx(np.sqrt(p[i] @ np.square(moved - line[0])), abs=1e-8)
+        if not WEIGHTED_QUANTILES:
+            continue
         some = p[i] > 0
         exact = np.quantile(moved[some], 0.3, weights=p[i][some], method="inverted_cdf")
         assert model.predict_quantile(point[None], 0.3)[0] == pytest.approx(exact, abs=1e-8)
