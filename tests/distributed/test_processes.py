@@ -174,7 +174,15 @@ def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
     model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2, "vocab_size": 62}))
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "rank.py").write_text(RANK)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+    ]
     given = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([*torchrun, str(tmp_path / "rank.py"), str(tmp_path)], check=True, env=given, capture_output=True)
+    command = [*torchrun, str(tmp_path / "rank.py"), str(tmp_path)]
+    subprocess.run(command, check=True, env=given, capture_output=True, timeout=300)
     same(attlas.load(tmp_path / "run.atlas"), recorded(model))

@@ -131,7 +131,8 @@ def test_posts_of_the_own_page_alone_are_taken(service: ReadingService) -> None:
                 with request.urlopen(request.Request(f"{server.url}api/read", body, headers)) as found:
                     return int(found.status)
             except error.HTTPError as refused:
-                return refused.code
+                with refused:
+                    return refused.code
 
         good = b'{"stop": true}'
         assert post(own, good) == 200
