@@ -173,10 +173,16 @@ class Agreement(TargetWeight):
 
     Parameters
     ----------
-    queries, keys : Tensor of int, shape (m,) and (n,)
+    queries, keys : Tensor of int, shape (m,) or (batch, m), and (n,) or (batch, n)
         Label of each query and of each key.
     gap : int
-        With 1, a query's own position does not count (in self-attention); with 0 it does.
+        With 1, a query's own position does not count (in self-attention, where the last query is at the last key);
+        with 0 it does.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one label for each query and key, or, with a gap, if there are more queries than keys.
 
     Notes
     -----
@@ -198,15 +204,19 @@ class Agreement(TargetWeight):
         self.keys = keys
         self.gap = gap
 
-    def prepare(self, problem: Any) -> tuple[Tensor, Tensor]:
-        return self.queries.to(problem.device), self.keys.to(problem.device)
+    def prepare(self, problem: Any) -> tuple[Tensor, Tensor, int]:
+        m, n = problem.shape[2:]
+        queries = per_batch("Agreement()", "queries", self.queries, problem, m, "queries")
+        keys = per_batch("Agreement()", "keys", self.keys, problem, n, "keys")
+        return queries, keys, query_offset("Agreement()", None, problem) if self.gap else 0
 
-    def targets(self, at: Tile, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        queries, keys = prepared
-        same = queries[at.i] == keys[at.j]
+    def targets(self, at: Tile, prepared: tuple[Tensor, Tensor, int]) -> Tensor:
+        queries, keys = (batches_of(labels, at) for labels in prepared[:2])
+        rows, columns = (slice(span.start, span.stop) for span in (at.rows, at.columns))
+        same = queries[:, rows, None] == keys[:, None, columns]
         if self.gap:
-            same &= (at.i - at.j).abs() >= self.gap
-        return same[None, None]
+            same &= (at.i + prepared[2] - at.j).abs() >= self.gap
+        return same.unsqueeze(1)
 
     def finish(self, carry: TargetSums) -> Tensor:
         return carry.mass
