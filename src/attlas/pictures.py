@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import MissingExtraError, ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
 from attlas.stats.pooled import block_edges, count_blocks
@@ -133,6 +133,10 @@ def plot(
     >>> figure = A[0, 3].plot(rows=(0, 3), columns=(0, 3), labels=words, log=False, cmap="magma")
     """
     _check_options(pool, size)
+    if not hasattr(A, "detach") or len(A.shape) < 2:
+        rule = "A must be an attention matrix, or a tensor of weights of shape (..., m, n)."
+        found = f"shape {tuple(A.shape)}" if hasattr(A, "detach") else kind(A)
+        raise ShapeError("plot()", rule, found=found, fix="A.plot(), or pictures.plot(torch.as_tensor(weights)).")
     A = A.detach()  # a picture records no graph, at any length
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
