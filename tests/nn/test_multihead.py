@@ -129,7 +129,7 @@ def test_causal_as_in_torch():
 
 TOKENS = torch.arange(5)
 APPENDED = {
-    "causal": (attlas.Causal(), TOKENS <= TOKENS[:, None]),
+    "causal": (attlas.Causal(), TOKENS[:, None] >= TOKENS),
     "window": (attlas.Window(1, 1), (TOKENS - TOKENS[:, None]).abs() <= 1),
     "padding": (attlas.Padding(3, side="left"), (TOKENS >= 2).expand(5, 5)),
     "tensor": (attlas.from_tensor(TOKENS[:, None] != TOKENS), TOKENS[:, None] != TOKENS),
