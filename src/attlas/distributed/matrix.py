@@ -123,7 +123,7 @@ class DistributedMatrix:
         def read() -> tuple[Where, Tensor]:
             where = parsed(key, layout)
             for part in parts:
-                part.current("A[...]")
+                part.checked_problem("A[...]")
             return where, own_cells(where, layout, parts)
 
         where, own = agreed(self.device_mesh, read)
@@ -180,7 +180,7 @@ class DistributedMatrix:
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(where, name, t, self.device_mesh)
             for part in self.parts:
-                part.current(where)
+                part.checked_problem(where)
             problem, names = self._whole.problem, (name, size, token)
             own = problem.k if tokens == "keys" else problem.q
             check_values(where, like(t), own, self._whole._axes, problem.shape[1], names)

@@ -105,11 +105,13 @@ def _add_dense(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: 
     stop = start + targets.shape[-1]
     ones = targets.to(mass.dtype)
     mass += (part.weights[..., start:stop] * ones).sum(dim=-1)
-    for seen, cells in part.seen:
-        first, last = max(seen.start, start), min(seen.stop, stop)
+    for visible, cells in part.visible_columns:
+        first, last = max(visible.start, start), min(visible.stop, stop)
         if first < last:
             some = ones[..., first - start : last - start]
-            count += (some if cells is None else some * cells[..., first - seen.start : last - seen.start]).sum(dim=-1)
+            count += (some if cells is None else some * cells[..., first - visible.start : last - visible.start]).sum(
+                dim=-1
+            )
 
 
 def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
@@ -118,8 +120,8 @@ def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start
     for b in range(mass.shape[0]):
         j = targets[min(b, len(targets) - 1), 0, 0].nonzero().flatten() + start
         mass[b] += part.weights[b][..., j].sum(dim=-1)
-        for seen, cells in part.seen:
-            columns = j[(j >= seen.start) & (j < seen.stop)] - seen.start
+        for visible, cells in part.visible_columns:
+            columns = j[(j >= visible.start) & (j < visible.stop)] - visible.start
             count[b] += len(columns) if cells is None else _at(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
 
 
@@ -131,9 +133,9 @@ def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: i
         i, j = _target_cells(targets[min(b, len(targets) - 1), 0])
         j = j + start
         mass[b].index_add_(-1, i, part.weights[b][:, i, j])
-        for seen, cells in part.seen:
-            inside = (j >= seen.start) & (j < seen.stop)
-            rows, columns = i[inside], j[inside] - seen.start
+        for visible, cells in part.visible_columns:
+            inside = (j >= visible.start) & (j < visible.stop)
+            rows, columns = i[inside], j[inside] - visible.start
             if cells is None:
                 some = ones.expand(len(count[b]), len(rows))
             else:

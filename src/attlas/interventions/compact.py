@@ -178,7 +178,7 @@ def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, R
     n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)
     for part in outside:
-        seen &= part.seen(n).to(base.device)
+        seen &= part.visible_keys(n).to(base.device)
     runs: Runs = functional.pad(seen.int(), (1, 1)).diff().nonzero().view(-1, 2).tolist()
     if base.mask is None or runs == [[0, n]]:
         return base.mask, runs

@@ -258,7 +258,7 @@ class Suppress(_PairIntervention):
 
     def _zero_chosen_keys(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
         """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
-        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).seen(values.shape[2])
+        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).visible_keys(values.shape[2])
         seen = keys.to(values.device).view(1, 1, -1, 1)
         if len(call.heads) == heads:
             return values.where(seen, 0.0)

@@ -233,7 +233,7 @@ class AllowedKeys(Statistic):
         keys, seen = carry
         keys[at.place] += part.keys
         batches, of_heads, _ = at.place
-        for columns, cells in part.seen:
+        for columns, cells in part.visible_columns:
             span = slice(at.columns.start + columns.start, at.columns.start + columns.stop)
             seen[batches, of_heads, span] |= cells.any(-2) if cells is not None else True
         return carry

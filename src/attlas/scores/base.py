@@ -267,10 +267,10 @@ class Scaled(Derived):
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
-        scaled = logits * self.factor
         if self.finite or self.factor > 0.0:
-            return scaled
-        return torch.where(logits == -math.inf, logits, scaled)  # a pair that the score forbids stays forbidden
+            return logits * self.factor
+        # A pair that the score forbids stays forbidden.
+        return torch.where(logits == -math.inf, logits, logits * self.factor)
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)

@@ -408,7 +408,7 @@ class LogitMoments(Statistic):
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
         rows, prefix = carry
         state = _Rows(*(t[at.place].clone() for t in rows))
-        for columns, cells in part.seen:
+        for columns, cells in part.visible_columns:
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
                 found = prefix.rows(at, columns.stop)
             else:
