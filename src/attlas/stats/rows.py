@@ -97,6 +97,13 @@ class RowMass(PerRow):
         return {"mass": True}
 
 
+class AllowedKeys(PerRow):
+    """Number of keys that the mask lets each query see."""
+
+    def of(self, part: Part) -> Tensor:
+        return part.keys
+
+
 class Entropy(PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 

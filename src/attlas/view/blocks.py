@@ -105,9 +105,6 @@ class Blocks(Statistic):
             carry.keys[at.place] += cells.sum(dim=-1)
         return carry
 
-    def finish(self, carry: Pooled) -> Pooled:
-        return carry
-
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         if problem.mask is not None and problem.allowed_runs is None:
             return None
