@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import attlas
+from attlas.engine.autodiff import graph
 from attlas.nn import HeadMean, KVCache, MultiHeadAttention
 
 
@@ -231,7 +232,7 @@ def test_cache_reads_token_by_token(options, window):
     torch.testing.assert_close(torch.cat(steps, 1), whole)
 
 
-def test_head_mean_reads_like_the_dense_mean():
+def test_head_mean_reads_like_the_dense_mean(monkeypatch):
     torch.manual_seed(0)
     A = attlas.attend(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), mask=attlas.Causal())
     dense, mean = A.to_dense().mean(1), HeadMean(A)
@@ -263,6 +264,9 @@ def test_head_mean_reads_like_the_dense_mean():
         mean.to_dense(limit=10)
     with pytest.raises(attlas.ShapeError, match="more indices than axes"):
         mean[0, 0, 0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(graph, "DENSE_LIMIT", 10)
+        torch.testing.assert_close(mean.to_dense(limit=None), dense)
     assert repr(mean) == "HeadMean(shape=(2, 5, 7), heads=3, torch.float32)"
 
 

@@ -374,7 +374,7 @@ def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int
     return Runs(first, starts, stops, n)
 
 
-def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str) -> Bits:
+def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
     """Pack what a mask allows, eight keys a byte."""
     blocks: list[Tensor] = []
     size = 0

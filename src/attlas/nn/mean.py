@@ -12,7 +12,7 @@ from attlas.errors import TooLargeError
 from attlas.indexing import Axes, parse
 from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
-from attlas.reductions import Dim, axes_of, reduced_shape
+from attlas.reductions import Dim, axes_of, over_leading, reduced_shape
 
 __all__ = ["HeadMean"]
 
@@ -129,4 +129,5 @@ class HeadMean(LazyTensor):
             given = {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
             fix = "read a part, mean[..., :64, :]; limit=None insists."
             raise TooLargeError("mean.to_dense()", rule, given, found=found, fix=fix)
-        return self.heads.mean(-3)
+        axis = self.ndim - 2  # of the heads
+        return over_leading(self.heads, "sum", {axis}, limited=False).squeeze(axis) / self.heads.shape[axis]
