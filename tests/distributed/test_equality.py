@@ -278,7 +278,7 @@ def test_cells(on_ranks: OnRanks) -> None:
                     wrong.append(f"{q_to}, {k_to}, {key}: {errors}")
             if splits:
                 with pytest.raises(GradientError, match="what is read of keys that are sharded"):
-                    B[0, 0]
+                    B[0, 0, 0]
         return wrong
 
     assert not [text for texts in on_ranks(3, lambda rank, world: job((3,), LINE)) for text in texts]
