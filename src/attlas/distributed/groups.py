@@ -66,23 +66,35 @@ def by_group(
     groups = _Groups(A, tensors, tensors if values else ())
     if len(groups.every) == 1:
         return method(A, *tensors)
-    groups.method = method
+    layout, groups.method = groups.layout, method
+    groups.sizes = layout.axes.shape if wanted is None else ()
     if wanted is not None:
         groups.every = [group for group in groups.every if groups.has(group, wanted)] or groups.every[:1]
-    groups.leaves = [t for t in (*A.leaves, *tensors) if t.requires_grad and torch.is_grad_enabled()]
-    found = iter(_Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(()))  # type: ignore[no-untyped-call]
-    return tree_map(lambda t: groups.whole(next(found), t), groups.form)
+    groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A._tokens[:2], *tensors)]
+    groups.leaves = [t for t in (*groups.tokens, *A.leaves[2:]) if t.requires_grad and torch.is_grad_enabled()]
+    results = _Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
+    found, form, groups.form = iter(results), groups.form, None
+
+    def whole(t: Tensor) -> Tensor:
+        local: Tensor = next(found)
+        shape = (*layout.leading, *t.shape[layout.rank :])
+        return of_shape(local, layout.mesh, t.placements, shape) if isinstance(t, DTensor) else local
+
+    return tree_map(whole, form)
 
 
 class _Groups:
     """The groups of a matrix; sizes of the whole alone decide, so that all ranks have the same."""
 
     method: Callable[..., Any]
-    leaves: list[Tensor]
-    form: Any = None  # the results of a group
+    sizes: tuple[int, ...]  # leading axes of this rank's part of a result
+    tokens: list[DTensor]  # queries, keys, and what the matrix is multiplied with
+    leaves: list[Tensor]  # what gets a gradient
+    form: Any = None  # results of a group
+    recorded: list[bool]  # which of them carry a gradient
 
     def __init__(self, A: DistributedMatrix, tensors: Sequence[DTensor], values: Sequence[DTensor]) -> None:
-        self.A, self.tensors, self.layout = A, tensors, A._layout
+        self.A, self.layout = A, A._layout
         layout, k = self.layout, A._tokens[1]
         self.ranks = [math.prod(layout.mesh.size(dim) for dim in layout.dims(axis)) for axis in range(layout.rank)]
         gathered = [t for t in (k, *values) if layout.gathers(t)]
@@ -92,9 +104,9 @@ class _Groups:
             sizes += [size for t in (k, *tensors) if (size := layout.size(t, axis)) > 1]
             self.pieces.append(math.gcd(*(size // ranks if size % ranks == 0 else 1 for size in sizes)) or 1)
         # Keys are counted twice where there are no values yet: who reads the keys of all heads keeps them.
-        sizes = [self._bytes(t) for t in gathered] or [0]
+        needed = [self._bytes(t) for t in gathered] or [0]
         allowed = A._whole.plan.gathered_bytes or _GATHERED_BYTES
-        count = allowed * math.prod(self.pieces) // max(sum(sizes), 2 * sizes[0], 1)
+        count = allowed * math.prod(self.pieces) // max(sum(needed), 2 * needed[0], 1)
         cuts: list[list[range]] = []
         for pieces in reversed(self.pieces):
             step = max(min(pieces, count), 1)
@@ -126,50 +138,49 @@ class _Groups:
         return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
 
     def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
-        """Return where the pieces of a group are in this rank's part, whose leading axes have some sizes."""
+        """Return where the pieces of a group are along leading axes of some sizes; an axis of size 1 goes with all."""
         first = len(group) - len(sizes)
         steps = [size // pieces for size, pieces in zip(sizes, self.pieces[first:], strict=True)]
         return tuple(
-            slice(own.start * step, own.stop * step) if step else slice(None)  # an axis of size 1 goes with all
+            slice(own.start * step, own.stop * step) if step else slice(None)
             for own, step in zip(group[first:], steps, strict=True)
         )
 
+    def _sizes(self, group: Group, leading: Sequence[int]) -> tuple[int, ...]:
+        """Return the leading axes of the whole that a group has."""
+        return tuple(len(range(size)[own]) for size, own in zip(leading, self._place(group, leading), strict=True))
+
     def _narrowed(self, t: DTensor, group: Group) -> DTensor:
-        """Return the pieces of a group as a DTensor; the tokens stay where they are."""
-        t = t.redistribute(self.layout.mesh, self.layout.own_placements(t))
-        local, lead = t.to_local(), t.shape[:-2]
-        local = local[self._place(group, local.shape[:-2])]
-        sizes = [len(range(size)[own]) for size, own in zip(lead, self._place(group, lead), strict=True)]
-        return of_shape(local, self.layout.mesh, t.placements, (*sizes, *t.shape[-2:]))
+        """Return the pieces of a group; the tokens stay where they are."""
+        local = t.to_local()
+        shape = (*self._sizes(group, t.shape[:-2]), *t.shape[-2:])
+        return of_shape(local[self._place(group, local.shape[:-2])], self.layout.mesh, t.placements, shape)
 
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
         """Return the results of a group, with some tensors in the place of `leaves`."""
-        A, problem, mine = self.A, self.A._whole.problem, dict(zip(map(id, self.leaves), own, strict=True))
-        q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in (*A._tokens[:2], *self.tensors))
+        A, layout, problem = self.A, self.layout, self.A._whole.problem
+        mine = dict(zip(map(id, self.leaves), own, strict=True))
+        q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
         batches, heads = self._numbers(group)
+        key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
         scale, sink = (None if t is None else mine.get(id(t), t) for t in (A._tokens[2], problem.sink))
-        score, held = problem.score, {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
+        held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
         problem = replace(
             problem,
             q=problem.q[:1, :1].expand(len(batches), len(heads), -1, -1),
-            k=problem.k[:1, :1].expand(len(batches), k.shape[-3] if self.layout.rank > 1 and k.ndim > 2 else 1, -1, -1),
-            score=copy.deepcopy(score, held) if held.keys() & mine.keys() else score,
+            k=problem.k[:1, :1].expand(len(batches), key_heads, -1, -1),
+            score=copy.deepcopy(problem.score, held) if held.keys() & mine.keys() else problem.score,
             sink=None if sink is None else sink[heads],
             batch_ids=batches,
             head_ids=heads,
         )
-        scale = scale if scale is None or scale.numel() == 1 else scale.reshape(-1)[heads]
-        leading = tuple(q.shape[:-2])
+        leading = self._sizes(group, layout.leading)
         whole = AttentionMatrix(problem, A._whole.plan, Axes(leading, (True,) * len(leading)))
-        part = type(A)(replace(self.layout, leading=leading), whole, (q, k, scale))
-        return self.method(part, *others)
-
-    def _index(self, t: Tensor, group: Group) -> tuple[slice, ...]:
-        """Return where a result of a group is in that of the whole; cells are sums over the groups."""
-        return self._place(group, self.layout.axes.shape) if isinstance(t, DTensor) else ()
+        scale = scale if scale is None or scale.numel() == 1 else scale.reshape(-1)[heads]
+        return self.method(type(A)(replace(layout, leading=leading), whole, (q, k, scale)), *others)
 
     def joined(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's part of the results of all groups."""
+        """Return this rank's part of the results of all groups; cells are the sums of those of the groups."""
         totals: list[Tensor] = []
         for group in self.every:
             self._add(group, own, totals)
@@ -177,33 +188,22 @@ class _Groups:
 
     def _add(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
         # What a group has gathered is released where this returns.
-        form = self.of(group, own)
-        found = tree_leaves(form)
-        self.recorded = [t.requires_grad for t in found]
-        self.form = tree_map(Tensor.detach, form)
-        for number, t in enumerate(map(_local, tree_leaves(self.form))):
-            if len(totals) <= number:
-                lead = self.layout.axes.shape if isinstance(found[number], DTensor) else ()
-                totals.append(t.new_zeros(*lead, *t.shape[len(lead) :]))
-            totals[number][self._index(found[number], group)] += t
+        found = self.of(group, own)
+        self.recorded = [t.requires_grad for t in tree_leaves(found)]
+        self.form = tree_map(Tensor.detach, found)
+        results = [_local(t) for t in tree_leaves(self.form)]
+        if not totals:
+            totals += [t.new_zeros(*self.sizes, *t.shape[len(self.sizes) :]) for t in results]
+        for total, t in zip(totals, results, strict=True):
+            total[self._place(group, self.sizes)] += t
 
-    def whole(self, local: Tensor, form: Tensor) -> Tensor:
-        """Return a result from this rank's part of it."""
-        if not isinstance(form, DTensor):
-            return local
-        shape = (*self.layout.leading, *form.shape[self.layout.rank :])
-        return of_shape(local, self.layout.mesh, form.placements, shape)
-
-    def slopes(self, group: Group, own: Sequence[Tensor], slopes: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return what a group adds to the gradients of `own`, from those of the results."""
-        graph = torch.is_grad_enabled()
+    def slopes(self, group: Group, own: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what a group adds to the gradients of `own`, from the gradients of the results."""
+        graph, place = torch.is_grad_enabled(), self._place(group, self.sizes)
         with torch.enable_grad():
-            found = [
-                (t, slope) for t, slope in zip(tree_leaves(self.of(group, own)), slopes, strict=True) if t.requires_grad
-            ]
-            results = [_local(t) for t, _ in found]
-        given = [slope[self._index(t, group)] for t, slope in found]
-        return torch.autograd.grad(results, own, given, create_graph=graph, allow_unused=True)
+            found = zip(map(_local, tree_leaves(self.of(group, own))), given, strict=True)
+            results, slopes = zip(*((t, slope[place]) for t, slope in found if t.requires_grad), strict=True)
+        return torch.autograd.grad(results, own, slopes, create_graph=graph, materialize_grads=True)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -219,14 +219,13 @@ class _Recomputed(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         groups, leaves = ctx.groups, ctx.saved_tensors
         own = leaves if torch.is_grad_enabled() else [t.detach().requires_grad_() for t in leaves]
-        totals: list[Tensor | None] = [None] * len(own)
-        for group in groups.every:
-            for number, slope in enumerate(groups.slopes(group, own, slopes)):
-                known = totals[number]
-                totals[number] = slope if known is None else known if slope is None else known + slope
+        first, *others = groups.every
+        totals = groups.slopes(first, own, given)
+        for group in others:
+            totals = [a + b for a, b in zip(totals, groups.slopes(group, own, given), strict=True)]
         return None, *totals
 
 

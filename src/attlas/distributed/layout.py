@@ -247,10 +247,10 @@ class Layout:
 
     def _own_axis(self, t: DTensor, axis: int) -> int | None:
         """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
-        own = axis - (self.rank - (t.ndim - 2))
-        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(t.shape[own])):
+        size, own = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
+        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
             return None
-        return own if t.shape[own] > 1 or self.leading[axis] == 1 else None
+        return own if size > 1 or self.leading[axis] == 1 else None
 
     def _in_step(self, heads: int) -> bool:
         """Return whether shards of key heads belong to the shards of the query heads."""

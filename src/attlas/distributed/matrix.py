@@ -46,10 +46,13 @@ class DistributedMatrix:
 
     Notes
     -----
-    With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys for the log-sum-exp and statistics,
-    and as much of the values for ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query
-    and head. Before each exchange and after each computation, one number tells whether a rank has failed, so that all
-    raise its error.
+    With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys once, and as much of the values for
+    ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query and head. Before each exchange
+    and after each computation, one number tells whether a rank has failed, so that all raise its error.
+
+    Where the keys and values of all heads take more than `Plan.gathered_bytes`, each method gathers and releases them one
+    group of heads at a time. The keys are then sent again for each product, statistic and read, and keys and values once
+    more for a backward, which computes the output a second time.
 
     Every method that exchanges something must be called by all ranks.
 
@@ -91,7 +94,7 @@ class DistributedMatrix:
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that can get a gradient: queries, keys, scale, sink, and the tensors of the score."""
-        return [*(t for t in self._tokens if t is not None), *self._whole.problem.leaves[2:]]
+        return [t for t in (*self._tokens, *self._whole.problem.leaves[2:]) if t is not None]
 
     @property
     def device_mesh(self) -> DeviceMesh:

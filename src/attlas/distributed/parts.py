@@ -37,7 +37,7 @@ def parts_of(
     """
     problem, heads = whole.problem, layout.heads
     score = problem.score
-    if any(t.requires_grad for t in tensors_of(score)):
+    if layout.mesh.size() > 1 and any(t.requires_grad for t in tensors_of(score)):
         score = copy.deepcopy(score, {id(t): layout.replicated(t) for t in tensors_of(score)})
     own_q, own_k = layout.part_of(q, "queries"), layout.part_of(k, "keys")
     own_q = own_q.expand(-1, len(heads), -1, -1)
