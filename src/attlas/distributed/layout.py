@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from attlas._compat import local_part
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
-from attlas.inputs import whole_number
+from attlas.inputs import as_plain, whole_number
 
 __all__ = ["Layout", "Role", "check_dtensor", "head_tail_order", "like", "of_shape", "roles_of"]
 
@@ -340,7 +340,7 @@ class _Defined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
-        return t.view_as(t)
+        return as_plain("attend()", "this rank's part", t).view_as(t)  # the result of a collective is waited for
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # autograd gives zeros where there is none

@@ -50,9 +50,9 @@ class DistributedMatrix:
     ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query and head. Before each exchange
     and after each computation, one number tells whether a rank has failed, so that all raise its error.
 
-    Where the keys and values of all heads take more than `Plan.gathered_bytes`, each method gathers and releases them one
-    group of heads at a time. The keys are then sent again for each product, statistic and read, and keys and values once
-    more for a backward, which computes the output a second time.
+    Where the keys and values of all heads take more than `Plan.gathered_bytes`, each method gathers and releases them
+    one group of heads at a time. The keys are then sent again for each product, statistic and read, and keys and values
+    once more for a backward, which computes the output a second time.
 
     Every method that exchanges something must be called by all ranks.
 
