@@ -101,7 +101,8 @@ def attend(
         rule, fix = "q and k must both be DTensors, or neither.", f"distribute_tensor({name}, mesh, placements)"
         raise DtypeError(where, rule, {name: kind(t)}, found=f"{name} is {kind(t)}", fix=fix)
 
-    sink, scale = (t.full_tensor() if isinstance(t, DTensor) else t for t in (sink, scale))
+    sink = sink.full_tensor() if isinstance(sink, DTensor) else sink
+    scale = scale.full_tensor() if isinstance(scale, DTensor) else scale
 
     def prepare() -> tuple[Layout, AttentionMatrix]:
         return _whole(q, k, score, mask, scale, sink, plan, order)

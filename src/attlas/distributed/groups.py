@@ -128,8 +128,8 @@ class _Groups:
             places.append(by_rank[:, own.start : own.stop].flatten())
         heads = problem.head_ids[places.pop()] if layout.rank >= 2 else problem.head_ids
         batches = problem.batch_ids.reshape(layout.leading[: len(places)])
-        for axis, own in enumerate(places):
-            batches = batches.index_select(axis, own)
+        for axis, place in enumerate(places):
+            batches = batches.index_select(axis, place)
         return batches.flatten(), heads
 
     def has(self, group: Group, wanted: tuple[Tensor, Tensor]) -> bool:
@@ -159,7 +159,7 @@ class _Groups:
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
         """Return the results of a group, with some tensors in the place of `leaves`."""
         A, layout, problem = self.A, self.layout, self.A._whole.problem
-        mine = dict(zip(map(id, self.leaves), own, strict=True))
+        mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))
         q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
         batches, heads = self._numbers(group)
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1

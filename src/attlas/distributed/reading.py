@@ -34,8 +34,8 @@ def parsed(key: object, layout: Layout) -> Where:
         raise BackendError("A[...]", rule, found=f"A[{key!r}]", fix=f"attend(q[...], k[...]) of the part, or {fix}")
     batches, heads, kept = where.leading or (slice(None), slice(None), axes)
     sizes = (math.prod(layout.leading[:-1]), layout.leading[-1]) if layout.rank >= 2 else (math.prod(layout.leading), 1)
-    ids = (torch.arange(size, device="cpu")[own] for size, own in zip(sizes, (batches, heads), strict=True))
-    return where._replace(leading=(*ids, kept))
+    batches, heads = (torch.arange(size, device="cpu")[own] for size, own in zip(sizes, (batches, heads), strict=True))
+    return where._replace(leading=(batches, heads, kept))
 
 
 def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) -> Tensor:
