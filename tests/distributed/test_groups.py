@@ -36,6 +36,7 @@ from attlas.errors import ModifiedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OnRanks = Callable[..., list[Any]]
+WITH_MODES = pytest.mark.skipif(torch.__version__ < (2, 9), reason="modes of torch 2.8 fail in several threads")
 
 ONE = attlas.Plan(gathered_bytes=1)  # one key head of one text at a time
 CASES = {
@@ -172,7 +173,7 @@ class Gathers(TorchDispatchMode):
         return out
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 9), reason="modes of torch 2.8 fail in several threads")
+@WITH_MODES
 def test_what_is_sent(on_ranks: OnRanks) -> None:
     """As many bytes as at once, in more messages; a backward gathers once more, and scatters before the next gather."""
 
@@ -280,6 +281,7 @@ def test_keys_that_change_are_refused(on_ranks: OnRanks) -> None:
     on_ranks(RANKS, job, 20)
 
 
+@WITH_MODES
 def test_a_model_gathers_by_groups(on_ranks: OnRanks) -> None:
     model = base(window=13).double()
     model.set_attn_implementation("attlas")

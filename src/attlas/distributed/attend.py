@@ -72,8 +72,9 @@ def attend(
     Notes
     -----
     A dimension of the mesh that shards the batch or the heads of q or k: each rank computes its part, nothing is sent.
-    One that shards q along its queries: keys and values are all-gathered, and their gradients reduce-scattered. One
-    that shards the keys only: outputs, log-sum-exps and statistics of the shards are merged.
+    One that shards q along its queries: keys and values are all-gathered, and their gradients reduce-scattered, one
+    group of heads at a time where all take more than `Plan.gathered_bytes`. One that shards the keys only: outputs,
+    log-sum-exps and statistics of the shards are merged.
 
     Examples
     --------
