@@ -20,7 +20,7 @@ from attlas.files import whole_file
 if TYPE_CHECKING:
     from attlas.estimators.sums import Sums
 
-__all__ = ["Predicts", "predict_chunks", "predict_file", "sum_chunks"]
+__all__ = ["predict_chunks", "predict_file", "sum_chunks"]
 
 
 class Predicts(Protocol):
