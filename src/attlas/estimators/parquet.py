@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import DtypeError, MissingExtraError, ShapeError
 
 __all__ = ["ParquetFile", "write_parquet"]
 
@@ -66,6 +66,8 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
 
     Raises
     ------
+    DtypeError
+        If they do not hold numbers.
     MissingExtraError
         If pyarrow is not installed.
     """
@@ -73,6 +75,9 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
     schema = arrow.schema([(name, arrow.float64()) for name in names])
     with parquet.ParquetWriter(path, schema) as writer:
         for chunk in chunks:
+            if chunk.dtype.kind not in "fiub":
+                rule = "predictions in a Parquet file must be numbers."
+                raise DtypeError(where, rule, found=str(chunk.dtype), fix='out="out.csv"')
             columns = np.ascontiguousarray(chunk.T, dtype=np.float64)
             writer.write_table(arrow.table(list(columns), schema=schema))
 
