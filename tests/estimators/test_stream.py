@@ -171,6 +171,14 @@ def test_missing_values_of_every_kind_of_number_are_nan(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, [[3.0, 1.0, 0.5, 1.5], [np.nan] * 4])
 
 
+def test_a_column_that_is_the_index_of_a_frame_is_read(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas writes the Parquet file of the test")
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    pandas.DataFrame({"a": X[:, 0], "b": X[:, 1]}).set_index("a").to_parquet(tmp_path / "x.parquet")
+    (found,) = Chunks(tmp_path / "x.parquet", columns=["a", "b"])
+    np.testing.assert_array_equal(found, X[:, :2])
+
+
 def test_parquet_says_what_it_holds(tmp_path: Path) -> None:
     file = ParquetFile(write(tmp_path / "x.parquet"), "here")
     assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)

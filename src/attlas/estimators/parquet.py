@@ -58,7 +58,9 @@ class ParquetFile:
         columns = list(columns)
         for batch in self._file.iter_batches(batch_size=rows, columns=columns):
             # A batch has its columns in the order of the file.
-            yield np.ascontiguousarray(batch.to_pandas()[columns].to_numpy(np.float64, na_value=np.nan))
+            yield np.ascontiguousarray(
+                batch.to_pandas(ignore_metadata=True)[columns].to_numpy(np.float64, na_value=np.nan)
+            )
 
 
 def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:
