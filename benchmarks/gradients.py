@@ -1,6 +1,6 @@
 """Time and memory of gradients of statistics, on one thread.
 
-Run with ``make bench`` or ``OMP_NUM_THREADS=1 python benchmarks/gradients.py [--tokens 8192] [--heads 8] [--rounds 5]``.
+Run with ``make bench`` or ``python benchmarks/gradients.py [--tokens 8192] [--heads 8] [--rounds 5]``.
 Goals: the backward pass of output, entropy and column mass at most 1.25 times that of the output; the divergence of
 two matrices, forward and backward, at most 3 times forward and backward of one output. Times are those of the
 processor, so that other programs hardly change them.
