@@ -140,7 +140,7 @@ def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: p
 
 
 def test_module_runs_and_a_closed_pipe_is_no_error(tmp_path: Path, model_and_text: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "attlas.cli", "demo", *model_and_text]
+    command = [sys.executable, "-m", "attlas", "demo", *model_and_text]
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

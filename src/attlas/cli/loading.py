@@ -20,7 +20,7 @@ from attlas.inputs import usable_device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "first_line", "load", "texts", "tokenize"]
+__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "load", "texts", "tokenize"]
 
 DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
@@ -106,14 +106,9 @@ def load(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        found = f"{type(error).__name__}: {first_line(error)}"
+        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise UsageError(rule, found, _FULL_NAME if remote else _SAVE) from error
     return LoadedModel(str(source) if remote else folder.resolve().name, model.to(place).eval(), tokenizer)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def _class(transformers: Any, config: Any) -> Any:
