@@ -14,7 +14,7 @@ from attlas.indexing import Axes
 
 __all__ = [
     "Inputs", "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
-    "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "usable_device", "whole_number",
+    "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "whole_number",
 ]  # fmt: skip
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -125,18 +125,6 @@ def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
         return value
     fix = fix or f"give {name} as an int, such as 8."
     raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
-
-
-def usable_device(where: str, device: str | torch.device) -> torch.device:
-    """Return a device, or raise a DeviceError where torch has no such one here."""
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        rule = "the device must be one that torch can use here."
-        reason = (str(error).splitlines() or [""])[0]
-        raise DeviceError(where, rule, found=f"device = {str(device)!r}: {reason}", fix='device="cpu"') from None
-    return found
 
 
 def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:

@@ -14,8 +14,8 @@ from attlas import models
 from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
+from attlas.devices import usable_device
 from attlas.errors import DeviceError, MissingExtraError
-from attlas.inputs import usable_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
+from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
@@ -27,7 +28,6 @@ from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Found, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
-from attlas.inputs import usable_device
 from attlas.matrix import AttentionMatrix
 from attlas.progress import Progress
 from attlas.scores import Score

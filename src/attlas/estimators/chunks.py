@@ -55,7 +55,7 @@ class Chunks:
     def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
         self.rows = whole_number("Chunks()", "rows", rows, "leave rows out.")
         self.columns = None if columns is None else list(columns)
-        self.source = self._opened(source)
+        self.source: Any = self._opened(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):
             rule, found = "columns are named in a Parquet file only.", f"columns = {self.columns!r}"
             fix = "pick columns of an array by their positions: array[:, [0, 2]]."
@@ -85,23 +85,19 @@ class Chunks:
         """How many rows there are, or None where that is not known before the end."""
         if isinstance(self.source, ParquetFile):
             return self.source.rows
-        return len(self.source) if self._is_one() else None
+        return len(self.source) if _is_table(self.source) else None
 
     @property
     def parts(self) -> int:
         """How many chunks there will be, 0 where that is not known."""
         return -(-(self.total or 0) // self.rows)
 
-    def _is_one(self) -> bool:
-        """Tell whether the source is one table, and not several."""
-        return isinstance(self.source, np.ndarray) or _is_frame(self.source)
-
     def __iter__(self) -> Iterator[Any]:
         """Yield arrays or data frames of shape (rows, columns)."""
         if isinstance(self.source, ParquetFile):
             yield from self.source.batches(self.columns or self.source.names, self.rows)
             return
-        for given in [self.source] if self._is_one() else self.source:
+        for given in [self.source] if _is_table(self.source) else self.source:
             table = given if _is_frame(given) else np.asarray(given)
             for start in range(0, len(table), self.rows):
                 part = getattr(table, "iloc", table)[start : start + self.rows]
@@ -111,3 +107,8 @@ class Chunks:
 def _is_frame(table: object) -> bool:
     """Tell whether a table is a data frame, of pandas or another library."""
     return hasattr(table, "columns") and hasattr(table, "__array__")
+
+
+def _is_table(source: object) -> bool:
+    """Tell whether a source is one table, and not several."""
+    return isinstance(source, np.ndarray) or _is_frame(source)
