@@ -74,9 +74,10 @@ def predict_chunks(
     [(4,), (4,), (2,)]
     """
     chunks = source if isinstance(source, Chunks) else Chunks(source, rows=rows)
-    named = isinstance(chunks.source, ParquetFile) and chunks.columns is None and hasattr(model, "feature_names_in_")
+    known = getattr(model, "feature_names_in_", None)
+    named = known is not None and chunks.columns is None and isinstance(chunks.source, ParquetFile)
     if named:
-        chunks = Chunks(chunks.source.path, columns=[str(name) for name in model.feature_names_in_], rows=chunks.rows)
+        chunks = Chunks(chunks.source.path, columns=list(map(str, known)), rows=chunks.rows)
     done = 0
     for chunk in chunks:
         X = _frame(chunk, chunks.columns) if named else chunk
