@@ -74,7 +74,7 @@ def predict_chunks(
     [(4,), (4,), (2,)]
     """
     chunks = source if isinstance(source, Chunks) else Chunks(source, rows=rows)
-    known = getattr(model, "feature_names_in_", None)
+    known: Any = getattr(model, "feature_names_in_", None)
     named = known is not None and chunks.columns is None and isinstance(chunks.source, ParquetFile)
     if named:
         chunks = Chunks(chunks.source.path, columns=list(map(str, known)), rows=chunks.rows)
