@@ -17,7 +17,9 @@ from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, lis
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
-__all__ = ["Atlas"]
+__all__ = ["FIRST_CALLS", "Atlas"]
+
+FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas
 
 
 class Atlas:
@@ -317,10 +319,32 @@ class Atlas:
         c → a 0.881, 0.119
         """
         entry = self.entry(key)
-        text = self.texts[sequence] if self.texts and 0 <= sequence < len(self.texts) else None
-        queries = text if entry.kind in ("cross", self._main()) else None
-        keys = text if entry.kind == self._main() != "cross" else None
-        return frame(token_records(entry, head, sequence, queries, keys), data, "atlas.token_table()")
+        known = self.texts is not None and 0 <= sequence < len(self.texts) and self.has_text(entry)
+        text = self.texts[sequence] if known and self.texts else None
+        keys = None if entry.kind == "cross" else text
+        return frame(token_records(entry, head, sequence, text, keys), data, "atlas.token_table()")
+
+    def has_text(self, entry: Entry) -> bool:
+        """Return whether `ids` and `texts` are those of the queries of an entry.
+
+        They are those of the last text of a recording, as the main kind of attention read it: not those of an encoder
+        that feeds a decoder, and not those of entries of earlier texts.
+
+        Parameters
+        ----------
+        entry : Entry
+            An entry of the atlas.
+
+        Examples
+        --------
+        >>> from attlas.atlas import Atlas, Entry
+        >>> entry = Entry("attn", 0, "self", 0, (0,), (0, 4), 0, (1, 1, 4, 4))
+        >>> Atlas([entry]).has_text(entry), Atlas([entry], details={"first_calls": {"attn": 1}}).has_text(entry)
+        (True, False)
+        """
+        calls = self.details.get(FIRST_CALLS)
+        first = calls.get(entry.name, 0) if isinstance(calls, dict) else 0
+        return entry.kind in ("cross", self._main()) and not (isinstance(first, int) and entry.call < first)
 
     def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
         """Compute statistics of every entry that keeps q and k, and keep the results in the entries.

@@ -153,6 +153,6 @@ def _labels(atlas: Atlas, entry: Entry, rows: range, columns: range, blocks: Ten
     """Return the texts of the tokens where every cell is shown and rows and columns are the same tokens."""
     start = entry.queries[0] + rows.start
     same = start == entry.first_key + columns.start and len(rows) == len(columns) == blocks.shape[-1]
-    if not same or len(rows) > _LABELLED or atlas.tokens is None or entry.kind == "cross":
+    if not same or len(rows) > _LABELLED or atlas.tokens is None or entry.kind == "cross" or not atlas.has_text(entry):
         return []
     return atlas.tokens[start : start + len(rows)]

@@ -12,7 +12,7 @@ from attlas.atlas.padding import included_rows
 from attlas.heads.classification import Head, from_statistics
 from attlas.heads.scores import HeadScores
 
-__all__ = ["STATISTIC_NAMES", "classify_entry"]
+__all__ = ["STATISTIC_NAMES", "classify_entry", "text_ids"]
 
 #: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
 STATISTIC_NAMES = ("entropy", "effective_keys", "head_scores")
@@ -28,17 +28,24 @@ def classify_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     entry : Entry
         The layer's pass over the whole text.
     """
-    _, _, m, n = entry.shape
-    known = [entry.statistics.get(name) for name in STATISTIC_NAMES]
-    if atlas.ids is None or m != n or n < 3 or atlas.ids.shape[-1] != n or entry.kind == "cross":
+    ids = text_ids(atlas, entry)
+    if ids is None:
         return ()
+    known = [entry.statistics.get(name) for name in STATISTIC_NAMES]
     results = [result for result in known if isinstance(result, Tensor)]
     if len(results) < len(STATISTIC_NAMES) or results[-1].shape[-1] != len(HeadScores.NAMES):
         return ()
     if float(results[-1][..., HeadScores.NAMES.index("behind")].sum()) > 0:  # mass on keys behind the query
         return ()
     block = _block(atlas, entry)
-    return from_statistics(results, atlas.ids, block, entry.layer, entry.heads, query_mask=included_rows(entry))
+    return from_statistics(results, ids, block, entry.layer, entry.heads, query_mask=included_rows(entry))
+
+
+def text_ids(atlas: Atlas, entry: Entry) -> Tensor | None:
+    """Return the token ids that the queries and the keys of an entry are; None where it is not about the whole text."""
+    (_, _, m, n), ids = entry.shape, atlas.ids
+    whole = ids is not None and m == n == ids.shape[-1] and n >= 3
+    return ids if whole and entry.kind != "cross" and atlas.has_text(entry) else None
 
 
 def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:

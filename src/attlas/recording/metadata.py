@@ -6,15 +6,18 @@ import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["extended_ids", "input_ids_of", "model_details", "model_name", "padding_masks", "token_bytes", "token_texts"]
+__all__ = ["model_details", "model_name", "text_inputs", "token_bytes", "token_texts"]
+
+Tensors: TypeAlias = dict[str, Tensor]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")  # what only a model with a decoder takes
 _CONFIG_FIELDS = (
     "model_type",
     "num_hidden_layers",
@@ -50,17 +53,8 @@ def _config_field(config: Any, name: str) -> Any:
         return None
 
 
-def input_ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the token ids that a model was called with: those of its decoder, where it has one."""
-    candidates = (kwargs.get("decoder_input_ids"), kwargs.get("input_ids"), *args[:1])
-    for ids in candidates:
-        if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.dtype is not torch.bool:
-            return ids.detach().to("cpu", copy=True)
-    return None
-
-
-def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the 2-D attention masks that a model was called with, by the kind of attention that they belong to.
+def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, Tensors]:
+    """Return the token ids and the 2-D attention masks that a model was called with, by the kind of attention.
 
     Parameters
     ----------
@@ -71,32 +65,37 @@ def padding_masks(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     Returns
     -------
-    dict of str to Tensor of bool, shape (batch, tokens)
+    ids : dict of str to Tensor, shape (batch, tokens)
+        Of "self", the text that is read or written, and of "encoder" where there is another one; a decoder that
+        makes its ids by itself (of labels) has none.
+    masks : dict of str to Tensor of bool, shape (batch, tokens)
         Nothing where no sequence is padded.
     """
     try:
-        arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        signature = inspect.signature(model.forward)
+        names, arguments = signature.parameters.keys(), signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        arguments = {}
+        names, arguments = {}.keys(), {}
     arguments = {**arguments, **kwargs}
-    has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    has_decoder = has_decoder or not arguments.keys().isdisjoint({"decoder_input_ids", "decoder_inputs_embeds"})
-    decoder = "decoder_attention_mask" if has_decoder else "attention_mask"
-    names = {"self": decoder, "cross": decoder} | ({"encoder": "attention_mask"} if has_decoder else {})
-    masks = {kind: arguments.get(name) for kind, name in names.items()}
-    return {
-        kind: t.detach().to("cpu").bool()
-        for kind, t in masks.items()
-        if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
-    }
+    wraps = names <= {"args", "kwargs"} and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    decoder = "decoder_" if wraps or not {*names, *arguments}.isdisjoint(_DECODER) else ""
+    first = None if decoder or "input_ids" in arguments else next(iter(args), None)
+    ids = {"self": arguments.get(f"{decoder}input_ids", first)}
+    masks = dict.fromkeys(("self", "cross"), arguments.get(f"{decoder}attention_mask"))
+    if decoder:
+        ids["encoder"], masks["encoder"] = arguments.get("input_ids"), arguments.get("attention_mask")
+    return (
+        {kind: t.detach().to("cpu", copy=True) for kind, t in ids.items() if _are_ids(t)},
+        {
+            kind: t.detach().to("cpu").bool()
+            for kind, t in masks.items()
+            if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
+        },
+    )
 
 
-def extended_ids(before: Tensor | None, new: Tensor | None, first: int | None) -> Tensor | None:
-    """Return the ids of the text after one more pass, whose first query stands at `first`."""
-    if new is None:
-        return before
-    goes_on = before is not None and first is not None and first > 0 and before.shape == (len(new), first)
-    return torch.cat([before, new], dim=1) if goes_on and before is not None else new
+def _are_ids(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point() and t.dtype is not torch.bool
 
 
 def token_texts(tokens: Any, ids: Tensor | None) -> list[list[str]] | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
+from attlas.atlas.atlas import FIRST_CALLS
 from attlas.atlas.entry import KINDS, statistic_names
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
@@ -29,6 +30,7 @@ from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
+from attlas.recording.text import RecordedText
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
 
@@ -219,9 +221,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
         self._sequences: dict[tuple[str, int], RecordedSequence] = {}
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
-        self._input_ids: Tensor | None = None
         self._padding_masks: dict[str, Tensor] = {}
-        self._ids: Tensor | None = None
+        self._texts = {"self": RecordedText(), "encoder": RecordedText()}
+        self._other_cache = False  # whether the cache of the running pass is that of other tokens than those before
+        self._first_calls: dict[str, int] = {}
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
 
     def __enter__(self) -> Atlas:
@@ -250,11 +253,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
-        self.atlas.ids = self._ids
-        self.atlas.texts = metadata.token_texts(self._tokens, self._ids)
-        if self._ids is not None and len(self._ids):
-            pieces = metadata.token_bytes(self._tokens, self._ids[0].tolist())
+        ids = self._texts["encoder" if self.atlas.kinds[:1] == ("encoder",) else "self"].ids
+        self.atlas.ids, self.atlas.texts = ids, metadata.token_texts(self._tokens, ids)
+        if ids is not None and len(ids):
+            pieces = metadata.token_bytes(self._tokens, ids[0].tolist())
             self.atlas.details |= {"token_bytes": pieces} if pieces else {}
+        later = {path: call for path, call in self._first_calls.items() if call}
+        self.atlas.details |= {FIRST_CALLS: later} if later else {}
         if self._policy.disk is not None:
             self._policy.disk.finish(self.atlas)
 
@@ -267,12 +272,18 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._begin(args, kwargs)
-        self._input_ids = metadata.input_ids_of(args, kwargs)
-        self._padding_masks = metadata.padding_masks(self._model, args, kwargs)
+        ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
+        self._other_cache = False
+        for name, text in self._texts.items():
+            text.begin(ids.get(name))
 
     def _end(self) -> None:
         super()._end()
-        self._ids = metadata.extended_ids(self._ids, self._input_ids, self._first_query)
+        for name, text in self._texts.items():
+            if text.end():  # entries before this pass are of another text
+                reading = [key for key, site in self._visits.items() if (site.kind == "encoder") == (name == "encoder")]
+                calls = {key[0]: self._sequences[key].call for key in reading if key in self._sequences}
+                self._first_calls |= calls
         self._padding_masks = {}  # an encoder that runs by itself has another text
 
     # ------------------------------------------------------------------------------------------------ matrices
@@ -306,6 +317,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Return a call with its position in the text; None where none of its queries is recorded."""
         matrix, cross, has_position = call.matrix, site.kind == "cross", call.first_query is not None
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
+        if (
+            site.kind == "self"
+            and self._passes.inside
+            and self._texts["self"].read(matrix.problem, first_query, first_key)
+        ):
+            self._other_cache = True
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
             return None
@@ -337,7 +354,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         key = (site.path, self._passes.occurrence(site.path))
         sequence, call = self._sequences.get(key), 0
         if sequence is not None:
-            if sequence.continues(step):
+            if not (self._other_cache and step.cross) and sequence.continues(step):
                 sequence.extend(step)
                 return
             self.atlas.entries.append(sequence.finish())

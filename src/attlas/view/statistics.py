@@ -16,7 +16,7 @@ from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import MIXED, PATTERNS
 from attlas.heads.classification import text_statistics
-from attlas.heads.from_recording import classify_entry
+from attlas.heads.from_recording import classify_entry, text_ids
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
 from attlas.view.columns import Column
@@ -227,9 +227,8 @@ class HeadTable:
 def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
     """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none."""
     batch, _, m, n = entry.shape
-    cells, ids = batch * m * n, atlas.ids
-    text = ids is not None and m == n >= 3 and ids.shape[-1] == n and entry.kind != "cross"
-    if ids is not None and text and total <= _KINDS[0] and cells <= _KINDS[1]:
+    cells, ids = batch * m * n, text_ids(atlas, entry)
+    if ids is not None and total <= _KINDS[0] and cells <= _KINDS[1]:
         return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]
     if total > _PLAIN[0] or cells > _PLAIN[1]:
         return []

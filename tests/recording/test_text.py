@@ -1,0 +1,123 @@
+"""Token ids and texts of a recording are those that its queries read, or are not known."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.recording.conftest import SIZES, causal_model
+from torch import Tensor, nn
+
+import attlas
+from attlas.heads.from_recording import text_ids
+from attlas.recording import record
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Tokenizer:
+    def decode(self, ids: list[int]) -> str:
+        return f"t{ids[0]}"
+
+
+def written(atlas: attlas.Atlas, key: Any, sequence: int = 0) -> list[str | None]:
+    return [row["token"] for row in atlas.token_table(key, 0, sequence)]
+
+
+def words(ids: Tensor) -> list[str]:
+    return [f"t{number}" for number in ids.tolist()]
+
+
+def generate(model: nn.Module, ids: Tensor, **options: Any) -> Any:
+    return model.generate(ids, do_sample=False, eos_token_id=None, pad_token_id=0, **options)
+
+
+def test_a_decoder_that_makes_its_ids_by_itself(t5: nn.Module, bart: nn.Module, ids: Tensor) -> None:
+    for model, options in ((t5, {"labels": ids[:, :5].contiguous()}), (bart, {})):
+        with record(model, tokens=Tokenizer()) as atlas:
+            model(ids, **options)
+        assert (atlas.ids, atlas.texts) == (None, None)
+        assert set(written(atlas, 0)) == {None}
+
+
+def test_decoder_ids_by_position(t5: nn.Module, ids: Tensor) -> None:
+    with record(t5) as atlas:
+        t5(ids, None, ids[:, 3:7])
+    assert torch.equal(atlas.ids, ids[:, 3:7])
+
+
+def test_an_encoder_alone_has_the_text_of_the_encoder(bart: nn.Module, ids: Tensor) -> None:
+    with record(bart, layers="encoder", tokens=Tokenizer()) as atlas:
+        bart(ids, decoder_input_ids=ids[:, 3:7])
+    assert written(atlas, 0, 1) == words(ids[1])
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart(ids, decoder_input_ids=ids.flip(1))
+    assert written(atlas, "cross.0") == words(ids[0].flip(0))
+    assert text_ids(atlas, atlas.entry(0)) is atlas.ids
+    assert text_ids(atlas, atlas.entry("encoder.0")) is text_ids(atlas, atlas.entry("cross.0")) is None
+    with record(bart.model.encoder, tokens=Tokenizer()) as atlas:
+        bart.model.encoder(ids)
+    assert written(atlas, 0) == words(ids[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_beams_have_the_ids_that_their_keys_are_of(
+    family: str, ids: Tensor, eager: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(family)
+    with record(model, tokens=Tokenizer()) as atlas:
+        answer = generate(model, ids, num_beams=3, num_return_sequences=3, max_new_tokens=6)
+    parts = [atlas.entry((0, call)) for call in range(atlas.entry(0).call + 1)]
+    assert len(parts) > 1  # some beam was reordered
+    assert atlas.ids.shape[1] == answer.shape[1] - 1
+    if family == "llama":
+        whole = eager(model, atlas.ids).attentions
+    else:
+        whole = eager(model, ids.repeat_interleave(3, 0), decoder_input_ids=atlas.ids).cross_attentions
+        assert len(parts) == atlas.entry("cross.0").call + 1
+    last = atlas.entry(1 if family == "llama" else "cross.1")
+    dense = whole[1][:, :, last.queries[0] : last.queries[1]]
+    torch.testing.assert_close(last.matrix.to_dense(), dense, atol=1e-5, rtol=1e-4)
+    assert written(atlas, 0, 4) == words(atlas.ids[4, parts[-1].queries[0] :])
+    assert written(atlas, (0, 0), 4) == [None] * parts[0].shape[2]
+
+
+def test_rejected_tokens_of_a_draft_are_cut_off(llama: nn.Module, ids: Tensor) -> None:
+    draft = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 1}))
+    with record(llama) as atlas:
+        text = generate(llama, ids[:1], assistant_model=draft, max_new_tokens=10)
+    assert torch.equal(atlas.ids, text[:, : atlas.ids.shape[1]])
+    assert atlas.ids.shape[1] == atlas.entry(0).shape[3] > 11
+
+
+def test_a_cache_of_before_the_recording(llama: nn.Module, ids: Tensor) -> None:
+    cache = llama(ids[:, :6], use_cache=True).past_key_values
+    with record(llama, tokens=Tokenizer()) as atlas:
+        llama(ids[:, 6:], past_key_values=cache)
+    assert atlas.ids is None
+    assert set(written(atlas, 0)) == {None}
+    with record(llama) as atlas:
+        llama.generate(inputs_embeds=llama.get_input_embeddings()(ids), max_new_tokens=3, eos_token_id=None)
+    assert atlas.ids is None
+
+
+def test_texts_are_those_of_the_last_text(llama: nn.Module, ids: Tensor, tmp_path: Path) -> None:
+    other = ids.flip(1)
+    with record(llama, tokens=Tokenizer()) as atlas:
+        llama(ids)
+        llama(other)
+        llama(other)
+    atlas.save(tmp_path / "run.atlas")
+    for each in (atlas, attlas.load(tmp_path / "run.atlas")):
+        assert written(each, (0, 0)) == [None] * 11
+        assert written(each, (0, 1)) == written(each, (0, 2)) == words(other[0])
+        assert text_ids(each, each.entry((0, 0))) is None
+
+
+def test_steps_that_are_entries_have_one_text(t5: nn.Module, ids: Tensor) -> None:
+    with record(t5, tokens=Tokenizer()) as atlas:
+        text = generate(t5, ids, max_new_tokens=5)[:, :-1]
+    assert torch.equal(atlas.ids, text)
+    assert [written(atlas, (0, call), 1) for call in range(text.shape[1])] == [[word] for word in words(text[1])]
