@@ -1,5 +1,6 @@
 """Runs that are killed, that share the work, that fail: nothing is lost, nothing is counted twice."""
 
+import copy
 import errno
 import multiprocessing
 import os
@@ -219,6 +220,31 @@ def test_another_model_or_setting_is_refused(model: torch.nn.Module, texts: Text
     (tmp_path / "other" / "letter.txt").write_text("mine")
     with pytest.raises(attlas.RecordingError, match="other files"):
         attlas.corpus(model, texts[:3], tmp_path / "other")
+
+
+def test_a_weight_of_the_model_was_changed(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
+    attlas.corpus(model, texts[:3], tmp_path / "corpus")
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.get_input_embeddings().weight[-1, -1] += 1
+    with pytest.raises(attlas.RecordingError, match="another model"):
+        attlas.corpus(changed, texts[:3], tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_other_texts_are_refused(model: torch.nn.Module, texts: Texts, world: int, tmp_path: Path) -> None:
+    attlas.corpus(model, texts[:4], tmp_path / "corpus", world=world)  # all of them, or every other one
+    with pytest.raises(attlas.RecordingError, match=r"another text 0, #0"):
+        attlas.corpus(model, texts[1:5], tmp_path / "corpus")
+    assert attlas.corpus(model, texts[:4], tmp_path / "corpus") is not None
+
+
+def test_a_process_that_goes_on_with_what_others_left(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert attlas.corpus(model, texts, tmp_path / "corpus", rank=0, world=2, **OPTIONS) is None
+    assert attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS) is not None
+    assert contents(tmp_path / "corpus") == whole
 
 
 def test_a_full_disk_loses_nothing(

@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "Run", "about_run", "corpus", "join"]
 
+_COMPARED = 64  # texts that must be those of the run before
 _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
 _FEW = 50  # texts before which a share of failures tells nothing
 _COMMITS = 0.05  # share of the time that commits may take
@@ -109,8 +110,8 @@ def corpus(
     Raises
     ------
     RecordingError
-        If the folder holds another corpus, another run writes into it, too many texts failed, or the model cannot be
-        recorded.
+        If the folder holds another corpus (of another model, other settings, or other first texts), another run writes
+        into it, too many texts failed, or the model cannot be recorded.
     FileError
         If a file cannot be read or written.
     ShapeError
@@ -154,11 +155,12 @@ def corpus(
     target = Path(folder)
     settings: dict[str, Any] = {"limit": limit, "batch": batch, "seed": seed, "samples": samples, "column": column}
     about = about_run(model, name_of(texts), tokenizer, length=length, stride=stride, **settings)
-    known = _finished(target, about)
-    if known is not None:
-        return known
     sizes = about["settings"]
     cutter = Cutter(tokenizer, sizes["length"], sizes["stride"], about["model"]["vocabulary"])
+    first = (text for document in documents(texts, column) for text in cutter.cut(document))
+    known = _finished(target, about, () if about["source"] == "-" else first)
+    if known is not None:
+        return known
     with hold(target / PARTS, rank, world), ModelReader(model, patch_sdpa=patch_sdpa).running() as reader:
         run = Run(target, reader, about, tokenizer, rank, world)
         stream = (text for document in documents(texts, column, run.begun) for text in cutter.cut(document))
@@ -232,9 +234,23 @@ def _check_same(folder: Path, about: dict[str, Any], other: dict[str, Any]) -> N
         raise RecordingError("corpus()", rule, {"folder": str(folder)}, found=difference, fix=fix)
 
 
-def _finished(folder: Path, about: dict[str, Any]) -> Corpus | None:
+def _check_texts(folder: Path, texts: Iterable[tuple[int, Text]], hashes: Mapping[int, str], seed: int) -> None:
+    """Raise an error where texts are not those that were read under their numbers before."""
+    for number, text in texts:
+        if text.ids is not None and hashes.get(number, "") not in ("", f"{hash_of(text.ids, seed):016x}"):
+            rule, found = "a folder holds one corpus.", f"one of another text {number}, {text.source}"
+            fix = "another folder, or the same texts in the same order."
+            raise RecordingError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix)
+
+
+def _first_hashes(lines: Iterable[dict[str, Any]]) -> dict[int, str]:
+    """Return the hashes of the first texts that were read, by the number of the text."""
+    return {row["text"]: row["hash"] for row in takewhile(lambda row: row["text"] < _COMPARED, lines)}
+
+
+def _finished(folder: Path, about: dict[str, Any], texts: Iterable[Text]) -> Corpus | None:
     """Return the corpus if a run before has finished it."""
-    from attlas.corpus.folder import CONFIG, open_folder
+    from attlas.corpus.folder import CONFIG, Finished, open_folder
 
     if not (folder / CONFIG).is_file():
         if folder.is_dir() and not (folder / PARTS).is_dir() and any(folder.iterdir()):
@@ -243,6 +259,8 @@ def _finished(folder: Path, about: dict[str, Any]) -> Corpus | None:
         return None
     found = open_folder(folder, verify=False)
     _check_same(folder, about, found.config)
+    hashes = _first_hashes(Finished(found).lines("texts"))
+    _check_texts(folder, enumerate(islice(texts, max(hashes, default=-1) + 1)), hashes, about["settings"]["seed"])
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return found
 
@@ -301,6 +319,8 @@ class Run:
         with Journal(self.folder / PARTS, self.rank) as journal:
             try:
                 while unit := list(islice(texts, batch)):
+                    if number in self.done:
+                        _check_texts(self.folder, enumerate(unit, number * batch), self.done.hashes, self.seed)
                     if number % self.world == self.rank and number not in self.done:
                         self._whole = False
                         self.unit(journal, number * batch, unit)
@@ -394,7 +414,9 @@ class _Bits:
     """The batches that were read before, by any process."""
 
     def __init__(self, folder: Path) -> None:
-        self._parts = [part.done for part in parts_of(folder)]
+        parts = parts_of(folder)
+        self._parts = [part.done for part in parts]
+        self.hashes = {text: hashed for part in parts for text, hashed in _first_hashes(part.lines("texts")).items()}
 
     def __contains__(self, number: int) -> bool:
         return any(number < len(done) and done[number] for done in self._parts)

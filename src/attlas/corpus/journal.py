@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from heapq import merge
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,21 @@ class Part:
         return self.folder / f"{self.rank:04d}.{kind}"
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines of ``texts`` or ``failed`` that were there at the commit."""
+        """Return the lines of ``texts`` or ``failed`` that were there at the commit, by ascending text."""
+        # Each run of the process has appended in ascending order what was left for it to read.
+        starts, last = [0], -1
+        for at, row in self._lines(kind, 0, self.sizes[kind]):
+            starts += [at] if row["text"] < last else []
+            last = row["text"]
+        runs = [self._lines(kind, start, stop) for start, stop in pairwise([*starts, self.sizes[kind]])]
+        return (row for _, row in merge(*runs, key=lambda line: line[1]["text"]))
+
+    def _lines(self, kind: str, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the lines between two places of the file, each with its own place."""
         with self._file(f"{kind}.jsonl").open("rb") as file:
-            left = self.sizes[kind]
-            while left > 0:
-                line = file.readline()
-                left -= len(line)
-                yield json.loads(line)
+            file.seek(start)
+            while (at := file.tell()) < stop:
+                yield at, json.loads(file.readline())
 
     def payload(self, text: int) -> Path:
         """Return the file with the largest keys of a text."""
