@@ -494,11 +494,11 @@ def test_markdown_guide_lists_every_package() -> None:
 
 
 def build(kind: str, folder: Path) -> Path:
-    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network, CMake or a compiler."""
+    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network and kernels."""
     pytest.importorskip("scikit_build_core", reason="scikit-build-core builds the package; it is in the extra `dev`")
     code = f"import sys; from scikit_build_core import build; print(build.build_{kind}(sys.argv[1]))"
-    # tests/test_build.py builds the kernels.
-    environment = os.environ | {"PATH": str(folder / "nothing"), "ATTLAS_PURE": "1"}
+    # tests/test_build.py builds the kernels. Here CMake may be there and must not be asked.
+    environment = os.environ | {"ATTLAS_PURE": "1"}
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -537,5 +537,10 @@ def test_sdist_can_build_the_wheel(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/test_house.py"}
     needed |= {f"src/{name}" for name in source_files()}
+    needed |= {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "engine" / "native" / "kernels").iterdir()}
+    needed |= {"CMakeLists.txt", "editable/CMakeLists.txt", "tests/engine/native/cpp/check.h"}
     assert not needed - names, "missing in the sdist"
     assert not {name for name in names if name.startswith((".venv", "demo-output", "dist"))}
+    editable = {"editable", "editable/CMakeLists.txt", "editable/.gitignore"}
+    assert not {name for name in names if name.startswith("editable")} - editable
+    assert not {name for name in names if name.endswith((".so", ".o"))}
