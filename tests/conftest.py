@@ -14,6 +14,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# torch's compiler would start a process for each core, and compile all headers of torch for later runs.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 import hypothesis
 import numpy as np
@@ -24,7 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SEED = 20240607
 
 # No deadline: the first example of a property pays for torch's warm-up. Derandomised: a red run can be repeated.
-hypothesis.settings.register_profile("attlas", deadline=None, derandomize=True, print_blob=True)
+# Fixtures of a function are made once for all examples of a property: those of the properties here hold no state.
+hypothesis.settings.register_profile(
+    "attlas",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 hypothesis.settings.load_profile("attlas")
 
 

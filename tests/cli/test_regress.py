@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("sklearn", reason="kernel regression is an estimator of scikit-learn (attlas[sklearn])")
 pytest.importorskip("pandas", reason="attlas regress reads tables with pandas (attlas[sklearn])")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
@@ -216,7 +216,7 @@ def test_plot_has_all_of_its_text_and_no_labels_that_collide() -> None:
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.tuples(finite, words, finite), min_size=2, max_size=8),
     delimiter=st.sampled_from([",", ";", "\t", "|"]),
