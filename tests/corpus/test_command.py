@@ -1,15 +1,14 @@
 """The command line: read, go on, join, export; and runs of two processes."""
 
 import importlib.util
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.pages import data_of
 
 import attlas
 from attlas.cli import main
@@ -50,11 +49,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "over 2 texts" in told
     assert "heads.html" in told
     assert len(attlas.load(tmp_path / "corpus").heads) == 24
-    page = (tmp_path / "heads.html").read_text("utf-8")
-    found = re.search(r'id="attlas-data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    answers = json.loads(found[1])["answers"]
-    assert {"info", "head:0:0", "head:0:23", "sample:0:23:0"} <= answers.keys()
+    assert {"info", "head:0:0", "head:0:23", "sample:0:23:0"} <= data_of(tmp_path / "heads.html")["answers"].keys()
 
 
 def launcher() -> list[str]:
