@@ -19,9 +19,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 import hypothesis
-import numpy as np
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20240607
@@ -55,6 +53,10 @@ def has_browser() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what holds for the whole process, doctests of src included."""
+    if config.getoption("numprocesses", None):
+        return  # this process only hands out tests: it starts sooner without torch
+    import torch
+
     torch.set_num_threads(1)
     if sets := config.getoption("--sets", "").split():
         config.pluginmanager.register(InstructionSets(sets))
@@ -101,6 +103,8 @@ class InstructionSets:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason and the way out, the tests that need what this machine does not have."""
+    import torch
+
     missing = {}
     if data_folder() is None:
         missing["external"] = "no external data: set ATTLAS_DATA to its folder, or put it in ../shared/data"
@@ -143,6 +147,9 @@ def external_data() -> Path:
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Start every test from the same random state, whatever ran before it."""
+    import numpy as np
+    import torch
+
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - libraries under test may use the global generator
     # torch.manual_seed queues a seed, with the stack printed as a text, for each kind of device that is not here.
@@ -154,6 +161,8 @@ def fixed_seeds() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def deterministic() -> None:
     """Switch deterministic mode on once: doing it before and after each test costs more than most tests do."""
+    import torch
+
     torch.use_deterministic_algorithms(True)
 
 
@@ -164,6 +173,8 @@ def fresh_memory_is_nan(request: pytest.FixtureRequest, deterministic: None) -> 
     torch does the filling itself in deterministic mode. Some CUDA kernels have no deterministic form and raise in that
     mode, so tests on a GPU run without.
     """
+    import torch
+
     if request.node.get_closest_marker("gpu"):
         torch.use_deterministic_algorithms(False)
     yield
