@@ -44,7 +44,7 @@ FUNCTION_STATEMENTS = 40
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 # What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
 HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
-         "pandas", "anywidget", "pyarrow"]  # fmt: skip
+         "pandas", "anywidget", "pyarrow", "polars"]  # fmt: skip
 # Packages whose public names must be documented; those of an extra that is not installed are left out.
 PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.corpus", "attlas.distributed", "attlas.estimators", "attlas.heads",
                 "attlas.huggingface", "attlas.interventions", "attlas.models", "attlas.nn", "attlas.pictures",
@@ -270,7 +270,8 @@ def test_init_holds_only_public_names() -> None:
 def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
     code = "import sys, json, attlas; early = 'torch' in sys.modules; attlas.attend"
     code += "; assert not early, 'import attlas alone loads torch'; print(json.dumps(sorted(sys.modules)))"
-    code += "; import torch; attlas.attend(torch.ones(2, 2), torch.ones(2, 2)); from attlas.cli import stats"
+    code += "; import torch, attlas.recording; attlas.attend(torch.ones(2, 2), torch.ones(2, 2))"
+    code += "; from attlas.cli import stats"
     code += "; print(json.dumps(sorted(sys.modules)))"
     said = subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True).splitlines()
     for modules in map(set, map(json.loads, said)):
@@ -280,7 +281,7 @@ def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
         assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
         unasked = {"distributed", "view", "estimators", "huggingface", "nn"}
         assert not modules & {f"attlas.{name}" for name in unasked}
-    assert "attlas.cli.stats" in modules
+    assert {"attlas.cli.stats", "attlas.recording"} <= modules
 
 
 def test_names_of_the_package_are_found_in_any_order() -> None:

@@ -6,8 +6,6 @@ import importlib.util
 import io
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -454,8 +452,3 @@ def test_extras_are_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     told = refusal([data, "--target", "y", "--plot", "fit.png"], capsys)
     assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
-
-
-def test_the_command_line_starts_without_scikit_learn() -> None:
-    code = "import sys, attlas.cli; print(sorted({'sklearn', 'polars', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

@@ -1,4 +1,4 @@
-"""attlas view: what it says at the door, that it serves, and that it ends; the end of the demo."""
+"""attlas view: what it refuses, that it serves, and that it ends; the end of the demo."""
 
 import builtins
 import contextlib
@@ -203,7 +203,7 @@ def test_a_recording_can_be_kept(
     assert atlas.spans["generated"] == (64, 68)
 
 
-# ------------------------------------------------------------------------------------------------------- at the door
+# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_is_not_said_or_said_twice(complaint: Run) -> None:

@@ -331,7 +331,7 @@ def test_a_server_that_never_ran_leaves_nothing(slow: Slow) -> None:
     Server(slow, port=viewer.port).stop()
 
 
-# ------------------------------------------------------------------------------------------------------- at the door
+# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_it_listens_on_this_machine_only(viewer: Server) -> None:

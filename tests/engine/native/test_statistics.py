@@ -270,9 +270,7 @@ def test_parts_of_a_matrix(use: Callable[[str], None]) -> None:
     case = make(40, 63, batch=2, heads=(4, 2), sink=torch.randn(4), mask=attlas.Padding([30, 63]))
     for key in (0, (slice(None), 3), (1, 2), (slice(None), slice(1, 4))):
         part = case.A[key]
-        torch.testing.assert_close(
-            part.sum(-2).double(), torch.tensor(case.weights)[key].sum(-2), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(part.sum(-2).double(), torch.tensor(case.weights)[key].sum(-2), rtol=1e-4, atol=1e-4)
         assert torch.equal(part.lse, case.A.lse[key])
 
 
