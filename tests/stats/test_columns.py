@@ -10,9 +10,7 @@ from attlas.errors import ShapeError
 
 WINDOWS = {
     "all": (None, lambda m: slice(0, m)),
-    "first half": (lambda m: slice(0, m // 2), lambda m: slice(0, m // 2)),
     "range": (lambda m: range(m // 3, m), lambda m: slice(m // 3, m)),
-    "pair": (lambda m: (m // 3, m // 3), lambda m: slice(0, 0)),
     "last": (lambda m: slice(-min(m, 9), None) if m else None, lambda m: slice(max(m - 9, 0), m)),
 }
 
@@ -35,6 +33,13 @@ def test_column_max(case, window):
     rows, own = window
     given = None if rows is None else rows(case.m)
     case.close(stats.column_max(case.A, rows=given), case.weights[:, :, own(case.m)].max(-2, initial=0.0))
+
+
+def test_rows_in_every_form(make):
+    case = make(63, 130, mask=attlas.Causal())
+    for rows, own in ((slice(0, 31), slice(0, 31)), (slice(40, None), slice(40, 63)), ((21, 21), slice(0, 0))):
+        case.close(stats.column_mass(case.A, rows=rows), case.weights[:, :, own].sum(-2))
+        case.close(stats.column_max(case.A, rows=rows), case.weights[:, :, own].max(-2, initial=0.0))
 
 
 def test_column_argmax(case):
