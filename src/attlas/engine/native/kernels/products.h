@@ -6,10 +6,23 @@
 
 namespace ATTLAS_ISA {
 
-// 2^x where that is no number below the normal ones, within 2e-14 of itself: less than its exponent may be wrong here.
+// 2^x where that is no number below the normal ones, within 4e-13 of itself: less than its exponent may be wrong here.
 ATTLAS_INLINE Vec<double> normal_power(Vec<double> x) {
 #if defined(__AVX512F__)
   return exp2_(x);
+#elif defined(__AVX2__)
+  using V = Vec<double>;
+  const V magic = all(844424930131968.0), rounded = x + magic;  // 1.5 * 2^49: adding it rounds to a multiple of 1/8
+  const V r = x - (rounded - magic);
+  // The bits of 2^(k/8), less k as the shift below adds it: their upper and their lower halves.
+  const __m256i upper = _mm256_setr_epi32(0x3ff00000, 0x3fef72b8, 0x3fef06fe, 0x3feebfda, 0x3feea09e, 0x3feeace5, 0x3feee89f, 0x3fef5818);
+  const __m256i lower = _mm256_setr_epi32(0x00000000, 0x3c7d517b, 0x0a31b715, 0xd5362a27, 0x667f3bcd, 0x422aa0db, 0x995ad3ad, 0xdcfba487);
+  const __m256i k = (__m256i)_mm256_moveldup_ps((__m256)rounded);
+  const __m256i root = _mm256_blend_epi32(_mm256_permutevar8x32_epi32(lower, k), _mm256_permutevar8x32_epi32(upper, k), 0xaa);
+  const V t = (V)((Ints<double>)root + ((Ints<double>)rounded << 49));
+  V p = all(0.0013334451887507994);
+  for (double term : {0.009618966890543462, 0.055504108533901385, 0.24022650594654318, 0.6931471805599737}) p = p * r + all(term);
+  return t * r * p + t;
 #else
   using V = Vec<double>;
   const V magic = all(6755399441055744.0), rounded = x + magic;  // 1.5 * 2^52: adding it rounds to a whole number
@@ -133,31 +146,46 @@ class Products {
     far_[size_t(item)] = farthest;
   }
 
+  // Products of a few rows and columns first, then their powers: with narrow vectors a number that was read serves more
+  // products, and fewer instructions wait for one another.
+  static constexpr bool NARROW = VECTOR_BYTES == 32;
+  static constexpr int SOME = 4, SIDE = NARROW ? 2 : 1, AHEAD = NARROW ? 8 : 1;
+
   template <int D>
   static void pass(const double* rows, const double* keys, const double* values, Vec<double>* sums,
                    Vec<double>* pooled, double* weights) {
-    for (int r = 0; r < ROWS; r += 4) {
-      Vec<double> total[4] = {}, part[4] = {};
-      for (int x = 0; x < TILE / W; ++x) {
-        Vec<double> w[4];
-        const Vec<double> start = load(keys + D * TILE + x * W), value = values ? load(values + x * W) : Vec<double>{};
-        for (int i = 0; i < 4; ++i) w[i] = start;
+    for (int r = 0; r < ROWS; r += SOME) {
+      Vec<double> total[SOME] = {}, part[SOME] = {}, logits[SOME][AHEAD];
+      for (int x = 0; x < TILE / W; x += AHEAD) {
+        for (int at = 0; at < AHEAD; at += SIDE) {
+          const double* key = keys + (x + at) * W;
+          if (NARROW) asm volatile("" : : : "memory");  // numbers of rows are read where they are needed: registers are few
+          Vec<double> w[SOME][SIDE];
+          for (int i = 0; i < SOME; ++i)
+            for (int s = 0; s < SIDE; ++s) w[i][s] = load(key + D * TILE + s * W);
 #pragma GCC unroll 8
-        for (int c = 0; c < D; ++c) {
-          const Vec<double> key = load(keys + c * TILE + x * W);
+          for (int c = 0; c < D; ++c) {
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) w[i] += all(rows[(r + i) * D + c]) * key;
+            for (int i = 0; i < SOME; ++i)
+              for (int s = 0; s < SIDE; ++s) w[i][s] += all(rows[(r + i) * D + c]) * load(key + c * TILE + s * W);
+          }
+          for (int i = 0; i < SOME; ++i)
+            for (int s = 0; s < SIDE; ++s) logits[i][at + s] = w[i][s];
         }
+        for (int i = 0; i < SOME; ++i) {
+          Vec<double> sum = total[i], pool = part[i];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          w[i] = normal_power(w[i]);
-          total[i] += w[i];
-          part[i] += w[i] * value;
+          for (int at = 0; at < AHEAD; ++at) {
+            const Vec<double> w = normal_power(logits[i][at]);
+            sum += w;
+            if (values) pool += w * load(values + (x + at) * W);
+            if (weights) store(weights + (r + i) * TILE + (x + at) * W, w);
+          }
+          total[i] = sum;
+          part[i] = pool;
         }
-        if (weights)
-          for (int i = 0; i < 4; ++i) store(weights + (r + i) * TILE + x * W, w[i]);
       }
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < SOME; ++i) {
         sums[r + i] = total[i];
         pooled[r + i] = part[i];
       }
