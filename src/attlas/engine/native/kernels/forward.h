@@ -118,8 +118,8 @@ class Forward {
   };
 
   // What a product is multiplied by to be counted in the unit of the largest logits of the rows; log of that unit.
-  T factor() const { return T(double(factor_of<T>(p_)) / unit()); }
-  double unit() const { return powers_ ? Weight<T>::UNIT : 1.0; }
+  T factor() const { return AT_ONCE && powers_ ? T(p_.scale / Weight<T>::UNIT) : factor_of<T>(p_); }
+  double unit() const { return AT_ONCE && powers_ ? Weight<T>::UNIT : 1.0; }
 
   T length_of(const T* query) const {
     T square = 0;
@@ -301,7 +301,8 @@ class Forward {
     if (peak == -INF<T>) return false;
     if (p_.top_keys) keep_largest(logits, left, size, r, tops);
     Row<T>& row = rows_[r];
-    if (peak * factor() > row.top) rescale(row, r, powers_ ? std::ceil(peak * factor() * 8) / 8 : peak * factor());
+    const T top = peak * factor();
+    if (top > row.top) rescale(row, r, powers_ ? std::ceil(top * 8) / 8 : top);
     return true;
   }
 
@@ -465,7 +466,7 @@ class Forward {
   const attlas::AttentionParams& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
   const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
-  bool powers_;  // whether products are logits in powers of 2, and the largest of rows are multiples of 1/8 of that
+  bool powers_;  // whether the largest logits of rows are counted in powers of 2, as multiples of 1/8
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights

@@ -96,8 +96,8 @@ ATTLAS_INLINE void finish_row(T* row, const MaskView& mask, int64_t i, int64_t f
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Products with the keys of one block of columns become weights while they are in registers: their few
-// instructions run beside the multiplications of the next tile. What comes in must stay within the normal numbers.
+// Products with the keys of one block of columns become weights while they are in registers: the few instructions of that run
+// beside the multiplications of the next tile. All weights must be normal numbers.
 template <class M, int64_t STRIDE>
 struct Weighing {
   using V = Vec<float>;
