@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,7 +19,7 @@ from attlas.tiles import Tile
 
 __all__ = [
     "Problem", "full_precision", "match_heads", "spread_heads", "sum_heads", "tensors_of", "tree_flatten", "tree_map",
-    "tree_unflatten", "without_graph",
+    "without_graph",
 ]  # fmt: skip
 
 _SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
@@ -59,24 +59,25 @@ def _state(t: Tensor) -> tuple[int | None, int]:
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors of a score or a mask and of its parts, each once."""
-    return list({id(t): t for t in _tensors_within(owner)}.values())
+    found: dict[int, Tensor] = {}
+    _add_tensors(owner, found)
+    return list(found.values())
 
 
-def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
-    """Yield the tensors of a score or a mask and of its parts, some more than once."""
-    values: Iterable[Any] = vars(owner).values()
-    if isinstance(owner, nn.Module):
-        own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
-        values = (*own, *owner._parameters.values(), *owner._buffers.values(), *owner._modules.values())
-    for value in values:
-        for part in value if isinstance(value, (list, tuple)) else (value,):
+def _add_tensors(owner: nn.Module | Mask, found: dict[int, Tensor]) -> None:
+    for name, value in vars(owner).items():
+        if name in _SETTINGS or value is None:
+            continue
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        for part in parts:
             if isinstance(part, Tensor):
-                yield part
+                found[id(part)] = part
             elif isinstance(part, (nn.Module, Mask)):
-                yield from _tensors_within(part)
+                _add_tensors(part, found)
 
 
-_OF_MODULES = frozenset(vars(nn.Module()))  # hooks and settings that every module has
+# Hooks and settings that every module has.
+_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ class Problem:
         """
         return tracing() or not self.has_numbers
 
-    @cached_property
+    @property
     def has_numbers(self) -> bool:
         """Whether the tokens have numbers in memory; tensors of the meta device do not."""
         return holds_numbers(self.q) and holds_numbers(self.k)
@@ -292,14 +293,6 @@ def tree_flatten(tokens: Tokens) -> list[Tensor]:
     if isinstance(tokens, Tensor):
         return [tokens]
     return [t for part in tokens for t in tree_flatten(part)]
-
-
-def tree_unflatten(form: Any, tensors: list[Any]) -> Any:
-    """Put tensors back into the form of `form`, a tensor or a tuple; consumes the list from its front."""
-    if isinstance(form, Tensor):
-        return tensors.pop(0)
-    parts = [tree_unflatten(part, tensors) for part in form]
-    return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
 
 
 def without_graph(score: Score) -> Score:
