@@ -130,13 +130,21 @@ class Forward {
   // The length of the longest key from start to stop.
   T longest(const Number* right, int64_t start, int64_t stop) const {
     V most_square{};
-    if constexpr (AT_ONCE)
-      for (int64_t j = start; j < stop; j += W) {
-        const T* key = M::right_at(right, j / M::COLUMNS * M::COLUMNS, 0, p_.d, k_parts_) + j % M::COLUMNS;
-        V square{};
-        for (int64_t t = 0; t < p_.d; ++t) square += load(key + t * M::COLUMNS) * load(key + t * M::COLUMNS);
-        most_square = larger<T>(most_square, square);
+    if constexpr (AT_ONCE) {
+      constexpr int SIDE = 8;  // vectors whose sums do not wait for each other
+      for (int64_t j = start; j < stop; j += SIDE * W) {
+        const T* keys[SIDE];
+        V squares[SIDE] = {};
+        for (int x = 0; x < SIDE; ++x) {
+          const int64_t key = std::min(j + x * W, stop - W);
+          keys[x] = M::right_at(right, key / M::COLUMNS * M::COLUMNS, 0, p_.d, k_parts_) + key % M::COLUMNS;
+        }
+        for (int64_t t = 0; t < p_.d; ++t)
+#pragma GCC unroll 8
+          for (int x = 0; x < SIDE; ++x) squares[x] += load(keys[x] + t * M::COLUMNS) * load(keys[x] + t * M::COLUMNS);
+        for (const V& square : squares) most_square = larger<T>(most_square, square);
       }
+    }
     return std::sqrt(most<T>(most_square));
   }
 
