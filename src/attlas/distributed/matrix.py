@@ -138,7 +138,7 @@ class DistributedMatrix:
         dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
 
         def read() -> Where:
-            self._whole.current("A[...]")
+            self._whole.checked_problem("A[...]")
             return parsed(key, layout)
 
         where = agreed(self.device_mesh, read)
@@ -205,7 +205,7 @@ class DistributedMatrix:
         def check() -> None:
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(where, name, t, self.device_mesh)
-            self._whole.current(where)
+            self._whole.checked_problem(where)
             problem, names = self._whole.problem, (name, size, token)
             own = problem.k if tokens == "keys" else problem.q
             check_values(where, like(t), own, self._whole._axes, problem.shape[1], names)
