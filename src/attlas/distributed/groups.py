@@ -7,36 +7,35 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from attlas._compat import tree_leaves, tree_map
-from attlas.distributed.layout import of_shape
+from attlas.distributed.layout import Layout, of_shape
 from attlas.engine.problem import tensors_of
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
-
-if TYPE_CHECKING:
-    from attlas.distributed.matrix import DistributedMatrix
 
 __all__ = ["by_group", "is_divided"]
 
 _GATHERED_BYTES = 8 << 30
 
+Matrix: TypeAlias = Any  # a DistributedMatrix, whose module imports this one
+
 # For each leading axis, which of its pieces a group has. Each rank has the same pieces of its own part.
 Group: TypeAlias = tuple[range, ...]
 
 
-def is_divided(A: DistributedMatrix) -> bool:
+def is_divided(A: Matrix) -> bool:
     """Return whether the keys of all heads, and as many values, are more than a rank may gather at a time."""
     return len(_Groups(A, (), ()).every) > 1
 
 
 def by_group(
-    A: DistributedMatrix,
+    A: Matrix,
     method: Callable[..., Any],
     *tensors: DTensor,
     values: bool = False,
@@ -93,8 +92,8 @@ class _Groups:
     form: Any = None  # results of a group
     recorded: list[bool]  # which of them carry a gradient
 
-    def __init__(self, A: DistributedMatrix, tensors: Sequence[DTensor], values: Sequence[DTensor]) -> None:
-        self.A, self.layout = A, A._layout
+    def __init__(self, A: Matrix, tensors: Sequence[DTensor], values: Sequence[DTensor]) -> None:
+        self.A, self.layout = A, cast(Layout, A._layout)
         layout, k = self.layout, A._tokens[1]
         self.ranks = [math.prod(layout.mesh.size(dim) for dim in layout.dims(axis)) for axis in range(layout.rank)]
         gathered = [t for t in (k, *values) if layout.gathers(t)]

@@ -65,8 +65,9 @@ struct Passes {
   AttentionParams forward, given;
   bool has_forward, has_statistics;
 
-  explicit Passes(const AttentionParams& p) : forward(p), given(p) {
-    has_forward = p.out || !p.lse_known;
+  // Entropy alone is found sooner with the log-sum-exp, known or not, where the forward pass compares few logits.
+  Passes(const AttentionParams& p, bool at_once) : forward(p), given(p) {
+    has_forward = p.out || !p.lse_known || (at_once && !wants_column_statistics(p));
     has_statistics = wants_column_statistics(p) || (!has_forward && wants_row_statistics(p));
     given.out = nullptr;
     given.lse_known = 1;
@@ -269,7 +270,7 @@ template <class M, class Source>
 int32_t run(const AttentionParams& p, Parts parts) {
   using T = typename M::T;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
-  const Passes passes(p);
+  const Passes passes(p, p.entropy && !p.partial && Forward<M>::at_once(p));
   const bool both = passes.has_forward && passes.has_statistics && BothPasses<M>::group_for(p) > 0;
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   // Small heads are packed a few megabytes at a time: caches keep that much, and the C library gives it out again without

@@ -27,6 +27,11 @@ class Forward {
   using Number = typename M::Number;
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static constexpr bool AT_ONCE = std::is_same_v<T, float>;  // whether products may become weights while they are in registers
+#else
+  static constexpr bool AT_ONCE = false;
+#endif
 
  public:
   static constexpr int64_t CHUNK = 512;                        // keys taken together; a multiple of COLUMNS
@@ -42,6 +47,12 @@ class Forward {
     return round_up(rows, M::ROWS);
   }
 
+  // Whether most logits need no look at, as only output, log-sum-exp and entropy are wanted.
+  static bool at_once(const attlas::AttentionParams& p) {
+    return AT_ONCE && p.cap == 0 && usual(T(p.scale)) && p.m >= 256 && p.n > CHUNK && !p.squares && !p.max_logit && !p.mean &&
+           !p.variance && !p.top_keys;
+  }
+
   Forward(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
       : p_(problem),
         q_parts_(q_parts),
@@ -49,6 +60,7 @@ class Forward {
         p_parts_(p_parts),
         v_parts_(v_parts),
         transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
+        powers_(at_once(problem)),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
         logits_(2 * M::ROWS * STRIDE),
@@ -56,6 +68,7 @@ class Forward {
         weights_(M::Product::STEPS ? 2 * weights_size_ : 0),
         pooled_(size_t(block) * width_),
         rows_(block),
+        lengths_(block),
         top_values_(size_t(block) * problem.k_largest),
         top_keys_(size_t(block) * problem.k_largest) {
     std::fill(logits_.data, logits_.data + 2 * M::ROWS * STRIDE, T(0));
@@ -65,12 +78,15 @@ class Forward {
   void keep(T* rows, int64_t stride) {
     kept_ = rows;
     stride_ = stride;
+    powers_ = false;
   }
 
   // Queries [first, first + count) of one head, count at most the block; `right` and `values` are its packed keys and values.
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, const Number* values) {
     M::pack_left(queries_.data, count, p_.d, q_parts_, read);
+    if constexpr (AT_ONCE)
+      for (int64_t i = 0; powers_ && i < count; ++i) lengths_[i] = length_of(queries_.at(i * p_.d)) * factor();
     const int64_t padded = round_up(count, M::ROWS);
     if (p_.out) std::memset(pooled_.data, 0, sizeof(T) * size_t(padded) * width_);
     std::fill(rows_.begin(), rows_.begin() + padded, Row<T>());
@@ -81,15 +97,86 @@ class Forward {
     first_ = first;
     int64_t left, end;
     mask.hull(first, first + count, left, end);
-    for (int64_t start = left / M::COLUMNS * M::COLUMNS; start < end; start += CHUNK) {
+    const int64_t begin = left / M::COLUMNS * M::COLUMNS;
+    // A few keys show how large logits are, where that is all that is asked of them.
+    for (int64_t start = begin, stop = begin + (powers_ ? 128 : CHUNK); start < end; start = stop, stop += CHUNK) {
+      longest_ = powers_ && start > begin ? longest(right, start, std::min(stop, padded_keys())) : INF<T>;
       for (int64_t r = 0; r < padded; r += M::ROWS)
-        strip(mask, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(start + CHUNK, end), right, values);
+        strip(mask, first, r, std::min<int64_t>(count - r, M::ROWS), start, std::min(stop, end), right, values);
       settle(values);
     }
     finish(b, h, first, count);
   }
 
  private:
+  // A strip of logits that was multiplied, where its weights go, and how many of its rows have become weights.
+  struct Strip {
+    T* logits;
+    Number* weights;
+    int64_t r, some, left, end, taken;
+    bool gaps;  // whether a row may not see all of it
+  };
+
+  // What a product is multiplied by to be counted in the unit of the largest logits of the rows; log of that unit.
+  T factor() const { return AT_ONCE && powers_ ? T(p_.scale / Weight<T>::UNIT) : factor_of<T>(p_); }
+  double unit() const { return AT_ONCE && powers_ ? Weight<T>::UNIT : 1.0; }
+
+  T length_of(const T* query) const {
+    T square = 0;
+    for (int64_t t = 0; t < p_.d; ++t) square += query[t] * query[t];
+    return std::sqrt(square);
+  }
+
+  // The length of the longest key from start to stop.
+  T longest(const Number* right, int64_t start, int64_t stop) const {
+    V most_square{};
+    if constexpr (AT_ONCE) {
+      constexpr int SIDE = 8;  // vectors whose sums do not wait for each other
+      for (int64_t j = start; j < stop; j += SIDE * W) {
+        const T* keys[SIDE];
+        V squares[SIDE] = {};
+        for (int x = 0; x < SIDE; ++x) {
+          const int64_t key = std::min(j + x * W, stop - W);
+          keys[x] = M::right_at(right, key / M::COLUMNS * M::COLUMNS, 0, p_.d, k_parts_) + key % M::COLUMNS;
+        }
+        for (int64_t t = 0; t < p_.d; ++t)
+#pragma GCC unroll 8
+          for (int x = 0; x < SIDE; ++x) squares[x] += load(keys[x] + t * M::COLUMNS) * load(keys[x] + t * M::COLUMNS);
+        for (const V& square : squares) most_square = larger<T>(most_square, square);
+      }
+    }
+    return std::sqrt(most<T>(most_square));
+  }
+
+  // Whether weights are normal numbers, and not far above 1, whatever the keys of this chunk are: by Cauchy and Schwarz.
+  // Then no logit needs to be compared.
+  bool within_reach(int64_t r, int64_t some) const {
+    if (!powers_ || some < M::ROWS) return false;
+    for (int64_t i = r; i < r + some; ++i) {
+      const T most = lengths_[i] * longest_, top = rows_[i].top;
+      if (!(most - top < T(40) && most + top < T(125))) return false;
+    }
+    return true;
+  }
+
+  template <bool OUT, bool PLOGP>
+  void weigh_at_once([[maybe_unused]] const Strip& strip, [[maybe_unused]] const Number* right) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (AT_ONCE) {
+      const Flush flush;
+      Weighing<M, STRIDE> weighing{p_.d, all(factor())};
+      for (int i = 0; i < M::ROWS; ++i) weighing.take_top(i, rows_[strip.r + i].top);
+      for (int64_t j = strip.left; j < strip.end; j += M::COLUMNS)
+        weighing.template block<OUT, PLOGP>(M::left_at(queries_.data, strip.r, p_.d, q_parts_),
+                                            M::right_at(right, j, 0, p_.d, k_parts_), strip.weights + (j - strip.left));
+      for (int i = 0; i < M::ROWS; ++i) {
+        rows_[strip.r + i].total += sum<T>(weighing.totals[i]);
+        if (PLOGP) rows_[strip.r + i].plogp += T(double(sum<T>(weighing.plogp[i])) * unit());
+      }
+    }
+#endif
+  }
+
   // Rows r to r + ROWS against columns [start, stop). While they are multiplied, and the values with the weights of the rows
   // before last, the rows before become weights.
   void strip(const MaskView& mask, int64_t first, int64_t r, int64_t some, int64_t start, int64_t stop, const Number* right,
@@ -106,6 +193,12 @@ class Forward {
     const bool gaps = mask.allowed || left < inner_left || end > inner_end;
     T* logits = kept_ ? kept_ + r * stride_ + left : logits_.at(size_t(side_) * M::ROWS * STRIDE);
     const Strip next{logits, weights_at(logits), r, some, left, end, 0, gaps};
+    if (!gaps && within_reach(r, some)) {
+      if (!p_.out) return weigh_at_once<false, true>(next, right);
+      p_.entropy ? weigh_at_once<true, true>(next, right) : weigh_at_once<true, false>(next, right);
+      last_ = next;
+      return pool(values);
+    }
     if (!M::Product::STEPS) {
       for (int64_t j = left; j < end; j += M::COLUMNS)
         if (!mask.hides(first + r, some, j, M::COLUMNS))
@@ -123,14 +216,6 @@ class Forward {
     before_ = next;
     side_ ^= 1;
   }
-
-  // A strip of logits that was multiplied, where its weights go, and how many of its rows have become weights.
-  struct Strip {
-    T* logits;
-    Number* weights;
-    int64_t r, some, left, end, taken;
-    bool gaps;  // whether a row may not see all of it
-  };
 
   // Where the weights of these logits go: into their place, unless products take other numbers or logits are kept.
   Number* weights_at(T* logits) const {
@@ -169,6 +254,11 @@ class Forward {
     keys_ = typename M::Product();
     soften_all(values);
     if (M::Product::STEPS) return soften_all(values);
+    pool(values);
+  }
+
+  // The values with the weights of the last strip.
+  void pool(const Number* values) {
     for (int64_t j = 0; last_.logits && j < width_; j += M::COLUMNS)
       M::template multiply<true>(last_.weights, p_parts_, DEPTH, M::right_at(values, j, last_.left, padded_keys(), v_parts_),
                                  v_parts_, last_.end - last_.left, pooled_.at(size_t(last_.r) * width_ + j), width_);
@@ -209,7 +299,6 @@ class Forward {
   bool find_top(int64_t i, int64_t size) {
     T* logits = before_.logits + i * stride_;
     const int64_t r = before_.r + i, left = before_.left, end = before_.end;
-    const T scale = factor_of<T>(p_);
     if (before_.gaps || transforms_logits_) finish_row<T>(logits, *mask_, first_ + r, left, end, T(p_.scale), T(p_.cap));
     V tops[4] = {all(-INF<T>), all(-INF<T>), all(-INF<T>), all(-INF<T>)};
     int64_t j = 0;
@@ -220,7 +309,8 @@ class Forward {
     if (peak == -INF<T>) return false;
     if (p_.top_keys) keep_largest(logits, left, size, r, tops);
     Row<T>& row = rows_[r];
-    if (peak * scale > row.top) rescale(row, r, peak * scale);
+    const T top = peak * factor();
+    if (top > row.top) rescale(row, r, powers_ ? std::ceil(top * 8) / 8 : top);
     return true;
   }
 
@@ -245,9 +335,9 @@ class Forward {
 
   // A larger logit was found: what was summed before shrinks.
   void rescale(Row<T>& row, int64_t r, T top) {
-    const T shrink = row.total > 0 ? std::exp(row.top - top) : T(0);
+    const T by = (row.top - top) * T(unit()), shrink = row.total > 0 ? std::exp(by) : T(0);
     if (row.total > 0) {
-      row.plogp = shrink * (row.plogp + (row.top - top) * row.total);
+      row.plogp = shrink * (row.plogp + by * row.total);
       row.total *= shrink;
       row.squares *= shrink * shrink;
       if (p_.out) {
@@ -268,7 +358,7 @@ class Forward {
     // Two sums of each in turn wait less for each other, where there are registers for them.
     constexpr int SUMS = VECTOR_BYTES == 32 ? 1 : 2;
     V total[SUMS] = {}, plogp[SUMS] = {}, squares[SUMS] = {}, count[SUMS] = {}, sum_dev[SUMS] = {}, squared_dev[SUMS] = {};
-    const Shift<T> shift = Weight<T>::shift_of(double(row.top), scale);
+    const Shift<T> shift = Weight<T>::shift_of(double(row.top) * unit(), scale);
     const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
     const V none = all(-INF<T>), one = all(T(1));
     // Moments are taken about a number near the mean, so that their difference loses nothing.
@@ -348,12 +438,13 @@ class Forward {
       const int64_t at = head * p_.m + first + r;
       T total = row.total;
       if (sinks && sinks[h] > -INF<T>) {
-        if (sinks[h] > row.top) rescale(row, r, sinks[h]);
-        total = row.total + std::exp(sinks[h] - row.top);
+        const T sink = sinks[h] / T(unit());
+        if (sink > row.top) rescale(row, r, sink);
+        total = row.total + std::exp((sink - row.top) * T(unit()));
       }
       const bool empty = !(total > 0);
       const T share = empty ? T(0) : T(1) / total;
-      const double lse = empty ? -INF<double> : double(row.top) + std::log(double(total));
+      const double lse = empty ? -INF<double> : double(row.top) * unit() + std::log(double(total));
       if (p_.lse && !p_.lse_known) p_.lse[at] = lse;
       if (p_.out) {
         T* to = static_cast<T*>(p_.out) + at * p_.e;
@@ -383,6 +474,7 @@ class Forward {
   const attlas::AttentionParams& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
   const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
+  bool powers_;  // whether the largest logits of rows are counted in powers of 2, as multiples of 1/8
   const int64_t width_;
   Aligned<Number> queries_;
   Aligned<T> logits_;  // of two strips: one is multiplied while the other becomes weights
@@ -398,6 +490,8 @@ class Forward {
   Aligned<Number> weights_;  // of two strips: one is multiplied with the values while the other becomes weights
   Aligned<T> pooled_;
   std::vector<Row<T>> rows_;
+  std::vector<T> lengths_;  // of the queries
+  T longest_ = 0;           // the length of the longest key of the chunk
   std::vector<T> top_values_;
   std::vector<int32_t> top_keys_;
 };

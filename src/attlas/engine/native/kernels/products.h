@@ -133,31 +133,46 @@ class Products {
     far_[size_t(item)] = farthest;
   }
 
+  // Products of a few rows and columns first, then their powers: with narrow vectors a number that was read serves more
+  // products, and fewer instructions wait for one another.
+  static constexpr bool NARROW = VECTOR_BYTES == 32;
+  static constexpr int SOME = 4, SIDE = NARROW ? 2 : 1, AHEAD = NARROW ? 8 : 1;
+
   template <int D>
   static void pass(const double* rows, const double* keys, const double* values, Vec<double>* sums,
                    Vec<double>* pooled, double* weights) {
-    for (int r = 0; r < ROWS; r += 4) {
-      Vec<double> total[4] = {}, part[4] = {};
-      for (int x = 0; x < TILE / W; ++x) {
-        Vec<double> w[4];
-        const Vec<double> start = load(keys + D * TILE + x * W), value = values ? load(values + x * W) : Vec<double>{};
-        for (int i = 0; i < 4; ++i) w[i] = start;
+    for (int r = 0; r < ROWS; r += SOME) {
+      Vec<double> total[SOME] = {}, part[SOME] = {}, logits[SOME][AHEAD];
+      for (int x = 0; x < TILE / W; x += AHEAD) {
+        for (int at = 0; at < AHEAD; at += SIDE) {
+          const double* key = keys + (x + at) * W;
+          if (NARROW) asm volatile("" : : : "memory");  // numbers of rows are read where they are needed: registers are few
+          Vec<double> w[SOME][SIDE];
+          for (int i = 0; i < SOME; ++i)
+            for (int s = 0; s < SIDE; ++s) w[i][s] = load(key + D * TILE + s * W);
 #pragma GCC unroll 8
-        for (int c = 0; c < D; ++c) {
-          const Vec<double> key = load(keys + c * TILE + x * W);
+          for (int c = 0; c < D; ++c) {
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) w[i] += all(rows[(r + i) * D + c]) * key;
+            for (int i = 0; i < SOME; ++i)
+              for (int s = 0; s < SIDE; ++s) w[i][s] += all(rows[(r + i) * D + c]) * load(key + c * TILE + s * W);
+          }
+          for (int i = 0; i < SOME; ++i)
+            for (int s = 0; s < SIDE; ++s) logits[i][at + s] = w[i][s];
         }
+        for (int i = 0; i < SOME; ++i) {
+          Vec<double> sum = total[i], pool = part[i];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          w[i] = normal_power(w[i]);
-          total[i] += w[i];
-          part[i] += w[i] * value;
+          for (int at = 0; at < AHEAD; ++at) {
+            const Vec<double> w = normal_power(logits[i][at]);
+            sum += w;
+            if (values) pool += w * load(values + (x + at) * W);
+            if (weights) store(weights + (r + i) * TILE + (x + at) * W, w);
+          }
+          total[i] = sum;
+          part[i] = pool;
         }
-        if (weights)
-          for (int i = 0; i < 4; ++i) store(weights + (r + i) * TILE + x * W, w[i]);
       }
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < SOME; ++i) {
         sums[r + i] = total[i];
         pooled[r + i] = part[i];
       }

@@ -95,4 +95,47 @@ ATTLAS_INLINE void finish_row(T* row, const MaskView& mask, int64_t i, int64_t f
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Products with the keys of one block of columns become weights while they are in registers: the few instructions of that run
+// beside the multiplications of the next tile. All weights must be normal numbers.
+template <class M, int64_t STRIDE>
+struct Weighing {
+  using V = Vec<float>;
+  int64_t depth;  // of a query
+  V factor;       // of the products, in powers of 2
+  float tops[M::ROWS] = {};    // multiples of 1/8, which may be taken off ROUNDING without an error
+  float shifts[M::ROWS] = {};  // ROUNDING less them
+  V totals[M::ROWS] = {}, plogp[M::ROWS] = {};
+
+  void take_top(int row, float top) {
+    tops[row] = top;
+    shifts[row] = ROUNDING - top;
+  }
+
+  template <bool OUT, bool PLOGP>
+  void block(const float* queries, const float* keys, float* to) {
+    tile<OUT, PLOGP, true>(0, queries, keys, to);
+    for (int r = M::TILE; r < M::ROWS; r += M::TILE) tile<OUT, PLOGP, false>(r, queries, keys, to);
+  }
+
+ private:
+  template <bool OUT, bool PLOGP, bool FETCH>
+  ATTLAS_INLINE void tile(int from, const float* queries, const float* keys, float* to) {
+    V s[M::TILE][M::VECTORS];
+    M::template loop<FETCH, false>(queries + from * depth, depth, keys, depth, s);
+#pragma GCC unroll 6
+    for (int i = 0; i < M::TILE; ++i) {
+      const V shift = all(shifts[from + i]), top = PLOGP ? all(tops[from + i]) : V{};
+#pragma GCC unroll 2
+      for (int x = 0; x < M::VECTORS; ++x) {
+        const V rounded = s[i][x] * factor + shift, e = two_to_the(rounded, s[i][x] * factor - (rounded - shift));
+        totals[from + i] += e;
+        if (PLOGP) plogp[from + i] += e * (s[i][x] * factor - top);
+        if (OUT) store(to + (from + i) * STRIDE + x * WIDTH<float>, e);
+      }
+    }
+  }
+};
+#endif
+
 }  // namespace ATTLAS_ISA
