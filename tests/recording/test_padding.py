@@ -259,3 +259,41 @@ def test_texts_of_every_sequence(gpt2, words, tmp_path) -> None:
     alone = record(gpt2, {"input_ids": words[0]}, tokens=Tokenizer())
     assert len(alone.texts) == 1
     assert alone.tokens == [f"<{token}>" for token in words[0][0].tolist()]
+
+
+@pytest.mark.parametrize("queries", [None, slice(-3, None), slice(9, 13)])
+@pytest.mark.parametrize("keep", ["device", "statistics"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_share_of_the_first_token_is_that_of_the_first_token(gpt2, words, side, keep, queries) -> None:
+    call = padded(words, side)
+    atlas = record(gpt2, call, keep=keep, queries=queries)
+    with torch.no_grad():
+        gpt2.set_attn_implementation("eager")
+        weights = gpt2(**call, output_attentions=True).attentions
+    for row in atlas.table():
+        found, dense = row.get("first_key_mass"), weights[row["layer"]][:, row["head"]].double()
+        part, real = dense[:, queries or slice(None)], call["attention_mask"].bool()[:, queries or slice(None)]
+        first = call["attention_mask"].argmax(-1)
+        share = float(part[torch.arange(2), :, first][real].sum() / part[real].sum())
+        unknown = keep == "statistics" and (side == "right" or queries is not None)
+        assert (unknown and found is None) or found == pytest.approx(share, abs=1e-5)
+
+
+def test_the_share_of_the_first_token_of_an_encoder_padded_on_the_left(words) -> None:
+    model = lively(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
+    call = padded(words, "left")
+    del call["position_ids"]
+    call["decoder_input_ids"] = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 1]])
+    atlas = record(model, call)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        answer = model(**call, output_attentions=True)
+    real, first = call["attention_mask"].bool(), call["attention_mask"].argmax(-1)
+    every = torch.ones(2, 4, dtype=torch.bool)
+    expected = {"encoder": (answer.encoder_attentions, real), "cross": (answer.cross_attentions, every)}
+    for row in atlas.table():
+        if row["kind"] in expected:
+            weights, rows = expected[row["kind"]]
+            dense = weights[row["layer"]][:, row["head"]].double()
+            share = float(dense[torch.arange(2), :, first][rows].sum() / dense[rows].sum())
+            assert row["first_key_mass"] == pytest.approx(share, abs=1e-5)

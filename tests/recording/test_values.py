@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from tests.tiny_models import SIZES, lively
 from torch import Tensor, nn
 
 import attlas
@@ -49,6 +51,16 @@ def test_weights_times_norms_are_the_definition(llama: nn.Module, ids: Tensor) -
     mass, largest = weighted.collect(stats.ColumnMass(), stats.MaxWeight())
     torch.testing.assert_close(mass.double(), through.norm(dim=-1).sum(2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(largest.double(), through.norm(dim=-1).amax(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_the_output_projection_of_modernbert(ids: Tensor) -> None:
+    sizes = SIZES | {"cls_token_id": 1, "sep_token_id": 2}
+    model = lively(transformers.ModernBertModel(transformers.ModernBertConfig(**sizes)))
+    entry = recorded(model, ids, values=True).entry(0)
+    assert entry.values is not None
+    projection = model.layers[0].attn.Wo.weight.unflatten(1, (4, 8))
+    through = torch.einsum("bhne,ohe->bhno", entry.values, projection).norm(dim=-1)
+    torch.testing.assert_close(entry.output_norms, through)
 
 
 @pytest.mark.parametrize("backend", ["tiled", "auto"])

@@ -243,8 +243,8 @@ class Atlas:
         ``top_k_mass`` (mass of the k largest), and any row statistic of your own under its name. Two are no
         means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of the
         first token in all mass. Queries of padding (`Entry.query_mask`) and rows without an allowed key count
-        nowhere: a mean is one over the tokens of all sequences. From a column mass with padding on the right,
-        ``first_key_mass`` needs q and k, and is None without them.
+        nowhere: a mean is one over the tokens of all sequences. From a column mass of padded texts,
+        ``first_key_mass`` may need q and k, and is None without them.
 
         Examples
         --------

@@ -180,15 +180,16 @@ def _mean(t: Tensor, query_mask: Tensor | None) -> Tensor:
 
 def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> Tensor | None:
     """Return the share of the first token in all mass of counted queries; None where it cannot be told any more."""
-    total = mass.double().sum((0, 2))
-    if query_mask is None:
-        return torch.where(total == 0, 0.0, mass[..., 0].double().sum(0) / total)
-    first = _first_keys(entry, query_mask)
-    rows = query_mask.expand(entry.shape[:3]).cpu()
-    before = rows.any(1).cumsum(-1) == 0  # padding on the left: these queries have no key, and so no mass
-    if bool((rows.any(1) | before).all()):
-        share = mass.double()[torch.arange(len(mass)), :, first].sum(0) / total
-        return torch.where(total == 0, 0.0, share)
+    mass = mass.double().cpu()
+    total, first = mass.sum((0, 2)), _first_keys(entry, mass, query_mask)
+    if first is None:
+        return None
+    rows = torch.ones(entry.shape[:3], dtype=torch.bool)
+    if query_mask is not None:
+        rows = query_mask.expand(entry.shape[:3]).cpu()
+    before = rows.any(1).cumsum(-1) == 0  # padding on the left: if causal, these queries have no key, and so no mass
+    if bool((rows.any(1) | before).all()) and bool((mass.sum(-1) <= rows.sum(-1) * 1.001).all()):
+        return torch.where(total == 0, 0.0, mass[torch.arange(len(mass)), :, first].sum(0) / total)
     if entry.matrix is None:
         return None
     # Queries of padding have mass in the columns: the column of the first token is made again without them.
@@ -197,26 +198,26 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> T
     if problem.sink is not None:
         row_mass = -torch.expm1(problem.sink.double().view(1, -1, 1) - entry.matrix.lse.double()).cpu()
     row_mass = row_mass * (entry.matrix.lse > -math.inf).cpu()
-    if not torch.allclose(row_mass.sum((0, 2)), total.cpu(), rtol=1e-3, atol=1e-3):
+    if not torch.allclose(row_mass.sum((0, 2)), total, rtol=1e-3, atol=1e-3):
         return None  # the mass of some queries only, and nothing says of which
     column = torch.stack([entry.matrix[b, :, :, int(key)].double().cpu() for b, key in enumerate(first)])
     first_mass, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, row_mass))
     return torch.where(all_mass == 0, 0.0, first_mass / all_mass)
 
 
-def _first_keys(entry: Entry, query_mask: Tensor) -> Tensor:
-    """Return the first key of each text that is a token, shape (batch,)."""
+def _first_keys(entry: Entry, mass: Tensor, query_mask: Tensor | None) -> Tensor | None:
+    """Return the first key of each text that is a token, shape (batch,); None where it is not known."""
     batch, _, m, n = entry.shape
-    if entry.kind == "cross" or (entry.matrix is None and m != n):
-        return torch.zeros(batch, dtype=torch.int64)
-    keys = query_mask.any(1).cpu()
-    if entry.matrix is not None:
-        problem = entry.matrix.problem
-        at = problem.tile(range(batch), range(1), range(m), range(n))
-        padding = None if problem.mask is None else problem.mask.padding(at)
-        keys = keys if m == n else torch.ones(1, n, dtype=torch.bool)
-        keys = keys if padding is None else ~padding.cpu()
-    return keys.to(torch.int8).argmax(-1).expand(batch)
+    problem = None if entry.matrix is None else entry.matrix.problem
+    if problem is not None and problem.mask is not None:
+        padding = problem.mask.padding(problem.tile(range(batch), range(1), range(m), range(n)))
+        if padding is not None:
+            return (~padding).cpu().int().argmax(-1).expand(batch)
+    if m == n and query_mask is not None and entry.kind != "cross":
+        return query_mask.any(1).cpu().int().argmax(-1).expand(batch)
+    # Nobody attends to padding; a sliding window may not see the first key.
+    known = not entry.first_key and bool((mass[..., 0] > 0).any(1).all())
+    return torch.zeros(batch, dtype=torch.int64) if known else None
 
 
 def frame(table: list[Record], library: str, where: str = "atlas.table()") -> Any:
