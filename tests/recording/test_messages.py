@@ -56,6 +56,7 @@ BAD: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
     "a kind of layer": (attlas.DtypeError, lambda: listen(model(), layers=[0, 1.5]), "a float"),
     "a kind of head": (attlas.DtypeError, lambda: listen(model(), heads=["a"]), "a list"),
     "no head": (attlas.DtypeError, lambda: listen(model(), heads=[]), "no head"),
+    "no tokens": (attlas.DtypeError, lambda: listen(model(), tokens="abc"), "a str"),
     "a step": (attlas.ShapeError, lambda: listen(model(), queries=range(0, 9, 2)), "queries = range(0, 9, 2)"),
 }
 

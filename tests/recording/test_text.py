@@ -121,3 +121,15 @@ def test_steps_that_are_entries_have_one_text(t5: nn.Module, ids: Tensor) -> Non
         text = generate(t5, ids, max_new_tokens=5)[:, :-1]
     assert torch.equal(atlas.ids, text)
     assert [written(atlas, (0, call), 1) for call in range(text.shape[1])] == [[word] for word in words(text[1])]
+
+
+def test_patches_of_an_image_have_no_text(ids: Tensor) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    text = sizes | {"vocab_size": 61, "max_position_embeddings": 20, "eos_token_id": 2}
+    image = sizes | {"image_size": 16, "patch_size": 4}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=image)).eval()
+    with record(model, tokens=Tokenizer()) as atlas:
+        model(input_ids=ids, pixel_values=torch.randn(2, 3, 16, 16))
+    assert written(atlas, 0) == words(ids[0])
+    assert atlas.entry(1).shape[2] == 17
+    assert set(written(atlas, 1)) == {None}

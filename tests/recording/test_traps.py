@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attlas
 from attlas import stats
+from attlas.atlas.entry import KINDS
 from attlas.recording import offer, record
 from attlas.recording.discovery import ModelAttentions
 
@@ -143,6 +144,9 @@ def test_kinds_by_where_a_module_stands(t5: nn.Module, bart: nn.Module) -> None:
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
+    decoder = transformers.BertConfig(**config.to_dict())
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(config, decoder)
+    assert ModelAttentions(transformers.EncoderDecoderModel(both), patched=False).counts == dict.fromkeys(KINDS, 2)
     sites = ModelAttentions(transformers.BertModel(config), patched=False).sites
     assert {site.key: path for path, site in sites.items()} == {
         "self.0": "encoder.layer.0.attention.self",

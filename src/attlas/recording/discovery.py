@@ -153,4 +153,6 @@ def _kind(path: str) -> str:
     parts = path.lower().split(".")
     if any(map(_CROSS.search, parts)):
         return "cross"
-    return "encoder" if any(_ENCODER.search(part) and "decoder" not in part for part in parts) else "self"
+    # A decoder may be made of what is an encoder elsewhere: the outermost name counts.
+    named = (part for part in parts if _ENCODER.search(part) or "decoder" in part)
+    return "encoder" if "decoder" not in next(named, "decoder") else "self"

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["model_details", "model_name", "text_inputs", "token_bytes", "token_texts"]
+from attlas.errors import DtypeError, kind
+
+__all__ = ["check_tokens", "model_details", "model_name", "text_inputs", "token_bytes", "token_texts"]
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -85,10 +87,10 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     if decoder:
         ids["encoder"], masks["encoder"] = arguments.get("input_ids"), arguments.get("attention_mask")
     return (
-        {kind: t.detach().to("cpu", copy=True) for kind, t in ids.items() if _are_ids(t)},
+        {name: t.detach().to("cpu", copy=True) for name, t in ids.items() if _are_ids(t)},
         {
-            kind: t.detach().to("cpu").bool()
-            for kind, t in masks.items()
+            name: t.detach().to("cpu").bool()
+            for name, t in masks.items()
             if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
         },
     )
@@ -96,6 +98,13 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _are_ids(t: Any) -> bool:
     return isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point() and t.dtype is not torch.bool
+
+
+def check_tokens(tokens: Any) -> None:
+    """Raise a DtypeError unless tokens are a list, a tokenizer or None."""
+    if not (tokens is None or isinstance(tokens, list | tuple) or callable(getattr(tokens, "decode", None))):
+        rule, fix = "tokens must be a list of str, or a tokenizer.", "tokens=tokenizer"
+        raise DtypeError("record()", rule, found=kind(tokens), fix=fix)
 
 
 def token_texts(tokens: Any, ids: Tensor | None) -> list[list[str]] | None:

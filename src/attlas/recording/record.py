@@ -182,6 +182,7 @@ def record(
         )
     selection = Selection(layers, heads, queries)
     path = None if folder is None else Path(folder)
+    metadata.check_tokens(tokens)
     return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values)
 
 
@@ -225,6 +226,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
         self._other_cache = False  # whether the cache of the running pass is that of other tokens than those before
         self._first_calls: dict[str, int] = {}
+        self._without_text: set[str] = set()
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
 
     def __enter__(self) -> Atlas:
@@ -258,7 +260,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if ids is not None and len(ids):
             pieces = metadata.token_bytes(self._tokens, ids[0].tolist())
             self.atlas.details |= {"token_bytes": pieces} if pieces else {}
-        later = {path: call for path, call in self._first_calls.items() if call}
+        none = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
+        later = {path: call for path, call in (self._first_calls | none).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
         if self._policy.disk is not None:
             self._policy.disk.finish(self.atlas)
@@ -317,12 +320,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Return a call with its position in the text; None where none of its queries is recorded."""
         matrix, cross, has_position = call.matrix, site.kind == "cross", call.first_query is not None
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
-        if (
-            site.kind == "self"
-            and self._passes.inside
-            and self._texts["self"].read(matrix.problem, first_query, first_key)
-        ):
-            self._other_cache = True
+        text = self._texts.get(site.kind) if self._passes.inside else None
+        if text is not None:
+            self._other_cache |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
+            if not text.is_about(matrix.problem):
+                self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
             return None

@@ -38,6 +38,10 @@ class RecordedText:
         self._first: int | None = None  # position of the first new token
         self._rows: Tensor | None = None  # the sequence of the pass before that each sequence goes on from
 
+    def is_about(self, problem: Problem) -> bool:
+        """Return whether the queries of an attention may be the new tokens, and not the patches of an image."""
+        return self._new is None or self._new.shape == (problem.shape[0], problem.shape[2])
+
     def read(self, problem: Problem, first_query: int, first_key: int) -> bool:
         """Compare the keys of the first attention of a pass with those of the pass before.
 
@@ -54,7 +58,7 @@ class RecordedText:
             Whether the sequences do not go on from where each of them was before.
         """
         batch, _, m, _ = problem.shape
-        if self._first is not None or (self._new is not None and self._new.shape != (batch, m)):
+        if self._first is not None or not self.is_about(problem):
             return False
         keys = fingerprint(problem.k[:, :, : max(first_query + m - first_key, 0)])
         self._first, self._rows = first_query, self._rows_before(keys, first_query, first_key)
