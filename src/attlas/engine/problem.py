@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -59,24 +59,25 @@ def _state(t: Tensor) -> tuple[int | None, int]:
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors of a score or a mask and of its parts, each once."""
-    return list({id(t): t for t in _tensors_within(owner)}.values())
+    found: dict[int, Tensor] = {}
+    _add_tensors(owner, found)
+    return list(found.values())
 
 
-def _tensors_within(owner: nn.Module | Mask) -> Iterator[Tensor]:
-    """Yield the tensors of a score or a mask and of its parts, some more than once."""
-    values: Iterable[Any] = vars(owner).values()
-    if isinstance(owner, nn.Module):
-        own = (value for name, value in vars(owner).items() if name not in _OF_MODULES)
-        values = (*own, *owner._parameters.values(), *owner._buffers.values(), *owner._modules.values())
-    for value in values:
-        for part in value if isinstance(value, (list, tuple)) else (value,):
+def _add_tensors(owner: nn.Module | Mask, found: dict[int, Tensor]) -> None:
+    for name, value in vars(owner).items():
+        if name in _SETTINGS or value is None:
+            continue
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        for part in parts:
             if isinstance(part, Tensor):
-                yield part
+                found[id(part)] = part
             elif isinstance(part, (nn.Module, Mask)):
-                yield from _tensors_within(part)
+                _add_tensors(part, found)
 
 
-_OF_MODULES = frozenset(vars(nn.Module()))  # hooks and settings that every module has
+# Hooks and settings that every module has.
+_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ class Problem:
         """
         return tracing() or not self.has_numbers
 
-    @cached_property
+    @property
     def has_numbers(self) -> bool:
         """Whether the tokens have numbers in memory; tensors of the meta device do not."""
         return holds_numbers(self.q) and holds_numbers(self.k)

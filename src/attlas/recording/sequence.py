@@ -188,7 +188,10 @@ class RecordedSequence:
         if policy.statistics and (self.mergeable or not self.blocks):
             numbers = [with_keys(s, n) if self.mergeable else s for s in policy.statistics]
             self._statistics.add(part.collect(*numbers), rows, n, column)
-        stored = snapshot(part.problem, policy.device)
+        problem = part.problem
+        if not policy.tokens:
+            problem = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
+        stored = snapshot(problem, policy.device)
         if not self.blocks:
             # Later calls are compared with its sizes and settings, after its queries may have gone to disk.
             self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
@@ -201,8 +204,7 @@ class RecordedSequence:
                     self._values.setdefault(name, []).append(detached_tensor(t, policy.device))
         elif new_k.shape[2] or not self._fingerprints:
             self._fingerprints.append(fingerprint(new_k))
-        mask = stored.mask if policy.tokens else None
-        self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self.blocks.append(Block(stored.mask, rows, n, self.next_row - self.first_query, column))
         self._query_masks.append(_query_mask(part, step))
         self.next_row += rows
         self.next_query, self.key_stop = step.query_stop, max(stop, self.key_stop)

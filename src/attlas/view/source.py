@@ -108,8 +108,7 @@ class Shown:
             problem = entry.matrix.problem
             mask = "" if problem.mask is None else problem.mask.name()
             total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
-            tensors = [problem.q, problem.k, *([] if problem.sink is None else [problem.sink])]
-            for t in [*tensors, *_tensors_of(problem.score), *_tensors_of(problem.mask), *self.norms.values()]:
+            for t in [*(version.tensor for version in problem.versions), *self.norms.values()]:
                 _absorb(total, t)
         return total.hexdigest()
 
@@ -270,18 +269,6 @@ def _length(entries: Sequence[Entry]) -> int:
 
 def _sizes(sizes: Collection[tuple[int, ...]]) -> str:
     return ", ".join(" × ".join(map(str, size)) for size in sorted(sizes)) or "nothing"
-
-
-def _tensors_of(part: Any) -> list[Tensor]:
-    """Return the tensors that a score or a mask holds, and those of its parts."""
-    if isinstance(part, Tensor):
-        return [part]
-    if isinstance(part, torch.nn.Module):
-        own = [t for name, t in sorted(vars(part).items()) if isinstance(t, Tensor)]
-        return [*own, *part.state_dict().values()]
-    if part is None or not hasattr(part, "__dict__"):
-        return []
-    return [t for _, value in sorted(vars(part).items()) for t in _tensors_of(value)]
 
 
 def _absorb(total: Any, t: Tensor) -> None:

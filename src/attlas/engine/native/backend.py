@@ -30,9 +30,10 @@ __all__ = ["FusedKernels", "PairwiseKernels"]
 # What a gradient may have beside its product, of each row.
 _TERMS = ("log", "square", "mean", "linear", "centre")
 # Cells from which the kernels are faster than a few tiles, by measurement. For statistics of a dot product they are
-# from 4 queries on, and from 32 on where the keys are many numbers: packing keys for fewer takes longer than a tile.
+# from 4 queries on, and from more where there are many keys, which take longer to pack than to read in a tile: from 10
+# queries for 1,024 keys, from 37 for 16,384.
 _WORTH = 1 << 14
-_FEW, _SOME, _MANY_NUMBERS = 4, 32, 1 << 21
+_FEW, _KEYS = 4, 12
 
 
 class _Kernels(Backend):
@@ -82,8 +83,8 @@ class FusedKernels(_Kernels):
     def cost(self, request: Request, operation: Operation) -> float:
         problem = request.problem
         if operation == "statistics":
-            m = problem.shape[2]
-            return 5.0 if m < _FEW or (m < _SOME and problem.k.numel() >= _MANY_NUMBERS) else 1.0
+            *_, m, n = problem.shape
+            return 5.0 if m < _FEW or _KEYS * m * m < n else 1.0
         if not (dot_backward if operation == "backward" else dot).is_faster(problem):
             return 1.2
         return 0.6 if library.wide() else 0.9

@@ -8,7 +8,7 @@ import { t } from "./words.js";
 const truncatedTexts = new Map(); // font, width and text -> the text cut to that width
 
 /** The text, cut with an ellipsis where it is wider than `maxWidth` pixels. */
-function truncate(ctx, text, maxWidth) {
+export function truncate(ctx, text, maxWidth) {
   const key = `${ctx.font}|${maxWidth}|${text}`;
   const cached = truncatedTexts.get(key);
   if (cached !== undefined) return cached;

@@ -1,6 +1,6 @@
 // One frame of the map on its canvas: hatching, heads, numbers, tracks, axes, frame and names.
 
-import { drawAxes } from "./axes.js";
+import { drawAxes, truncate } from "./axes.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
 import { createHatching } from "./look.js";
@@ -128,9 +128,8 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
   // The names of two shown heads, or the reason why nothing is drawn.
   function drawWords(pane) {
     const { look } = frameOptions;
-    const drawLabel = (text, x, y, align) => {
-      // A name that is wider than its map ends in dots.
-      for (const room = pane.right - pane.left - 36; ctx.measureText(text).width > room && text.length > 2; ) text = `${text.slice(0, -2)}…`;
+    const drawLabel = (name, x, y, align) => {
+      const text = truncate(ctx, name, pane.right - pane.left - 36);
       const width = ctx.measureText(text).width + 16;
       const left = { right: x - width, left: x, center: x - width / 2 }[align];
       ctx.fillStyle = look.card;

@@ -7,7 +7,7 @@ export async function createPdf(canvas, ratio) {
   const { width, height } = canvas;
   const rgba = canvas.getContext("2d").getImageData(0, 0, width, height).data;
   const rgb = new Uint8Array(3 * width * height);
-  for (let pixel = 0; pixel < width * height; pixel++) rgb.set(rgba.subarray(4 * pixel, 4 * pixel + 3), 3 * pixel);
+  for (let to = 0; to < rgb.length; to++) rgb[to] = rgba[to + Math.floor(to / 3)]; // without the opacity
   const stream = new Blob([rgb]).stream().pipeThrough(new CompressionStream("deflate"));
   const packed = new Uint8Array(await new Response(stream).arrayBuffer());
   const [across, down] = [width, height].map((pixels) => ((POINTS * pixels) / ratio).toFixed(2));
