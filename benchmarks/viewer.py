@@ -127,7 +127,7 @@ class Viewer:
 @contextmanager
 def serving(folder: Path) -> Iterator[Viewer]:
     """Run `attlas view` in a process of its own."""
-    command = [sys.executable, "-m", "attlas.cli", "view", str(folder), "--no-browser", "--port", "0"]
+    command = [sys.executable, "-m", "attlas", "view", str(folder), "--no-browser", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         url = process.stdout.readline().strip() if process.stdout else ""

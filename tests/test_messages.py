@@ -95,6 +95,7 @@ CASES: list[tuple[type[AttlasError], Callable[[], Any], str]] = [
     (DtypeError, lambda: attend(q, k, plan="tiled"), "attend(): a str"),
     (ShapeError, lambda: Plan("flash"), "Plan(): backend = 'flash'"),
     (ShapeError, lambda: Plan(rows=0), "Plan(): rows = 0"),
+    (ShapeError, lambda: Plan(gathered_bytes=0), "Plan(): gathered_bytes = 0"),
     (ShapeError, lambda: Plan(columns=2.5), "Plan(): columns = 2.5"),
     (ShapeError, lambda: Plan(cells=True), "Plan(): cells = True"),
     (

@@ -265,6 +265,8 @@ def test_messages() -> None:
     assert message(lambda: matrix(2).plot(ax=object())) == "plot(): 2 heads"
     assert message(lambda: matrix().plot(rows=(7, 7))) == "plot(): rows = (7, 7)"
     assert message(lambda: matrix().plot(columns=(0, 41))) == "plot(): columns = (0, 41)"
+    assert message(lambda: pictures.plot(torch.zeros(3))) == "plot(): shape (3,)"
+    assert message(lambda: pictures.plot([[1.0]])) == "plot(): a list"
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["recorded_gradients", "tensors_in"]
+__all__ = ["rebuilt", "recorded_gradients", "tensors_in"]
 
 
 def recorded_gradients(
@@ -42,3 +43,21 @@ def tensors_in(carry: Any) -> list[Tensor]:
     if isinstance(carry, dict):
         return tensors_in(list(carry.values()))
     return [t for t in vars(carry).values() if isinstance(t, Tensor)] if hasattr(carry, "__dict__") else []
+
+
+def rebuilt(carry: Any, tensors: list[Tensor]) -> Any:
+    """Return a carry of the same form with other tensors, in the order of `tensors_in`; consumes their list."""
+    if isinstance(carry, Tensor):
+        return tensors.pop(0)
+    if isinstance(carry, list | tuple):
+        parts = [rebuilt(part, tensors) for part in carry]
+        return type(carry)(*parts) if hasattr(carry, "_fields") else type(carry)(parts)
+    if isinstance(carry, dict):
+        return {name: rebuilt(part, tensors) for name, part in carry.items()}
+    if not hasattr(carry, "__dict__"):
+        return carry
+    other = copy.copy(carry)
+    for name, value in vars(carry).items():
+        if isinstance(value, Tensor):
+            setattr(other, name, tensors.pop(0))
+    return other

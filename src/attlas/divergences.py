@@ -86,7 +86,7 @@ def divergence(
     (torch.Size([2, 50]), True, True)
     """
     mean = _checked(A, B, kind, heads)
-    problems = A.current("divergence()"), B.current("divergence()")
+    problems = A.checked_problem("divergence()"), B.checked_problem("divergence()")
     if any(problem.is_symbolic for problem in problems):
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:

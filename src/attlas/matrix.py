@@ -108,7 +108,7 @@ class AttentionMatrix(TensorLike):
         """Whether reads of this matrix must record a graph for a gradient."""
         return self.problem.needs_graph
 
-    def current(self, where: str) -> Problem:
+    def checked_problem(self, where: str) -> Problem:
         """Return the problem of this matrix; raise a ModifiedError if its tensors were changed in place."""
         self.problem.check_unchanged(where)
         return self.problem
@@ -140,7 +140,7 @@ class AttentionMatrix(TensorLike):
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         """Return the product with values; the log-sum-exp that it gives is stored for later reads."""
         vector = isinstance(v, Tensor) and v.ndim == 1
-        problem = self.current("A @ v")
+        problem = self.checked_problem("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
         out, lse = operations.multiply(problem, values, self.plan, dropout)
         if problem.partial:  # backends normalize rows over the keys of the window alone
@@ -159,7 +159,7 @@ class AttentionMatrix(TensorLike):
 
     def _concrete_problem(self, where: str) -> Problem:
         """Return the problem; raise a BackendError where its tensors hold no numbers, as on the meta device."""
-        problem = self.current(where)
+        problem = self.checked_problem(where)
         if problem.has_numbers:
             return problem
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
@@ -190,7 +190,7 @@ class AttentionMatrix(TensorLike):
     @property
     def lse(self) -> Tensor:
         """Log-sum-exp of each row of logits, shape (..., m); -inf for a row with no allowed key."""
-        problem = self.current("A.lse")
+        problem = self.checked_problem("A.lse")
         if problem.is_symbolic:
             lse = graph.dense("A.lse", problem).lse
         elif problem.needs_graph:
@@ -206,7 +206,7 @@ class AttentionMatrix(TensorLike):
         """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
         lse = self._lse
         if lse is None:
-            lse = self._stored_lse = operations.log_sum_exp(self.current("A.lse"), self.plan)
+            lse = self._stored_lse = operations.log_sum_exp(self.checked_problem("A.lse"), self.plan)
         return lse
 
     @property
@@ -336,7 +336,7 @@ class AttentionMatrix(TensorLike):
 
     def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool = False) -> Tensor:
         """Return cells, shape (batch, heads, len(rows), len(columns)), with a graph where one is needed."""
-        problem = self.current("A[...]")
+        problem = self.checked_problem("A[...]")
         if not problem.needs_graph:
             return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
         if problem.is_symbolic:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import MissingExtraError, ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
-from attlas.stats.pooled import block_edges, count_blocks
+from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ __all__ = [
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
 # order of colours is seen in grey and without colour vision too.
 DEPTH = ("#f4f8f6", "#cfe7e1", "#8fcbc8", "#4f9fb2", "#27708f", "#174268", "#0d1b38")
-Pool: TypeAlias = Literal["mean", "max"]
 
 LAND = "#e7e4dc"  # where nothing may attend
 INK = "#12212e"
@@ -133,6 +132,10 @@ def plot(
     >>> figure = A[0, 3].plot(rows=(0, 3), columns=(0, 3), labels=words, log=False, cmap="magma")
     """
     _check_options(pool, size)
+    if not hasattr(A, "detach") or len(A.shape) < 2:
+        rule = "A must be an attention matrix, or a tensor of weights of shape (..., m, n)."
+        found = f"shape {tuple(A.shape)}" if hasattr(A, "detach") else kind(A)
+        raise ShapeError("plot()", rule, found=found, fix="A.plot(), or pictures.plot(torch.as_tensor(weights)).")
     A = A.detach()  # a picture records no graph, at any length
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]

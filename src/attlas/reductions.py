@@ -139,8 +139,11 @@ _STATISTICS: dict[str, tuple[type[Statistic], type[Statistic]]] = {
 }
 
 
-def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = None) -> Tensor:
-    """Return the sum or the maximum over leading axes, kept with size 1, of the weights or a function of each."""
+def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = None, *, limited: bool = True) -> Tensor:
+    """Return the sum or the maximum over leading axes, kept with size 1, of the weights or a function of each.
+
+    Where it is `limited`, a result above 1 GiB is refused.
+    """
     if A.problem.is_symbolic or transforming():
         dense = A.to_dense()
         found: Tensor = getattr(dense, name if name == "amax" else "sum")(sorted(dims), keepdim=True)
@@ -150,7 +153,7 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     size = math.prod(kept) * m * n * A.dtype.itemsize
     few = f"A[..., :64, :].{name}({min(dims)})"
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
-    check_size(f"A.{name}()", [A], size, fix)
+    check_size(f"A.{name}()", [A], size if limited else 0, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
     statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
     if cells is not None:

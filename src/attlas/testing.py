@@ -233,7 +233,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
     Traceback (most recent call last):
     attlas.errors.ContractError: check_statistic(MaxWeight): the result must be that of the dense formula.
       statistic: MaxWeight
-      found: off by 0.93 with plan Plan(backend='tiled', rows=None, columns=None, cells=None)
+      found: off by 0.93 with plan Plan(backend='tiled', rows=None, columns=None, cells=None, gathered_bytes=None)
       fix: compare statistic and dense on one row; a row that sees no key has weights 0.
     """
     if not isinstance(statistic, Statistic):

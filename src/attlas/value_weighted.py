@@ -59,7 +59,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     [2.5, 0.0]
     """
     A = A.detach()
-    problem = A.current("value_weighted()")
+    problem = A.checked_problem("value_weighted()")
     batch, heads, _, n = problem.shape
     if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
         rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."

@@ -84,7 +84,7 @@ class TransposedMatrix(_View):
     def __matmul__(self, x: Tensor) -> Tensor:
         matrix = self.matrix
         vector = isinstance(x, Tensor) and x.ndim == 1
-        problem, heads = matrix.current("A.mT @ x"), matrix.problem.shape[1]
+        problem, heads = matrix.checked_problem("A.mT @ x"), matrix.problem.shape[1]
         x = x.unsqueeze(-1) if vector else x
         given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
         given = spread_heads(given, heads)

@@ -37,7 +37,7 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
     lse : Tensor, shape (batch, heads, len(rows)), optional
         Log-sum-exp of the whole rows, where it is known and A does not know it.
     """
-    problem, plan = A.current("A.window()"), A.plan
+    problem, plan = A.checked_problem("A.window()"), A.plan
     m, n = problem.shape[2:]
     if len(rows) == m and len(columns) == n:
         return A

@@ -51,7 +51,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str) -> None:
 
 def changed(service: Service, before: list[Bookmark], bookmarks: list[Bookmark]) -> int:
     content = {"before": [asdict(each) for each in before], "bookmarks": [asdict(each) for each in bookmarks]}
-    return service.change("bookmarks", content).status
+    return service.post("bookmarks", content).status
 
 
 @pytest.mark.parametrize("there", [False, True])

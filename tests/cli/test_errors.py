@@ -140,7 +140,7 @@ def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: p
 
 
 def test_module_runs_and_a_closed_pipe_is_no_error(tmp_path: Path, model_and_text: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "attlas.cli", "demo", *model_and_text]
+    command = [sys.executable, "-m", "attlas", "demo", *model_and_text]
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -150,3 +150,25 @@ def test_module_runs_and_a_closed_pipe_is_no_error(tmp_path: Path, model_and_tex
         complaints = process.stderr.read()
     assert process.returncode in (0, 141)
     assert "Traceback" not in complaints
+
+
+def test_help_on_a_terminal_of_few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    with pytest.raises(SystemExit) as end:
+        main(["record", "--help"])
+    sys.stdout.flush()
+    assert end.value.code == 0
+    assert b"pictures of" in raw.getvalue()
+
+
+def test_without_a_standard_output_and_with_a_full_disk(tmp_path: Path, model_and_text: tuple[str, ...]) -> None:
+    folder = str(tmp_path / "run.atlas")
+    assert main(["record", *model_and_text, "--tokens", "64", "--keep", "statistics", "-o", folder]) == 0
+    command = [sys.executable, "-m", "attlas", "stats", folder]
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (2, "attlas: stats: [Errno 28] No space left on device\n")

@@ -33,7 +33,7 @@ def test_a_novel(external_data: Path, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "llama")
     text, out = external_data / "text" / "war_and_peace_2600-0.txt", tmp_path / "run.atlas"
     given = ["--model", str(tmp_path / "llama"), "--text", str(text), "--tokens", "100000", "--keep", "statistics"]
-    command = [sys.executable, "-m", "attlas.cli", "record", *given, "-o", str(out)]
+    command = [sys.executable, "-m", "attlas", "record", *given, "-o", str(out)]
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}, check=True)
     atlas = attlas.load(out)
     for layer in range(2):

@@ -153,8 +153,9 @@ def test_what_there_is_not(
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_device_that_there_is_not(out: Path, complaint: Run) -> None:
-    assert complaint("record", "--device", "toaster", "-o", out).startswith("record: --device toaster: ")
+@pytest.mark.parametrize("command", [("record",), ("corpus", "shipped", "texts")])
+def test_a_device_that_there_is_not(out: Path, complaint: Run, command: tuple[str, ...]) -> None:
+    assert complaint(*command, "--device", "toaster", "-o", out).startswith(f"{command[0]}: device = 'toaster': ")
 
 
 def save(model: transformers.PreTrainedModel, tokenizer: Path, folder: Path) -> Path:

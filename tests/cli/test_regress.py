@@ -395,7 +395,10 @@ REFUSED = [
     ('a,y\n1,2\n"3,4\n5,6\n', [], "t.csv", "unexpected end of data", "write a quote within quotes twice"),
     ("\n \n", [], "", "t.csv has no text", "a file with a header and some rows"),
     ("a,y\n1,2\n", [], "", "1 row of t.csv", "a longer table"),
-    ("y\n1\n2\n", [], "", "t.csv has one column: y", "--delimiter ';'"),
+    ("a,y\n,1\n,2\n", ["--drop-missing"], "", "0 rows of t.csv, without 2 rows with a miss", "fewer --features"),
+    ("a,b,y\n1,,1\n2,,2\n", [], "line 2, column b", "as in every row: the column is empty", "--features without b"),
+    ("a,,y\n1,5,1\n2,6,2\n", [], "", "column 2 of t.csv has none", "--features A,B,... leaves it out"),
+    ("y\n1\n2\n", [], "", "t.csv has y", "another --delimiter"),
     ("a,a,y\n1,2,3\n", [], "names that occur once", "--features a; t.csv has a, a, y", "rename one of the columns a"),
     ("1,2\n3,4\n", [], "", "all numbers, so columns are called by their positions", "--target 1"),
 ]  # fmt: skip
@@ -459,3 +462,37 @@ def test_extras_are_named(
 def test_the_command_line_starts_without_scikit_learn() -> None:
     code = "import sys, attlas.cli; print(sorted({'sklearn', 'polars', 'pandas', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+def test_the_fit_is_saved_before_the_rows_to_predict_are_read(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("a,b,sex\n1,oops,0\n")
+    files = [
+        "--predict",
+        str(tmp_path / "new.csv"),
+        "-o",
+        str(tmp_path / "out.csv"),
+        "--save",
+        str(tmp_path / "m.safetensors"),
+    ]
+    assert "oops" in refusal([data, "--target", "y", "--bandwidth", H, *files], capsys)
+    np.testing.assert_array_equal(AttentionRegressor.load(tmp_path / "m.safetensors").bandwidth_, MODEL.bandwidth_)
+
+
+def test_an_index_with_a_name_is_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    import pandas as pd
+
+    frame = pd.DataFrame({"a": X[:, 0], "y": Y}).set_index("a")
+    frame.to_parquet(tmp_path / "t.parquet")
+    found = report([str(tmp_path / "t.parquet"), "--target", "y", "--bandwidth", "0.2"], capsys)
+    assert [feature["name"] for feature in found["features"]] == ["a"]
+
+
+def test_json_is_utf_8_where_the_terminal_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("größe,y\n1,1\n2,3\n4,2\n", encoding="utf-8")
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(["regress", str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1", "--json"]) == 0
+    assert json.loads(raw.getvalue().decode("utf-8"))["features"][0]["name"] == "größe"

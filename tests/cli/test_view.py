@@ -53,7 +53,7 @@ class Command:
     def __init__(self, *words: object, temporary: Path | None = None, stdin: int = subprocess.DEVNULL) -> None:
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"TMPDIR": str(temporary)} if temporary else {})
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "attlas.cli", *map(str, words)],
+            [sys.executable, "-W", "error", "-m", "attlas", *map(str, words)],
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, bufsize=0,
         )  # fmt: skip
 

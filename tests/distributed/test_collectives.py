@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import attlas
 from attlas import stats
@@ -51,5 +52,23 @@ def test_results_on_their_way_are_waited_for(on_ranks: Callable[..., list[Any]],
         given = collectives.all_reduce(sent, "max" if t.dtype is torch.bool else "sum", (mesh, 0))
         assert type(given).__name__ == "AsyncCollectiveTensor"
         torch.testing.assert_close(use(given), wanted)
+
+    on_ranks(2, job, 20)
+
+
+@pytest.mark.parametrize("plan", [None, attlas.Plan(gathered_bytes=1)], ids=str)
+def test_parts_on_their_way_are_waited_for(on_ranks: Callable[..., list[Any]], plan: attlas.Plan | None) -> None:
+    def job(rank: int, world: int) -> None:
+        mesh = init_device_mesh("cpu", (world,))
+
+        def sharded() -> DTensor:
+            sent = collectives.all_reduce(Q.chunk(world, dim=2)[rank] / world, "sum", (mesh, 0))
+            return DTensor.from_local(sent, mesh, [Shard(2)], run_check=False)
+
+        wanted = Q.view(1, 2, world, -1, 4).sum(2) / world
+        wanted = torch.cat([wanted] * world, dim=2)
+        A = attlas.attend(sharded(), sharded(), plan=plan)
+        torch.testing.assert_close(A.lse.full_tensor(), attlas.attend(wanted, wanted).lse)
+        torch.testing.assert_close((A @ sharded()).full_tensor(), attlas.attend(wanted, wanted) @ wanted)
 
     on_ranks(2, job, 20)

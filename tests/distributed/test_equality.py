@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 import attlas
 from attlas import stats
 from attlas.distributed import DistributedMatrix, head_tail_order
+from attlas.engine.problem import tensors_of
 from attlas.errors import GradientError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -62,13 +64,15 @@ class Whole:
         self.out, self.lse = out.detach(), lse.detach()
 
 
-def differences(mesh: DeviceMesh, known: Whole, q_to: list[Placement], k_to: list[Placement]) -> dict[str, float]:
+def differences(
+    mesh: DeviceMesh, known: Whole, q_to: list[Placement], k_to: list[Placement], plan: attlas.Plan | None = None
+) -> dict[str, float]:
     """Return how far output, log-sum-exp and all gradients are from those of one process."""
     case, leaves, out, lse = known.case, known.leaves, known.out, known.lse
     (weights, more), wanted = known.slopes, known.gradients
 
     mine = leaves | {"q": shard(case.q, mesh, q_to), "k": shard(case.k, mesh, k_to), "v": shard(case.v, mesh, k_to)}
-    B = attlas.attend(mine["q"], mine["k"], score=case.score, mask=case.mask, sink=case.sink)
+    B = attlas.attend(mine["q"], mine["k"], score=case.score, mask=case.mask, sink=case.sink, plan=plan)
     assert isinstance(B, DistributedMatrix)
     found, found_lse = B @ mine["v"], B.lse
     gradients = [
@@ -156,9 +160,16 @@ def tensors(result: Any) -> list[Any]:
 
 @torch.no_grad()
 def statistics_of(
-    mesh: DeviceMesh, case: Any, known: list[Any], q_to: list[Placement], k_to: list[Placement], limit: float
+    mesh: DeviceMesh,
+    case: Any,
+    known: list[Any],
+    q_to: list[Placement],
+    k_to: list[Placement],
+    limit: float,
+    plan: attlas.Plan | None = None,
 ) -> list[str]:
-    B = attlas.attend(shard(case.q, mesh, q_to), shard(case.k, mesh, k_to), mask=case.mask, sink=case.sink)
+    q, k = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to)
+    B = attlas.attend(q, k, mask=case.mask, sink=case.sink, plan=plan)
     wrong = []
     for statistic, found, wanted in zip(STATISTICS, B.collect(*STATISTICS), known, strict=True):
         name = type(statistic).__name__
@@ -278,7 +289,7 @@ def test_cells(on_ranks: OnRanks) -> None:
                     wrong.append(f"{q_to}, {k_to}, {key}: {errors}")
             if splits:
                 with pytest.raises(GradientError, match="what is read of keys that are sharded"):
-                    B[0, 0]
+                    B[0, 0, 0]
         return wrong
 
     assert not [text for texts in on_ranks(3, lambda rank, world: job((3,), LINE)) for text in texts]
@@ -406,3 +417,44 @@ def test_a_scale_of_each_head(on_ranks: OnRanks) -> None:
         return errors
 
     assert max(max(errors) for errors in on_ranks(3, job)) < 1e-12
+
+
+class WholeRows(stats.Entropy):
+    """A statistic that needs whole rows, and carries a gradient."""
+
+    whole_rows = True
+
+
+def test_a_sink_and_a_scale_that_are_dtensors(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Causal", Sizes(11, 13), sink=True)
+    scale = torch.tensor([0.1, 0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    out = attlas.attend(case.q, case.k, mask=case.mask, sink=case.sink, scale=scale) @ case.v
+    wanted = torch.autograd.grad(out.square().sum(), [case.sink, scale])
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, errors = init_device_mesh("cpu", (2,)), []
+        for (q_to, k_to), place in product(LINE[:3], (WHOLE, Shard(0))):
+            q, k, v = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to), shard(case.v, mesh, k_to)
+            numbers = [shard(t, mesh, [place]) for t in (case.sink, scale)]
+            found = attlas.attend(q, k, mask=case.mask, sink=numbers[0], scale=numbers[1]) @ v
+            slopes = torch.autograd.grad(found, numbers, 2 * found.detach())
+            errors += [gap(found, out), *(gap(a, b) for a, b in zip(slopes, wanted, strict=True))]
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(2, job)) < 1e-12
+
+
+def test_gradients_of_whole_rows(on_ranks: OnRanks) -> None:
+    """Where all ranks compute the same rows, a parameter's gradient is that of one of them."""
+    case = build("TensorBias", "Causal", Sizes(11, 13))
+    bias = next(t for t in tensors_of(case.score) if t.requires_grad)
+    wanted = torch.autograd.grad(case.matrix().collect(WholeRows())[0].square().sum(), [bias, case.k])
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh = init_device_mesh("cpu", (2,))
+        k = shard(case.k, mesh, [TOKENS])
+        (found,) = attlas.attend(shard(case.q, mesh, [WHOLE]), k, score=case.score, mask=case.mask).collect(WholeRows())
+        slopes = torch.autograd.grad(found, [bias, k], 2 * found.detach())
+        return [gap(a, b) for a, b in zip(slopes, wanted, strict=True)]
+
+    assert max(max(errors) for errors in on_ranks(2, job)) < 1e-12

@@ -57,8 +57,9 @@ def _process(rank: int, folder: str, backend: str, device: str) -> None:
             case = _on(build(score, mask, Sizes(19, 23), sink=True), device)
             known = Whole(case)
             for pair in LINE:
-                errors = differences(mesh, known, *pair)
-                assert max(errors.values()) < 1e-12, (pair, errors)
+                for plan in (None, attlas.Plan(gathered_bytes=1)):
+                    errors = differences(mesh, known, *pair, plan)
+                    assert max(errors.values()) < 1e-12, (pair, plan, errors)
                 q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
                 with torch.no_grad():
                     one = attlas.attend(case.q, case.k, mask=case.mask)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import attlas
-from attlas.errors import DtypeError, ShapeError
+from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.estimators import AttentionClassifier, AttentionRegressor
 from attlas.estimators.sums.task import KERNELS
 
@@ -133,6 +133,8 @@ def test_classes_of_points_without_neighbours():
     X, y = np.array([[0.0], [1.0], [10.0]]), np.array(["a", "a", "b"])
     model = AttentionClassifier("boxcar", bandwidth=2.0).fit(X, y)
     assert model.predict([[0.5], [8.0], [5.0]]).tolist() == ["a", "b", "a"]
+    # One neighbour, the nearest, and the frequencies of the classes as a tenth of one: no probability is 0.
+    np.testing.assert_allclose(model.predict_proba([[5.0]]), [[(1 + 0.2 / 3) / 1.1, 0.1 / 3 / 1.1]])
     np.testing.assert_allclose(model.set_params(outside="prior").predict_proba([[5.0]]), [[2 / 3, 1 / 3]])
     with pytest.warns(UserWarning, match="probabilities are NaN"):
         assert np.isnan(model.set_params(outside="nan").predict_proba([[5.0]])).all()
@@ -270,6 +272,8 @@ def test_bad_data_are_refused_in_the_words_of_scikit_learn(X, y, words):
         ({"outside": "mean"}, ShapeError, "outside must be 'nan' or 'nearest'"),
         ({"max_iter": 0}, ShapeError, "max_iter must be a whole number, 1 or more"),
         ({"tol": -1.0}, ShapeError, "tol must be a number, 0 or more"),
+        ({"tolerance": 1.0}, ShapeError, "tolerance must be a number, 0 or more and below 1"),
+        ({"device": "toaster"}, DeviceError, "device = 'toaster'"),
         ({"loo_rows": "some"}, ShapeError, "loo_rows"),
         ({"weights_are": "odd"}, ShapeError, "weights_are must be 'counts' or 'importance'"),
     ],

@@ -73,6 +73,7 @@ REFUSED = [
     (lambda: Chunks(3), "Chunks(): int"),
     (lambda: Chunks(X, columns=["a"]), "Chunks(): columns = ['a']"),
     (lambda: predict_file(MODEL, X, "out.txt"), "predict_file(): out = 'out.txt'"),
+    (lambda: Chunks(torch.zeros(1, 2, 3)), "Chunks(): shape (1, 2, 3)"),
     (lambda: sum_chunks(torch.zeros(1, 1), [], 1.0), "sum_chunks(): no chunk"),
 ]  # fmt: skip
 
@@ -82,6 +83,60 @@ def test_what_cannot_be_read_is_refused(call, text: str) -> None:
     with pytest.raises(errors.ShapeError) as caught:
         call()
     assert said(caught.value) == text
+
+
+def test_a_tensor_is_one_array() -> None:
+    chunks = Chunks(torch.from_numpy(X), rows=300)
+    assert chunks.total == 1000
+    np.testing.assert_array_equal(np.concatenate(list(chunks)), X)
+
+
+def test_columns_of_data_frames_are_told_by_their_names(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="data frames are pandas'")
+    frame = pandas.DataFrame(X, columns=["a", "b", "c"], index=np.arange(1000.0)[::-1])
+    model = LinearRegression().fit(frame, Y)
+    for source in (frame, [frame[:400], frame[400:]]):
+        np.testing.assert_array_equal(
+            np.concatenate(list(predict_chunks(model, source, rows=300))), model.predict(frame)
+        )
+        assert Chunks(frame).total == 1000
+    for source in (frame[["b", "a", "c"]], [frame[["b", "a", "c"]]]):
+        with pytest.raises(ValueError, match="feature names"):  # in scikit-learn's words
+            list(predict_chunks(model, source))
+
+
+def test_the_file_that_is_read_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    with pytest.raises(errors.ShapeError) as caught:
+        predict_file(MODEL, path, tmp_path / "." / "x.npy")
+    assert said(caught.value).startswith("predict_file(): out = ")
+    np.testing.assert_array_equal(np.load(path), X)
+
+
+class Labels:
+    """A model whose predictions are the first column of what it gets."""
+
+    def predict(self, X):
+        return X[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "suffix", "text"),
+    [
+        ([np.array([["n"]]), np.array([["yes"]])], "npy", "predict_file(): <U3 after <U1"),
+        ([np.array([[1]]), np.array([[1.5]])], "npy", "predict_file(): float64 after int64"),
+        ([np.array([["n"]], dtype=object)], "npy", "predict_file(): object"),
+        ([np.array([["n"]])], "parquet", "predict_file(): <U1"),
+    ],
+)
+def test_predictions_that_a_file_cannot_hold_are_refused(tmp_path: Path, chunks, suffix: str, text: str) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    with pytest.raises(errors.DtypeError) as caught:
+        predict_file(Labels(), chunks, tmp_path / f"out.{suffix}")
+    assert said(caught.value) == text
+    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------------- Parquet
@@ -116,6 +171,14 @@ def test_missing_values_of_every_kind_of_number_are_nan(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, [[3.0, 1.0, 0.5, 1.5], [np.nan] * 4])
 
 
+def test_a_column_that_is_the_index_of_a_frame_is_read(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas writes the Parquet file of the test")
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    pandas.DataFrame({"a": X[:, 0], "b": X[:, 1]}).set_index("a").to_parquet(tmp_path / "x.parquet")
+    (found,) = Chunks(tmp_path / "x.parquet", columns=["a", "b"])
+    np.testing.assert_array_equal(found, X[:, :2])
+
+
 def test_parquet_says_what_it_holds(tmp_path: Path) -> None:
     file = ParquetFile(write(tmp_path / "x.parquet"), "here")
     assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)
@@ -146,8 +209,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
 def test_a_model_that_knows_names_reads_its_columns(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="a data frame gives a model names")
     model = LinearRegression().fit(pandas.DataFrame(X, columns=["a", "b", "c"]), Y)
-    with pytest.warns(UserWarning, match="does not have valid feature names"):
-        found = np.concatenate(list(predict_chunks(model, write(tmp_path / "x.parquet"), rows=99)))
+    found = np.concatenate(list(predict_chunks(model, write(tmp_path / "x.parquet"), rows=99)))
     np.testing.assert_allclose(found, WHOLE, rtol=1e-12)
 
 

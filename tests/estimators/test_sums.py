@@ -12,8 +12,8 @@ from torch import Tensor
 import attlas
 from attlas.estimators.sums import Sums, choose, kernel_sums, plan_sums
 from attlas.estimators.sums.boxes import box_sums
-from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import checked_task
+from attlas.masks.runs import RunPerRow
 
 KERNELS = ("boxcar", "epanechnikov", "gaussian", "laplace", "triangular")
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -329,5 +329,5 @@ def test_dtypes_must_agree() -> None:
 def test_kernels_are_told_the_runs_of_keys() -> None:
     """Without them a fused kernel would evaluate the mask for every pair."""
     first, stop = torch.tensor([0, 1, 2]), torch.tensor([1, 3, 3])
-    A = attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2), mask=Spans(first, stop))
+    A = attlas.attend(torch.zeros(3, 2), torch.zeros(4, 2), mask=RunPerRow(first, stop))
     assert [t.flatten().tolist() for t in A.problem.allowed_runs] == [[0, 1, 2], [1, 3, 3]]

@@ -117,6 +117,9 @@ def test_agreement_is_the_mass_on_equal_labels(plan: attlas.Plan | None) -> None
     (found,) = A.collect(Agreement(queries, keys))
     expected = (A.to_dense() * (queries[:, None] == keys)).sum(-1)
     torch.testing.assert_close(found, expected)
+    own = torch.arange(60) == torch.arange(20, 60)[:, None]  # the last query is at the last key
+    others = (A.to_dense() * ((queries[:, None] == keys) & ~own)).sum(-1)
+    torch.testing.assert_close(A.collect(Agreement(queries.expand(2, -1), keys, gap=1))[0], others)
 
 
 def test_mass_is_added_up_by_token() -> None:

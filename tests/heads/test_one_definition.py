@@ -11,8 +11,7 @@ import attlas
 import attlas.models
 from attlas import heads
 from attlas.atlas import Atlas, Entry
-from attlas.cli import head_statistics, stats
-from attlas.cli.__main__ import main
+from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
 from attlas.heads.classification import detectable
 from attlas.view.service import Service

@@ -11,7 +11,7 @@ from torch import Tensor
 import attlas
 from attlas import Causal, Documents, Padding, Window
 from attlas.interventions import ScaleLogits, Suppress, compact, intervene
-from attlas.interventions.compact import Memory, RunPerRow, without_hidden_keys
+from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.positions import Outside, Positions
 from attlas.masks import Heads, Mask
 
@@ -107,12 +107,6 @@ def test_what_calls_share_is_not_that_of_other_heads_or_batches() -> None:
         for part in (A, A[:1], A[1:]):
             own = v if part is A else v[:1]
             torch.testing.assert_close(pool(part, own), part.to_dense() @ own, rtol=1e-10, atol=1e-12)
-
-
-def test_the_mask_of_runs_keeps_the_contract() -> None:
-    first = torch.randint(0, 60, (2, 3, 70), generator=torch.Generator().manual_seed(0))
-    attlas.testing.check_mask(RunPerRow(first, first + 25), m=70, n=90, batch=2, heads=3)
-    attlas.testing.check_mask(RunPerRow(first[:1, :1], first[:1, :1] + 40), m=70, n=90, batch=2, heads=3)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])

@@ -56,6 +56,7 @@ def test_what_makes_no_intervention(make: Callable[[], Any], error: type[AttlasE
         (Suppress(pairs=torch.ones(5, 5, dtype=torch.bool)), ShapeError, "m = 5 in mask, 12 in matrix"),
         (Ablate(heads=[0, 1], value=torch.zeros(2, 7)), ShapeError, "(2, 7) for 2 heads of size 8"),
         (Ablate(heads=[0, 1, 2], value=torch.zeros(2, 8)), ShapeError, "(2, 8) for 3 heads of size 8"),
+        (Ablate(heads=[2], value=torch.zeros(4, 8)), ShapeError, "(4, 8) for 1 heads of size 8"),
         (ReplaceWeights(MATRIX, layers=0), ShapeError, "the recording must have the shape of the attention"),
         (ReplaceWeights(MATRIX[:, :2], layers=0, heads=3), OutOfRangeError, "found: head 3, recorded are (0, 1)"),
         (ReplaceWeights(attlas.Atlas(), layers=0), RecordingError, "found: 0 entries"),

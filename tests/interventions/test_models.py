@@ -75,6 +75,11 @@ CASES: dict[str, Case] = {
         "output",
         lambda t, h, i, j: t.masked_fill((h == 0) | (h == 3), 0.0),
     ),
+    "ablate one head to a mean": (
+        lambda **w: Ablate(heads=[2], value=MEAN[None], **w),
+        "output",
+        lambda t, h, i, j: torch.where(h == 2, MEAN.to(t), t),
+    ),
     "ablate some queries to a mean": (
         lambda **w: Ablate(heads=[1, 2], queries=(2, 8), value=torch.stack([MEAN, -MEAN]), **w),
         "output",

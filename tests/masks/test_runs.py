@@ -9,6 +9,7 @@ from tests.messages import said
 import attlas
 from attlas import ShapeError, TooLargeError, stats
 from attlas.masks import BlockState, Mask, runs, runs_of
+from attlas.masks.runs import RunPerRow
 from attlas.testing import check_mask
 from attlas.tiles import Tile
 
@@ -155,3 +156,10 @@ def test_sizes_of_another_matrix() -> None:
     assert said(error.value) == "attend(): (1, 1, 4, 6) in mask, (1, 1, 5, 6) in matrix"
     with pytest.raises(ShapeError, match="packed must be uint8"):
         runs.Bits(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), 30)
+
+
+def test_one_run_per_row_keeps_the_contract() -> None:
+    first = torch.randint(0, 60, (2, 3, 70), generator=torch.Generator().manual_seed(0))
+    check_mask(RunPerRow(first, first + 25), m=70, n=90, batch=2, heads=3)
+    check_mask(RunPerRow(first[:1, :1], first[:1, :1] + 40), m=70, n=90, batch=2, heads=3)
+    check_mask(RunPerRow(first[0, 0], first[0, 0] + 9), m=70, n=90, batch=2, heads=3)

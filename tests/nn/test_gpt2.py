@@ -417,6 +417,18 @@ def test_errors_say_what_to_type(tmp_path):
         GPT2(GPT2Config(**{**SIZES, "n_head": 5}))
     with pytest.raises(attlas.ShapeError, match="encoder_hidden_states belong to cross-attention"):
         GPT2Attention(config())(torch.ones(1, 2, 24), encoder_hidden_states=torch.ones(1, 2, 24))
+    with pytest.raises(attlas.ShapeError, match="found: 1 axes"):
+        ours(torch.zeros(3, dtype=torch.int64))
+    layer, x, cache = GPT2Attention(config()), torch.ones(1, 6, 24), KVCache()
+    for columns in (1, 5, 12):  # the last ones, or the only one, would be taken for all keys
+        with pytest.raises(attlas.ShapeError, match=f"found: {columns} columns, 6 keys"):
+            layer(x, attention_mask=torch.zeros(1, columns))
+    cross = GPT2Attention(config(add_cross_attention=True), is_cross_attention=True)
+    with pytest.raises(attlas.ShapeError, match="found: 5 columns, 6 keys"):
+        cross(x, encoder_hidden_states=x, encoder_attention_mask=torch.ones(1, 5))
+    ours(torch.zeros(1, 6, dtype=torch.int64), cache=cache)
+    with pytest.raises(attlas.ShapeError, match="found: 1 columns, 7 keys"):
+        ours(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), cache=cache)
 
 
 # ------------------------------------------------------------------------------------------------ the shipped model

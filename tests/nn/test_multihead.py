@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import attlas
+from attlas.engine.autodiff import graph
 from attlas.nn import HeadMean, KVCache, MultiHeadAttention
 
 
@@ -127,6 +128,34 @@ def test_causal_as_in_torch():
     torch.testing.assert_close(ours(x, x, x, attn_mask=attlas.Causal())[0], theirs(x, x, x, attn_mask=mask)[0])
 
 
+TOKENS = torch.arange(5)
+APPENDED = {
+    "causal": (attlas.Causal(), TOKENS[:, None] >= TOKENS),
+    "window": (attlas.Window(1, 1), (TOKENS - TOKENS[:, None]).abs() <= 1),
+    "padding": (attlas.Padding(3, side="left"), (TOKENS >= 2).expand(5, 5)),
+    "tensor": (attlas.from_tensor(TOKENS[:, None] != TOKENS), TOKENS[:, None] != TOKENS),
+    "documents": (attlas.Documents([0, 0, 1, 1, 1]), (TOKENS < 2) == (TOKENS < 2)[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_a_mask_is_about_tokens_and_not_about_the_keys_that_are_appended(name):
+    theirs, ours = pair(8, 2, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    mask, seen = APPENDED[name]
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    found, weights = ours(x, x, x, attn_mask=mask, average_attn_weights=False)
+    expected, dense = theirs(x, x, x, attn_mask=~seen, average_attn_weights=False)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(weights.to_dense(), dense)
+    torch.testing.assert_close(weights[1, 0, [4, 0]][:, [6, 2, 4]], dense[1, 0, [4, 0]][:, [6, 2, 4]])
+
+
+def test_an_additive_mask_of_attlas_cannot_be_appended_to():
+    ours, x = MultiHeadAttention(8, 2, add_zero_attn=True), torch.ones(5, 1, 8)
+    with pytest.raises(attlas.ShapeError, match="fix: attn_mask=t, the tensor itself"):
+        ours(x, x, x, attn_mask=attlas.from_tensor(torch.rand(5, 5)))
+
+
 def test_same_seed_same_parameters():
     for options in ({}, {"kdim": 3, "vdim": 5}, {"add_bias_kv": True}, {"bias": False}):
         torch.manual_seed(0)
@@ -197,15 +226,13 @@ def test_cache_reads_token_by_token(options, window):
     ours = MultiHeadAttention(8, 2, batch_first=True, **options).double().requires_grad_(False)
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     mask = attlas.Causal() if window is None else attlas.Window(window - 1, 0)
-    if "add_bias_kv" in options:
-        mask = (attlas.Causal(0) if window is None else attlas.Window(window - 1, 0, 0)) | ~attlas.Prefix(9)
     whole, _ = ours(x, x, x, attn_mask=mask)
     cache = KVCache(window=window, capacity=2)
     steps = [ours(part, part, part, is_causal=True, cache=cache)[0] for part in x.split([4, 1, 2, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
 
 
-def test_head_mean_reads_like_the_dense_mean():
+def test_head_mean_reads_like_the_dense_mean(monkeypatch):
     torch.manual_seed(0)
     A = attlas.attend(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), mask=attlas.Causal())
     dense, mean = A.to_dense().mean(1), HeadMean(A)
@@ -218,6 +245,10 @@ def test_head_mean_reads_like_the_dense_mean():
         torch.testing.assert_close(mean[key], dense[key])
     assert isinstance(mean[1], HeadMean)
     torch.testing.assert_close(mean[1][2], dense[1, 2])
+    two = torch.tensor(2)
+    index = [(torch.tensor(1), two), (None, 0), (..., None), (0, np.arange(5) > 2), (two - 1, ..., [True] * 7)]
+    for key in [*index, (slice(None), torch.tensor([[0, 1], [2, 2]])), dense > 0.2, ([0, 1], [1, 2])]:
+        torch.testing.assert_close(mean[key], dense[key])
     for dim, keepdim in itertools.product((-1, -2, 1, 2), (True, False)):
         torch.testing.assert_close(mean.sum(dim, keepdim), dense.sum(dim, keepdim))
         torch.testing.assert_close(mean.mean(dim, keepdim), dense.mean(dim, keepdim))
@@ -233,6 +264,9 @@ def test_head_mean_reads_like_the_dense_mean():
         mean.to_dense(limit=10)
     with pytest.raises(attlas.ShapeError, match="more indices than axes"):
         mean[0, 0, 0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(graph, "DENSE_LIMIT", 10)
+        torch.testing.assert_close(mean.to_dense(limit=None), dense)
     assert repr(mean) == "HeadMean(shape=(2, 5, 7), heads=3, torch.float32)"
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import attlas
 from attlas.errors import DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
@@ -52,6 +53,31 @@ def test_formula(kind, d, vector, logits):
     expected = formula(kind, q32, k32.repeat_interleave(2, 1), bandwidth)
     # Weights, since the logarithm of a weight next to 0 has no digits to lose.
     torch.testing.assert_close(logits(kind(bandwidth), q32, k32).double().exp(), expected.exp(), rtol=3e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Boxcar, Epanechnikov, Triangular])
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 0.5])
+def test_a_key_outside_stays_outside_whatever_the_factor(kind, factor):
+    q, k = tokens(2)
+    v = torch.randn(2, 1, 13, 3, dtype=torch.float64)
+    plain = formula(kind, q, k.repeat_interleave(2, 1), 1.8)
+    outside = plain.isinf()
+    expected = torch.where(outside, plain, plain.masked_fill(outside, 0.0) * factor)
+    empty = outside.all(-1, keepdim=True)
+    weights = expected.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    learned = nn.Parameter(torch.tensor(factor, dtype=torch.float64))
+    for score in (factor * kind(1.8), learned * kind(1.8)):
+        A = attlas.attend(q, k, score=score)
+        torch.testing.assert_close(A.logits.to_dense(), expected)
+        torch.testing.assert_close(A @ v, weights @ v)
+    # The gradient of the factor is that of the pairs inside: 0 times -inf is NaN.
+    exact = learned.detach().requires_grad_()
+    inside = plain.masked_fill(outside, 0.0) * exact
+    weights = torch.where(outside, -math.inf, inside).masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    slope = torch.randn_like(v.expand(2, 2, 13, 3)[:, :, :9])
+    (found,) = torch.autograd.grad(A @ v, learned, slope)
+    (wanted,) = torch.autograd.grad(weights @ v, exact, slope)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,9 @@ def test_what_does_not_fit_is_refused() -> None:
     A = attlas.attend(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
     with pytest.raises(attlas.ShapeError, match="found: a matrix of 2 batches, 4 heads and 7 keys"):
         A.collect(stats.Pooled(torch.zeros(2, 3, 7, 5)))
+    for shape in ((4, 7, 5), (2, 7, 5)):  # heads, which are not those of two texts; texts without heads
+        with pytest.raises(attlas.ShapeError, match="the leading axes of the matrix"):
+            A.collect(stats.Pooled(torch.zeros(shape)))
     with pytest.raises(attlas.DtypeError, match="found: int64"):
         stats.Pooled(torch.zeros(7, 5, dtype=torch.int64))
 

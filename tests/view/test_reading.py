@@ -50,7 +50,7 @@ def finished(service: ReadingService) -> dict[str, Any]:
 
 def test_a_text_is_read_and_shown_exactly(service: ReadingService, loaded: tuple[Any, Any]) -> None:
     before = told(service, "info")
-    assert service.change("read", {"text": "import os\nimport sys\n"}).status == 200
+    assert service.post("read", {"text": "import os\nimport sys\n"}).status == 200
     status = finished(service)
     model, tokenizer = loaded
     ids = [tokenizer.bos_token_id, *tokenizer("import os\nimport sys\n")["input_ids"]]  # as attlas record begins
@@ -69,9 +69,9 @@ def test_a_text_is_read_and_shown_exactly(service: ReadingService, loaded: tuple
 
 def test_tokens_are_those_of_greedy_generation(service: ReadingService, loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    service.change("read", {"text": "def main():\n", "more": 3})
+    service.post("read", {"text": "def main():\n", "more": 3})
     assert finished(service)["error"] == ""
-    service.change("read", {"text": None, "more": 2})
+    service.post("read", {"text": None, "more": 2})
     status = finished(service)
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("def main():\n")["input_ids"]]])
     wanted = model.generate(ids, max_new_tokens=5, do_sample=False)[0].tolist()
@@ -89,12 +89,12 @@ def test_what_cannot_be_read_says_why_and_nothing_is_lost(service: ReadingServic
         ({"text": None}, "more"),
         ([], "more"),
     ):
-        found = service.change("read", content)
+        found = service.post("read", content)
         assert found.status == 400
         assert words in json.loads(found.body)["error"]
-    service.change("read", {"text": "x = 1\n" * limit})
+    service.post("read", {"text": "x = 1\n" * limit})
     assert f"reads at most {limit:,}" in finished(service)["error"]
-    service.change("read", {"text": None, "more": 1})
+    service.post("read", {"text": None, "more": 1})
     assert "type a text" in finished(service)["error"]
     assert told(service)["key"] == key
 
@@ -107,17 +107,17 @@ def test_a_model_that_fails_is_shown_and_stop_stops(loaded: tuple[Any, Any]) -> 
 
     service = ReadingService(shown, broken, name="tiny")
     key = told(service)["key"]
-    service.change("read", {"text": "a"})
+    service.post("read", {"text": "a"})
     status = finished(service)
     assert (status["error"], status["key"]) == ("the model failed: no such folder", key)
     service._loader = lambda: loaded
-    service.change("read", {"text": "import os\n", "more": 256})
-    assert service.change("read", {"text": "b"}).status == 409  # one at a time
-    assert service.change("read", {"stop": True}).status == 200
+    service.post("read", {"text": "import os\n", "more": 256})
+    assert service.post("read", {"text": "b"}).status == 409  # one at a time
+    assert service.post("read", {"stop": True}).status == 200
     assert finished(service)["tokens"] < 256
     service.close()
     threads = threading.active_count()
-    assert service.change("read", {"text": "ab"}).status == 503
+    assert service.post("read", {"text": "ab"}).status == 503
     assert threading.active_count() == threads
 
 

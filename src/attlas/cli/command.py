@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, 2 for what the user can mend, 130 after Ctrl-C.
     """
-    arguments, terminal = parse(sys.argv[1:] if argv is None else argv), Terminal()
+    terminal = Terminal()  # before the options, whose help a terminal may not be able to show
+    arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         importlib.import_module(f"attlas.cli.{arguments.module}").run(arguments, terminal)
     except AttlasError as error:
@@ -37,6 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.complain("stopped.")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as `attlas demo | head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:  # such as a full disk behind the standard output
+        _drop_output()
+        terminal.complain(f"{arguments.module}: {error}")
+        return 2
     return 0
+
+
+def _drop_output() -> None:
+    """Write what is left of the standard output to nowhere: writing it again at the end would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

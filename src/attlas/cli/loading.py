@@ -14,12 +14,13 @@ from attlas import models
 from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
-from attlas.errors import MissingExtraError
+from attlas.devices import usable_device
+from attlas.errors import DeviceError, MissingExtraError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "first_line", "load", "texts", "tokenize"]
+__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "load", "texts", "tokenize"]
 
 DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
@@ -60,7 +61,7 @@ def load(
     *,
     attention: str | None = "attlas",
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
 ) -> LoadedModel:
     """Load a model and its tokenizer: a folder without the network, a name on the hub, or ``shipped``.
 
@@ -70,9 +71,15 @@ def load(
     ------
     UsageError
         If there is no model that can be loaded.
+    DeviceError
+        If torch has no such device here.
     MissingExtraError
         If transformers is not installed.
     """
+    try:
+        place = usable_device("", device)
+    except DeviceError as error:
+        raise error.replaced(fix="--device cpu") from None
     try:
         import transformers
     except ImportError as error:
@@ -99,14 +106,9 @@ def load(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        found = f"{type(error).__name__}: {first_line(error)}"
+        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise UsageError(rule, found, _FULL_NAME if remote else _SAVE) from error
-    return LoadedModel(str(source) if remote else folder.resolve().name, model.to(device).eval(), tokenizer)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return (str(error).splitlines() or [""])[0]
+    return LoadedModel(str(source) if remote else folder.resolve().name, model.to(place).eval(), tokenizer)
 
 
 def _class(transformers: Any, config: Any) -> Any:

@@ -26,7 +26,7 @@ from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
 from attlas.cli.formatting import in_bytes
 from attlas.cli.generation import ProgressListener, read_and_generate, run_model, run_on_repeated_block
-from attlas.cli.loading import DEFAULT_TOKENS, LoadedModel, encode, first_line, load, texts
+from attlas.cli.loading import DEFAULT_TOKENS, LoadedModel, encode, load, texts
 from attlas.cli.peak_memory import Peak
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
@@ -54,7 +54,6 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
     _check_out(arguments.out, overwrite=arguments.overwrite)
     for name, least in (("tokens", 3), ("generate", 0), ("chunk", 1)):
         check_least(name, getattr(arguments, name), least, max(least, 64))
-    device = _device(arguments.device)
     file, text = read_text(arguments.text)
     head_statistics.selected(arguments.statistics, torch.arange(3), 1)  # an unknown name is an error before the work
     layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
@@ -63,7 +62,7 @@ def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
             models.path() if arguments.model is None else arguments.model,
             attention="sdpa" if arguments.patch_sdpa else None,
             dtype=getattr(torch, arguments.dtype),
-            device=device,
+            device=arguments.device,
         )
     name = type(loaded.model).__name__
     if loaded.model.config.is_encoder_decoder:
@@ -260,16 +259,6 @@ def _report(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> 
         lines.append(f"attlas view {shown}")
     for line in lines:
         terminal.say(terminal.style(f"  {line}", "dim"))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        rule = "--device must be one that torch can use here."
-        raise UsageError(rule, f"--device {name}: {first_line(error)}", "--device cpu") from None
-    return device
 
 
 def _list(name: str, text: str | None) -> list[int] | None:

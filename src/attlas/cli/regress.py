@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         x, y, weights = (part[weights > 0] for part in (x, y, weights))
     if len(y) < 2:
         found = f"{plural(len(y), 'row')} of {table.source}"
-        raise UsageError("there must be at least 2 rows.", found, "a longer table")
+        found += f", without {plural(dropped, 'row')} with a missing value" if dropped else ""
+        raise UsageError("there must be at least 2 rows.", found, "a longer table, or fewer --features")
     if not isinstance(bandwidth, str) and np.size(bandwidth) not in (1, len(features)):
         found = f"{np.size(bandwidth)} numbers, {len(features)} features: {', '.join(features[:12])}"
         raise UsageError("--bandwidth must be one number, or one for each feature.", found, "--bandwidth loo")
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     model, report = _fit(arguments, bandwidth, columns, (x, y, weights), terminal)
     report = {"source": table.source, "target": arguments.target, "dropped": dropped, **report}
     if arguments.json:
-        terminal.say(json_text(report))
+        terminal.data(json_text(report))
     else:
         print_report(report, terminal)
     _write(arguments, model, report, (x, y), terminal)
@@ -206,6 +207,9 @@ def _write(
 ) -> None:
     """Write picture, predictions and the fit where they are asked for."""
     written: list[tuple[Path, str]] = []
+    if arguments.save is not None:  # first: the rows to predict for may have an error
+        model.save(arguments.save)
+        written.append((arguments.save, "the fit: --load and AttentionRegressor.load() open it"))
     if arguments.plot is not None:
         from attlas.cli.regress_figures import figure
 
@@ -217,9 +221,6 @@ def _write(
             written.append((pictures.save(drawn, arguments.plot), "the fit as a picture"))
     if arguments.predict is not None:
         written.append((arguments.out, _predict(model, arguments, terminal)))
-    if arguments.save is not None:
-        model.save(arguments.save)
-        written.append((arguments.save, "the fit: --load and AttentionRegressor.load() open it"))
     if written and not arguments.json:
         terminal.say()
         terminal.files(written)

@@ -155,6 +155,8 @@ def explain_cell(
 ) -> tuple[str, str]:
     """Return why a cell is no number of its column, and what helps; the latter may be empty."""
     shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")
+    if all(map(is_missing, _texts(part))):
+        return f"{shown}, as in every row: the column is empty", f"--features without {column.name}"
     if is_missing(cell):
         return f"{shown}, a missing value" if cell else "an empty cell", "--drop-missing, which leaves out such rows"
     if column.kind == "category":

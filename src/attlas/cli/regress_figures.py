@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.figures import DEEP, draw_frame, set_layout
+from attlas.cli.regress_report import FLAT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ _BAND = "#8fcbc8"
 _POINTS = 4_000  # points that are drawn
 _GRID = 256  # positions at which the curve of one feature is computed
 _STEPS = 100  # and those of several
-_FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence
 _PANELS = 12
 _FEW = 12  # values of a feature that are its only positions
 _PAIRS = 2e9  # pairs of a row and a place that a picture may cost: some seconds
@@ -110,7 +110,7 @@ def _dependence(
     groups: dict[str, list[int]] = {}  # the features of a category share a panel
     for index in sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"])):
         groups.setdefault(features[index]["column"], []).append(index)
-    most_telling = [group for group in groups.values() if features[group[0]]["reach"] < _FLAT]
+    most_telling = [group for group in groups.values() if features[group[0]]["reach"] < FLAT]
     order = (most_telling or [*groups.values()])[:_PANELS]
     across = 1 if len(order) == 1 else 4 if len(order) > 6 else 2 if len(order) in (2, 4) else 3
     down = math.ceil(len(order) / across)

@@ -9,9 +9,9 @@ from attlas.cli.formatting import percent
 from attlas.cli.regress_table import number, plural
 from attlas.cli.terminal import Terminal
 
-__all__ = ["print_report"]
+__all__ = ["FLAT", "print_report"]
 
-_FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
+FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
 _SHOWN = 24  # features that are listed
 
 
@@ -39,7 +39,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
         name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
         line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
         reach = feature["reach"]
-        note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= _FLAT else ""
+        note = "  constant" if feature["spread"] == 0 else "  hardly matters" if reach >= FLAT else ""
         note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
         terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
     if len(ordered) > _SHOWN:

@@ -113,8 +113,10 @@ def read(path: Path, arguments: argparse.Namespace) -> Table:
         try:
             frame = pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            found = f"{str(error)[:200]}: {path}"
-            raise UsageError("the file must be Parquet.", found, "a file that exists") from None
+            found = f"{str(error)[:200] if path.exists() else 'nothing there'}: {path}"
+            raise UsageError("the file must be Parquet.", found, "a Parquet file that exists") from None
+        if any(name is not None for name in frame.index.names):  # an index with a name is a column of the file
+            frame = frame.reset_index()
         return Table(source, frame, [str(name) for name in frame.columns])
     try:
         raw = sys.stdin.buffer.read() if piped else path.read_bytes()
@@ -216,7 +218,11 @@ def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
     if arguments.features is not None:
         features = split(arguments.features)
     else:
-        # A column without a name is the index that data frames write before the others.
+        # A first column without a name is the index that data frames write before the others.
+        nameless = [i for i in range(1, len(names)) if not names[i] and table.frame.iloc[:, i].astype(bool).any()]
+        if nameless:
+            found = f"column {nameless[0] + 1} of {table.source} has none"
+            raise UsageError("every column with cells must have a name.", found, "--features A,B,... leaves it out")
         features = [name for name in names if name not in (arguments.target, arguments.weights, "")]
     text = "" if table.named else "; its first line is all numbers, so columns are called by their positions"
     options = (("--target", [arguments.target]), ("--features", features), ("--weights", weights))
@@ -234,8 +240,8 @@ def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
         twice = next(name for name in every if every.count(name) > 1)
         raise UsageError("every column can be used once.", f"{twice} twice", "leave it out of --features")
     if not features:
-        found = f"{table.source} has one column: {arguments.target}"
-        raise UsageError("there must be a feature.", found, "--delimiter ';'")
+        found = f"{table.source} has {', '.join(names)}"
+        raise UsageError("there must be a feature.", found, "--features A,B,..., or another --delimiter")
     return features
 
 

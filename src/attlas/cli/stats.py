@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     rows = _chosen(atlas, table, arguments)
     if arguments.json:
         facts = {"model": atlas.model, "source": atlas.details.get("source"), "tokens": _tokens(atlas)}
-        terminal.say(json_text({**facts, "rows": rows}))
+        terminal.data(json_text({**facts, "rows": rows}))
     elif arguments.csv:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(table[0]) if table else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        terminal.say(text.getvalue().rstrip("\n"))
+        terminal.data(text.getvalue().rstrip("\n"))
     else:
         _print_table(atlas, rows, terminal)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -58,8 +59,9 @@ class Terminal:
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self.out = sys.stdout if out is None else out
-        self.err = sys.stderr if err is None else err
+        # A process that was started without a standard output has None in its place.
+        self.out = out or sys.stdout or io.StringIO()
+        self.err = err or sys.stderr or io.StringIO()
         for stream in (self.out, self.err):
             # A terminal that cannot show a character gets a question mark, and not a crash.
             if hasattr(stream, "reconfigure"):
@@ -73,6 +75,12 @@ class Terminal:
     def say(self, text: str = "") -> None:
         """Write one line of the result."""
         print(text, file=self.out, flush=True)
+
+    def data(self, text: str) -> None:
+        """Write a result for another program: UTF-8, whatever the terminal can show."""
+        if hasattr(self.out, "reconfigure"):
+            self.out.reconfigure(encoding="utf-8")
+        self.say(text)
 
     def prose(self, text: str, *names: str, indent: str = "  ") -> None:
         """Write sentences, broken into lines where the terminal ends."""

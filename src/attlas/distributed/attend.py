@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from attlas.distributed.agree import agreed
 from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
-from attlas.engine.problem import tensors_of
+from attlas.engine.problem import Problem, tensors_of
 from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
 from attlas.inputs import tracing
 from attlas.masks.base import Mask
@@ -73,8 +72,9 @@ def attend(
     Notes
     -----
     A dimension of the mesh that shards the batch or the heads of q or k: each rank computes its part, nothing is sent.
-    One that shards q along its queries: keys and values are all-gathered, and their gradients reduce-scattered. One
-    that shards the keys only: outputs, log-sum-exps and statistics of the shards are merged.
+    One that shards q along its queries: keys and values are all-gathered, and their gradients reduce-scattered, one
+    group of heads at a time where all take more than `Plan.gathered_bytes`. One that shards the keys only: outputs,
+    log-sum-exps and statistics of the shards are merged.
 
     Examples
     --------
@@ -102,9 +102,11 @@ def attend(
         rule, fix = "q and k must both be DTensors, or neither.", f"distribute_tensor({name}, mesh, placements)"
         raise DtypeError(where, rule, {name: kind(t)}, found=f"{name} is {kind(t)}", fix=fix)
 
+    sink = sink.full_tensor() if isinstance(sink, DTensor) else sink
+    scale = scale.full_tensor() if isinstance(scale, DTensor) else scale
+
     def prepare() -> tuple[Layout, AttentionMatrix]:
-        layout, whole = _whole(q, k, score, mask, scale, sink, plan, order)
-        return layout, _shared(layout, whole)
+        return _whole(q, k, score, mask, scale, sink, plan, order)
 
     divided = any(isinstance(p, Shard) and p.dim % t.ndim == t.ndim - 2 for t in (q, k) for p in t.placements)
     layout, whole = agreed(q.device_mesh, prepare) if divided else prepare()
@@ -118,11 +120,15 @@ def _whole(
     for name, t in (("q", q), ("k", k)):
         check_dtensor("attend()", name, t, q.device_mesh)
     some_q, some_k = like(q), like(k)
-    sink = like(sink) + 0 if isinstance(sink, DTensor) else sink
     if isinstance(scale, Tensor) and score is None:  # it is multiplied with this rank's queries later
         local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(scale))
         score, scale = ScaledDot(1.0), None
     whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
+    if q.device_mesh.size() > 1:
+        _check_gradients(whole.problem)
+    with torch.no_grad():
+        own = replace(whole.problem, q=q.to_local(), k=k.to_local(), versions=())
+    whole = AttentionMatrix(replace(whole.problem, versions=own.versions), whole.plan, whole._axes)
     roles = roles_of(q, k, whole.shape[:-2])
     if order is not None:
         _check_order(order, roles, whole)
@@ -142,15 +148,10 @@ def _check_order(order: Tensor, roles: tuple[Any, ...], whole: AttentionMatrix) 
         raise ShapeError("attend()", rule, {"order": order}, found=found, fix="order=head_tail_order(n, mesh.size())")
 
 
-def _shared(layout: Layout, whole: AttentionMatrix) -> AttentionMatrix:
-    """Return the matrix with a score whose tensors get the sum of all ranks' gradients."""
-    problem = whole.problem
-    leaves = {id(t): layout.replicated(t) for t in tensors_of(problem.score) if t.requires_grad}
-    if not leaves or layout.mesh.size() == 1:
-        return whole
+def _check_gradients(problem: Problem) -> None:
+    """Raise where a function closes over a tensor whose gradient would have to be summed over the ranks."""
+    leaves = {id(t) for t in tensors_of(problem.score) if t.requires_grad}
     if any(isinstance(part, ScoreMod) and any(id(t) in leaves for t in part.held) for part in problem.score.modules()):
         rule = "a gradient cannot be summed over the ranks for a tensor that a function closes over."
         fix = "score + attlas.TensorBias(t), or a Score of your own that holds the tensor."
         raise GradientError("attend()", rule, found="a score_mod with a tensor that requires a gradient", fix=fix)
-    score = copy.deepcopy(problem.score, dict(leaves))
-    return AttentionMatrix(replace(problem, score=score, versions=()), whole.plan, whole._axes)

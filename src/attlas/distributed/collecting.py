@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch.distributed import all_gather
 from torch.nn import functional
 
 from attlas._compat import tree_map
-from attlas.autodiff import tensors_in
+from attlas.autodiff import rebuilt, tensors_in
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
@@ -26,7 +25,7 @@ from attlas.stats import Statistic
 from attlas.tiles import Tile
 from attlas.windows import cut_out, original_tile
 
-__all__ = ["Collector", "rebuilt"]
+__all__ = ["Collector"]
 
 # What a collective can do by itself.
 _REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
@@ -232,21 +231,3 @@ def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
     for other in others:
         first = statistic.merge(first, other)
     return first
-
-
-def rebuilt(carry: Any, tensors: list[Tensor]) -> Any:
-    """Return a carry of the same form with other tensors; consumes the list from its front."""
-    if isinstance(carry, Tensor):
-        return tensors.pop(0)
-    if isinstance(carry, list | tuple):
-        parts = [rebuilt(part, tensors) for part in carry]
-        return type(carry)(*parts) if hasattr(carry, "_fields") else type(carry)(parts)
-    if isinstance(carry, dict):
-        return {name: rebuilt(part, tensors) for name, part in carry.items()}
-    if not hasattr(carry, "__dict__"):
-        return carry
-    other = copy.copy(carry)
-    for name, value in vars(carry).items():
-        if isinstance(value, Tensor):
-            setattr(other, name, tensors.pop(0))
-    return other

@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from attlas.distributed.agree import agreed, gathered
 from attlas.distributed.attend import attend
+from attlas.distributed.layout import of_shape
 from attlas.distributed.matrix import DistributedMatrix
+from attlas.engine.plan import Plan
 from attlas.errors import BackendError, DtypeError, ShapeError, kind
 from attlas.masks import Mask
 from attlas.recording.attn_implementation import attending_with_attlas
@@ -30,7 +32,9 @@ _ACROSS = re.compile(r"mamba|rwkv|recurrent|deltanet|linearattention|shortconv",
 
 
 @contextmanager
-def context_parallel(mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None = None) -> Iterator[None]:
+def context_parallel(
+    mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None = None, plan: Plan | None = None
+) -> Iterator[None]:
     """Let each rank run a model on its part of a text; every attention layer sees the whole text.
 
     Parameters
@@ -42,6 +46,9 @@ def context_parallel(mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None
     order : Tensor, optional, shape (n,)
         Position in the text of each token, where ranks have the tokens in another order than that of the text, such
         as `head_tail_order`.
+    plan : Plan, optional
+        How each layer attends: its `gathered_bytes` is the memory for the keys and values that a layer gathers at a
+        time, and keeps for its backward.
 
     Yields
     ------
@@ -100,7 +107,7 @@ def context_parallel(mesh: DeviceMesh, model: nn.Module, *, order: Tensor | None
         rule, fix = "the mesh must have one dimension.", 'context_parallel(mesh["name"], model)'
         raise ShapeError(_WHERE, rule, found=f"{mesh.ndim} dimensions", fix=fix)
     _check_model(model)
-    text = _Text(mesh, order)
+    text = _Text(mesh, order, plan)
     token = sharded_text.set(text)
     hooks = [
         model.register_forward_pre_hook(text.begin, with_kwargs=True),
@@ -156,8 +163,8 @@ class _Text:
         Attention mask of all tokens.
     """
 
-    def __init__(self, mesh: DeviceMesh, order: Tensor | None) -> None:
-        self.mesh, self.order = mesh, order
+    def __init__(self, mesh: DeviceMesh, order: Tensor | None, plan: Plan | None) -> None:
+        self.mesh, self.order, self.plan = mesh, order, plan
         self.refused = _refused
         self.batch, self.n, self.layers = 0, 0, 0
         self.positions: Tensor = torch.zeros(1, 0, dtype=torch.int64)
@@ -294,11 +301,8 @@ class _Text:
             # attend() sums its gradient over the ranks, and so does whoever trains.
             sink = sink.detach() + (sink - sink.detach()) / self.mesh.size()
         whole_q, whole_k, whole_v = (self._whole(t) for t in (q, k, v))
-        A = attend(whole_q, whole_k, score, mask, sink=sink, order=self.order)
+        A = attend(whole_q, whole_k, score, mask, sink=sink, plan=self.plan, order=self.order)
         return (A @ whole_v).to_local(), A
 
     def _whole(self, t: Tensor) -> DTensor:
-        shape = torch.Size((*t.shape[:2], self.n, t.shape[3]))
-        stride = torch.empty(shape, device="meta").stride()
-        placements = [Shard(2)]
-        return DTensor.from_local(t.contiguous(), self.mesh, placements, run_check=False, shape=shape, stride=stride)
+        return of_shape(t.contiguous(), self.mesh, [Shard(2)], (*t.shape[:2], self.n, t.shape[3]))

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from attlas._compat import local_part
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
-from attlas.inputs import whole_number
+from attlas.inputs import as_plain, whole_number
 
-__all__ = ["Layout", "Role", "check_dtensor", "head_tail_order", "like", "roles_of"]
+__all__ = ["Layout", "Role", "check_dtensor", "head_tail_order", "like", "of_shape", "roles_of"]
 
 # What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.
 Role: TypeAlias = int | Literal["queries", "keys", "nothing"]
@@ -183,8 +183,8 @@ class Layout:
         return self.local[-1] if self.rank >= 2 else range(1)
 
     @property
-    def batch_ids(self) -> Tensor:
-        """Batches that this rank has, as the user counts them, with several batch axes flattened to one."""
+    def batches(self) -> Tensor:
+        """Places of the batches that this rank has, with several batch axes flattened to one."""
         own = self.local[:-1] if self.rank >= 2 else self.local
         sizes = self.leading[: len(own)]
         ids = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
@@ -225,12 +225,32 @@ class Layout:
             local = local.index_select(-2, self.order.argsort().to(local.device))
         return self._four_axes(local, t)
 
+    def size(self, t: DTensor, axis: int) -> int:
+        """Return the size of a tensor along a leading axis of the matrix; 1 where it has no such axis."""
+        own = axis - (self.rank - (t.ndim - 2))
+        return t.shape[own] if own >= 0 else 1
+
+    def gathers(self, t: DTensor) -> bool:
+        """Return whether a rank needs keys or values of other ranks for its own queries."""
+        roles = zip(self.roles, t.placements, strict=True)
+        return (
+            any(role in ("queries", "nothing") and isinstance(p, Shard) for role, p in roles) and self.mesh.size() > 1
+        )
+
+    def own_placements(self, t: DTensor) -> list[Placement]:
+        """Return the placements that leave tokens divided, and leading axes as those of the matrix."""
+        targets: list[Placement] = []
+        for role, p in zip(self.roles, t.placements, strict=True):
+            own = self._own_axis(t, role) if isinstance(role, int) else t.ndim - 2 if isinstance(p, Shard) else None
+            targets.append(Replicate() if own is None else Shard(own))
+        return targets
+
     def _own_axis(self, t: DTensor, axis: int) -> int | None:
         """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
-        own = axis - (self.rank - (t.ndim - 2))
-        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(t.shape[own])):
+        size, own = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
+        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
             return None
-        return own if t.shape[own] > 1 or self.leading[axis] == 1 else None
+        return own if size > 1 or self.leading[axis] == 1 else None
 
     def _in_step(self, heads: int) -> bool:
         """Return whether shards of key heads belong to the shards of the query heads."""
@@ -269,10 +289,8 @@ class Layout:
         for axis, size in ((queries, self.m), (keys, self.n)):
             if axis is not None:
                 sizes[axis] = size
-        shape = torch.Size((*self.leading, *sizes))
-        stride = torch.empty(shape, device="meta").stride()
         axes = {name: axis + self.rank for name, axis in (("queries", queries), ("keys", keys)) if axis is not None}
-        return DTensor.from_local(t, self.mesh, self.placements(**axes), run_check=False, shape=shape, stride=stride)
+        return of_shape(t, self.mesh, self.placements(**axes), (*self.leading, *sizes))
 
     def reduced(self, t: Tensor, roles: Sequence[Role], how: str = "sum", *, shared: bool = True) -> Tensor:
         """Return the sum, or the maximum, of what the ranks have along some roles; differentiable for a sum.
@@ -294,14 +312,17 @@ class Layout:
 
     def replicated(self, t: Tensor) -> Tensor:
         """Return a tensor that all ranks have, so that its gradient is the sum of what all ranks find."""
-        if isinstance(t, DTensor):
-            t = t.redistribute(self.mesh, [Replicate()] * self.mesh.ndim)
-        elif not t.requires_grad:
+        if not t.requires_grad:
             return t
-        else:
-            t = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+        whole = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
         grads = [Replicate() if role == "nothing" else Partial() for role in self.roles]
-        return _defined(t.to_local(grad_placements=grads))
+        return _defined(whole.to_local(grad_placements=grads))
+
+
+def of_shape(t: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """Return the DTensor of a shape whose part on this rank is given."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(t, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
@@ -319,7 +340,7 @@ class _Defined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
-        return t.view_as(t)
+        return as_plain("attend()", "this rank's part", t).view_as(t)  # the result of a collective is waited for
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # autograd gives zeros where there is none

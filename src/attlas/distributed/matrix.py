@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from attlas.distributed.agree import agreed
 from attlas.distributed.collecting import Collector
+from attlas.distributed.groups import by_group, is_divided
 from attlas.distributed.layout import Layout, Role, check_dtensor, like
 from attlas.distributed.parts import parts_of, with_graph
 from attlas.distributed.reading import own_cells, parsed
@@ -38,8 +39,6 @@ class DistributedMatrix:
     ----------
     shape : torch.Size
         Shape of the whole matrix, (..., m, n).
-    parts : tuple of AttentionMatrix, each of shape (batch, heads, rows, columns)
-        What this rank computes: one lazy matrix for each run of its queries, with its own keys.
 
     See Also
     --------
@@ -47,10 +46,13 @@ class DistributedMatrix:
 
     Notes
     -----
-    With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys for the log-sum-exp and statistics,
-    and as much of the values for ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query
-    and head. Before each exchange and after each computation, one number tells whether a rank has failed, so that all
-    raise its error.
+    With r ranks, what a rank sends: queries sharded, ``(r - 1) / r`` of all keys once, and as much of the values for
+    ``A @ v``. Keys sharded and queries whole, the output and two numbers of each query and head. Before each exchange
+    and after each computation, one number tells whether a rank has failed, so that all raise its error.
+
+    Where the keys and values of all heads take more than `Plan.gathered_bytes`, each method gathers and releases them
+    one group of heads at a time. The keys are then sent again for each product, statistic and read, and keys and values
+    once more for a backward, which computes the output a second time.
 
     Every method that exchanges something must be called by all ranks.
 
@@ -72,11 +74,27 @@ class DistributedMatrix:
     """
 
     def __init__(self, layout: Layout, whole: AttentionMatrix, tokens: tuple[Any, ...]) -> None:
-        self.parts = parts_of(layout, whole, *tokens)
         self.shape = whole.shape
         self._layout = layout
         self._whole = whole
         self._tokens = tokens  # queries, keys, and a scale that is a tensor
+        self._parts = None if is_divided(self) else parts_of(layout, whole, *tokens)
+
+    @property
+    def parts(self) -> tuple[AttentionMatrix, ...]:
+        """What this rank computes: one lazy matrix, of shape (batch, heads, rows, n), for each run of its queries.
+
+        The keys of all heads are kept from here on. Where `Plan.gathered_bytes` has no room for them they are gathered
+        here, so that all ranks must ask for it.
+        """
+        if self._parts is None:
+            self._parts = parts_of(self._layout, self._whole, *self._tokens)
+        return self._parts
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that can get a gradient: queries, keys, scale, sink, and the tensors of the score."""
+        return [t for t in (*self._tokens, *self._whole.problem.leaves[2:]) if t is not None]
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -101,7 +119,7 @@ class DistributedMatrix:
     @property
     def requires_grad(self) -> bool:
         """Whether a tensor that the matrix depends on requires a gradient."""
-        return any(part.requires_grad for part in self.parts)
+        return any(t.requires_grad for t in self.leaves)
 
     def __repr__(self) -> str:
         roles = ", ".join(f"axis {role}" if isinstance(role, int) else role for role in self._layout.roles)
@@ -118,24 +136,29 @@ class DistributedMatrix:
         """Return cells as a DTensor that is the same on all ranks; all ranks ask for the same ones."""
         layout = self._layout
         dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
-        parts = self._with_whole_rows("A[...]")
 
-        def read() -> tuple[Where, Tensor]:
-            where = parsed(key, layout)
-            for part in parts:
-                part.current("A[...]")
-            return where, own_cells(where, layout, parts)
+        def read() -> Where:
+            self._whole.checked_problem("A[...]")
+            return parsed(key, layout)
 
-        where, own = agreed(self.device_mesh, read)
-        cells = layout.reduced(with_graph(own, parts), dims)
-        cells = where.squeezed(where.leading[2].restore(cells))  # type: ignore[index]  # parsed() fills it in
+        where = agreed(self.device_mesh, read)
+        batches, heads, axes = where.leading  # type: ignore[misc]  # parsed() fills it in
+        own = by_group(self, lambda A: A._own_cells(where), wanted=(batches, heads))
+        cells = where.squeezed(axes.restore(layout.reduced(own, dims)))
         return DTensor.from_local(cells, self.device_mesh, [Replicate()] * self.device_mesh.ndim, run_check=False)
+
+    def _own_cells(self, where: Where) -> Tensor:
+        parts = self._with_whole_rows("A[...]")
+        return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self._layout, parts)), parts)
 
     # ------------------------------------------------------------------------------------------------------ products
 
     def __matmul__(self, v: DTensor) -> DTensor:
-        layout = self._layout
         self._check("A @ v", v, "keys")
+        return by_group(self, DistributedMatrix._product, v, values=True)  # type: ignore[no-any-return]
+
+    def _product(self, v: DTensor) -> DTensor:
+        layout = self._layout
         values = layout.part_of(v, "keys")
         own = self._agreed(lambda: [part @ values for part in self.parts])
         rounded = [p for p in self.parts if p._stored_lse is not None and p._stored_lse.dtype is not torch.float64]
@@ -160,8 +183,11 @@ class DistributedMatrix:
 
     def _gathered(self, x: DTensor) -> DTensor:
         """Return ``A.mT @ x``."""
-        layout = self._layout
         self._check("A.mT @ x", x, "queries")
+        return by_group(self, DistributedMatrix._transposed_product, x)  # type: ignore[no-any-return]
+
+    def _transposed_product(self, x: DTensor) -> DTensor:
+        layout = self._layout
         tokens = layout.part_of(x, "queries")
         pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
         if self._splits("keys"):
@@ -179,8 +205,7 @@ class DistributedMatrix:
         def check() -> None:
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(where, name, t, self.device_mesh)
-            for part in self.parts:
-                part.current(where)
+            self._whole.checked_problem(where)
             problem, names = self._whole.problem, (name, size, token)
             own = problem.k if tokens == "keys" else problem.q
             check_values(where, like(t), own, self._whole._axes, problem.shape[1], names)
@@ -200,6 +225,9 @@ class DistributedMatrix:
     @property
     def lse(self) -> DTensor:
         """Log-sum-exp of each row of logits, shape (..., m), sharded as the queries; -inf for a row without a key."""
+        return by_group(self, DistributedMatrix._log_sum_exp)  # type: ignore[no-any-return]
+
+    def _log_sum_exp(self) -> DTensor:
         own = self._own_lses(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
         return self._layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
@@ -266,11 +294,12 @@ class DistributedMatrix:
         whole = [s for s in statistics if isinstance(s, Statistic) and s.whole_rows and self._splits("keys")]
         others = [s for s in statistics if s not in whole]
         results: dict[Any, Any] = dict(zip(whole, self._whole_rows.collect(*whole), strict=True)) if whole else {}
-        results |= self._collected(others) if others else {}
+        if others:
+            results |= zip(others, by_group(self, lambda A: A._collected(others)), strict=True)
         return tuple(results[s] for s in statistics)
 
-    def _collected(self, statistics: list[Any]) -> dict[Any, Any]:
-        """Return the results of statistics that can be merged, by the statistic."""
+    def _collected(self, statistics: list[Any]) -> list[Any]:
+        """Return the results of statistics that can be merged."""
         layout, problem = self._layout, self._whole.problem
         results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
@@ -280,7 +309,7 @@ class DistributedMatrix:
             collector = Collector(layout, problem, self._with_whole_rows("A.collect()", tiled=seen))
             local = self._agreed(partial(collector.local, some))
             results |= {s: collector.merged(s, own) for s, own in zip(some, local, strict=True)}
-        return results
+        return [results[statistic] for statistic in statistics]
 
     def _with_whole_rows(self, where: str, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
         """Return this rank's parts, which know the log-sum-exp over the keys of all ranks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from attlas.distributed.layout import Layout
+from attlas.engine.problem import tensors_of
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.windows import cut_out
@@ -34,6 +36,9 @@ def parts_of(
         Factor of the queries, one number or one for each head.
     """
     problem, heads = whole.problem, layout.heads
+    score = problem.score
+    if layout.mesh.size() > 1 and any(t.requires_grad for t in tensors_of(score)):
+        score = copy.deepcopy(score, {id(t): layout.replicated(t) for t in tensors_of(score)})
     own_q, own_k = layout.part_of(q, "queries"), layout.part_of(k, "keys")
     own_q = own_q.expand(-1, len(heads), -1, -1)
     if scale is not None:
@@ -44,11 +49,12 @@ def parts_of(
         # The first shard counts it. The others keep its graph: all ranks must run the same collectives backward.
         sink = sink.masked_fill(torch.ones_like(sink, dtype=torch.bool), -torch.inf) if sink.requires_grad else None
     axes = Axes((own_q.shape[0], own_q.shape[1]), (True, True))
-    fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": (), "batch_ids": layout.batch_ids}
-    fields["head_ids"] = torch.tensor(heads, dtype=torch.int64, device="cpu")
+    fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": ()}
+    fields["batch_ids"] = problem.batch_ids[layout.batches]
+    fields["head_ids"] = problem.head_ids[heads.start : heads.stop]
     parts, start = [], 0
     for rows in layout.rows:
-        own = cut_out(problem, rows, layout.columns)
+        own = cut_out(replace(problem, score=score), rows, layout.columns)
         own = replace(own, q=own_q[:, :, start : start + len(rows)], **fields)
         parts.append(AttentionMatrix(own, whole.plan, axes))
         start += len(rows)

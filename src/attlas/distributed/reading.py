@@ -17,7 +17,7 @@ __all__ = ["own_cells", "parsed"]
 
 
 def parsed(key: object, layout: Layout) -> Where:
-    """Return the index of some cells, or raise an error for one that is not supported."""
+    """Return the index of some cells, batches and heads by number, or raise an error for one that is not supported."""
     axes = Axes(layout.leading, (True,) * layout.rank)
     where = parse(key, axes, layout.m, layout.n)
     fix = "A[..., 5:9, :], or stats.Picture and stats.Spans for sums over large parts."
@@ -32,20 +32,22 @@ def parsed(key: object, layout: Layout) -> Where:
     if where.rows is None:
         rule = "an index must name rows or columns: a part of a matrix of DTensors is not lazy."
         raise BackendError("A[...]", rule, found=f"A[{key!r}]", fix=f"attend(q[...], k[...]) of the part, or {fix}")
-    return where if where.leading is not None else where._replace(leading=(slice(None), slice(None), axes))
+    batches, heads, kept = where.leading or (slice(None), slice(None), axes)
+    sizes = (math.prod(layout.leading[:-1]), layout.leading[-1]) if layout.rank >= 2 else (math.prod(layout.leading), 1)
+    batches, heads = (torch.arange(size, device="cpu")[own] for size, own in zip(sizes, (batches, heads), strict=True))
+    return where._replace(leading=(batches, heads, kept))
 
 
 def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) -> Tensor:
     """Return the cells of an index that this rank has, and 0 for the others, shape (batch, heads, rows, columns)."""
-    batches, heads, _ = where.leading or (slice(None), slice(None), None)
-    sizes = (*layout.leading[:-1], 1) if layout.rank >= 2 else (*layout.leading, 1)
-    asked_batches = torch.arange(math.prod(sizes), device="cpu")[batches]
-    asked_heads = torch.arange(layout.leading[-1] if layout.rank >= 2 else 1, device="cpu")[heads]
+    asked_batches, asked_heads, _ = where.leading  # type: ignore[misc]  # parsed() fills it in
     asked_rows, asked_columns = _positions(where.rows), _positions(where.columns)
     shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
-    result = torch.zeros(shape, dtype=parts[0].dtype, device=parts[0].device)
-    to_batch, batch = (asked_batches.unsqueeze(-1) == layout.batch_ids).nonzero().unbind(-1)
-    (to_head, head), (to_column, column) = _within(asked_heads, layout.heads), _within(asked_columns, layout.columns)
+    problem = parts[0].problem
+    result = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    to_batch, batch = (asked_batches.unsqueeze(-1) == problem.batch_ids).nonzero().unbind(-1)
+    to_head, head = (asked_heads.unsqueeze(-1) == problem.head_ids).nonzero().unbind(-1)
+    to_column, column = _within(asked_columns, layout.columns)
     own = Axes((len(batch), len(head)), (True, True))
     for part, rows in zip(parts, layout.rows, strict=True):
         to_row, row = _within(asked_rows, rows)

@@ -13,9 +13,8 @@ from attlas._compat import tree_map
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import KINDS
 from attlas.atlas.serialization import mask_from, mask_spec, score_from, score_spec
-from attlas.autodiff import tensors_in
+from attlas.autodiff import rebuilt, tensors_in
 from attlas.distributed.batched_masks import joined_mask, joined_score
-from attlas.distributed.collecting import rebuilt
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import RecordingError

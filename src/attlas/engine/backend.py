@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from attlas.autodiff import rebuilt
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, tensors_of, tree_flatten, tree_map, tree_unflatten
+from attlas.engine.problem import Problem, tensors_of, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
@@ -112,7 +113,7 @@ class Request:
 
     def with_inputs(self, tensors: Sequence[Tensor]) -> Request:
         """Return the same request for other tensors in the place of `inputs`."""
-        tokens = tree_unflatten(self.tokens, list(tensors))
+        tokens = rebuilt(self.tokens, list(tensors))
         fused = self.fused and replace(self.fused, q=tree_flatten(tokens[0])[0], k=tree_flatten(tokens[1])[0])
         return replace(self, tokens=tokens, fused=fused)
 

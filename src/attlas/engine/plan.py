@@ -29,6 +29,9 @@ class Plan:
     cells : int, optional
         Numbers of scratch memory that one step may hold, some four tiles. The default is 16 Mi on a CPU
         (64 MiB in float32), 64 Mi elsewhere.
+    gathered_bytes : int, optional
+        Memory for the keys and values that a rank gathers at a time, where queries are divided over ranks. Where all
+        heads take more, they are gathered and released one group of heads at a time. The default is 8 GiB.
 
     Raises
     ------
@@ -58,13 +61,14 @@ class Plan:
     rows: int | None = None
     columns: int | None = None
     cells: int | None = None
+    gathered_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             rule = "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + "."
             fix = "leave backend out; attlas.explain(A) tells what runs."
             raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
-        for name in ("rows", "columns", "cells"):
+        for name in ("rows", "columns", "cells", "gathered_bytes"):
             size = getattr(self, name)
             if size is not None:
                 whole_number("Plan()", name, size, f"leave {name} out for the size that suits this device.")

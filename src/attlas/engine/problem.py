@@ -19,7 +19,7 @@ from attlas.tiles import Tile
 
 __all__ = [
     "Problem", "full_precision", "match_heads", "spread_heads", "sum_heads", "tensors_of", "tree_flatten", "tree_map",
-    "tree_unflatten", "without_graph",
+    "without_graph",
 ]  # fmt: skip
 
 _SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
@@ -293,14 +293,6 @@ def tree_flatten(tokens: Tokens) -> list[Tensor]:
     if isinstance(tokens, Tensor):
         return [tokens]
     return [t for part in tokens for t in tree_flatten(part)]
-
-
-def tree_unflatten(form: Any, tensors: list[Any]) -> Any:
-    """Put tensors back into the form of `form`, a tensor or a tuple; consumes the list from its front."""
-    if isinstance(form, Tensor):
-        return tensors.pop(0)
-    parts = [tree_unflatten(part, tensors) for part in form]
-    return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
 
 
 def without_graph(score: Score) -> Score:

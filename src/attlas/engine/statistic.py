@@ -218,7 +218,7 @@ class Part:
         return None if cells is None else cells.expand(self.shape)
 
     @cached_property
-    def seen(self) -> tuple[tuple[range, Tensor | None], ...]:
+    def visible_columns(self) -> tuple[tuple[range, Tensor | None], ...]:
         """Runs of columns with allowed cells, counted from the part's first column, and which cells are allowed.
 
         The cells are None where all are, else bool and broadcastable to (B, H, r, columns), so that a mask that
@@ -240,7 +240,7 @@ class Part:
     def keys(self) -> Tensor:
         """Number of keys of this part that each query may see, shape (B, H, r), in the dtype of the scores."""
         total = torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
-        for columns, cells in self.seen:
+        for columns, cells in self.visible_columns:
             total += float(len(columns)) if cells is None else cells.sum(dim=-1)
         return total
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.autodiff import rebuilt
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map, tree_unflatten
+from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
 from attlas.engine.statistic import Part, Statistic, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.engine.workspace import Workspace
@@ -94,7 +95,7 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(problem, tree_unflatten(tokens, [*q_tile, *k_tile]), at)
+                logits = _score(problem, rebuilt(tokens, [*q_tile, *k_tile]), at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = space.take("gradient", at.shape)

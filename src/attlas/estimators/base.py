@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any, Self
@@ -15,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
+from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
@@ -238,8 +240,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             self._check_lines(where)
         for name, least in (("max_iter", 1), ("n_restarts", 0)):
             _check_number(where, name, getattr(self, name), least, whole=True)
-        for name in ("tol", "tolerance"):
-            _check_number(where, name, getattr(self, name), 0, whole=False)
+        _check_number(where, "tol", self.tol, 0, whole=False)
+        _check_number(where, "tolerance", self.tolerance, 0, whole=False, below=1)
+        usable_device(where, self.device or "cpu")
         if not isinstance(self.verbose, bool):
             _check_number(where, "verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):
@@ -432,9 +435,10 @@ def check_choice(where: str, name: str, value: object, choices: tuple[object, ..
     raise ShapeError(where, f"{name} must be {known}.", found=f"{name} = {value!r}", fix=f"{name}={choices[0]!r}")
 
 
-def _check_number(where: str, name: str, value: object, least: int, *, whole: bool) -> None:
+def _check_number(where: str, name: str, value: object, least: int, *, whole: bool, below: float = math.inf) -> None:
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < np.inf:
+    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < below:
         return
-    rule = f"{name} must be a {'whole ' if whole else ''}number, {least} or more."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={max(least, 1)}")
+    limit = "" if below == math.inf else f" and below {below}"
+    rule = f"{name} must be a {'whole ' if whole else ''}number, {least} or more{limit}."
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"leave {name} out, for its default.")

@@ -1,4 +1,4 @@
-"""Rows of arrays in memory, of arrays on disk, and of Parquet files, some at a time."""
+"""Rows of arrays and data frames in memory, of arrays on disk, and of Parquet files, some at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Chunks:
 
     Parameters
     ----------
-    source : ndarray, Path, str, or iterable of arrays
-        An array, a ``numpy.memmap`` among them; the path of an ``.npy`` file, which is mapped, or of a ``.parquet``
-        file, which is read through pyarrow; or arrays of shape (rows, columns), one after another.
+    source : array, data frame, Path, str, or iterable of arrays or data frames
+        An array or a tensor, a ``numpy.memmap`` among them; the path of an ``.npy`` file, which is mapped, or of a
+        ``.parquet`` file, which is read through pyarrow; or arrays of shape (rows, columns), one after another. Chunks
+        of a data frame are data frames, so that a model can tell its columns by their names.
     columns : sequence of str, optional
         Columns of a Parquet file, in this order; the default is all of them.
     rows : int
@@ -54,7 +55,7 @@ class Chunks:
     def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
         self.rows = whole_number("Chunks()", "rows", rows, "leave rows out.")
         self.columns = None if columns is None else list(columns)
-        self.source = self._opened(source)
+        self.source: Any = self._opened(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):
             rule, found = "columns are named in a Parquet file only.", f"columns = {self.columns!r}"
             fix = "pick columns of an array by their positions: array[:, [0, 2]]."
@@ -69,9 +70,11 @@ class Chunks:
         elif path is not None:
             rule, fix = "a path must end in .npy or .parquet.", "np.save(path, array)"
             raise ShapeError("Chunks()", rule, found=str(path), fix=fix)
-        if isinstance(source, np.ndarray) and source.ndim not in (1, 2):
-            rule, fix = "an array must have rows and columns.", "array.reshape(len(array), -1)"
-            raise ShapeError("Chunks()", rule, found=f"shape {source.shape}", fix=fix)
+        if hasattr(source, "__array__") and not _is_frame(source):
+            source = np.asanyarray(source)
+            if source.ndim not in (1, 2):
+                rule, fix = "an array must have rows and columns.", "array.reshape(len(array), -1)"
+                raise ShapeError("Chunks()", rule, found=f"shape {source.shape}", fix=fix)
         if not isinstance(source, Iterable):
             rule, fix = "the source must be an array, a path, or arrays one after another.", "np.asarray(source)"
             raise ShapeError("Chunks()", rule, found=type(source).__name__, fix=fix)
@@ -82,21 +85,30 @@ class Chunks:
         """How many rows there are, or None where that is not known before the end."""
         if isinstance(self.source, ParquetFile):
             return self.source.rows
-        return len(self.source) if isinstance(self.source, np.ndarray) else None
+        return len(self.source) if _is_table(self.source) else None
 
     @property
     def parts(self) -> int:
         """How many chunks there will be, 0 where that is not known."""
         return -(-(self.total or 0) // self.rows)
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        """Yield arrays of shape (rows, columns)."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield arrays or data frames of shape (rows, columns)."""
         if isinstance(self.source, ParquetFile):
             yield from self.source.batches(self.columns or self.source.names, self.rows)
             return
-        arrays = [self.source] if isinstance(self.source, np.ndarray) else self.source
-        for given in arrays:
-            array = np.asarray(given)
-            for start in range(0, len(array), self.rows):
-                part = array[start : start + self.rows]
+        for given in [self.source] if _is_table(self.source) else self.source:
+            table = given if _is_frame(given) else np.asarray(given)
+            for start in range(0, len(table), self.rows):
+                part = getattr(table, "iloc", table)[start : start + self.rows]
                 yield part[:, None] if part.ndim == 1 else part
+
+
+def _is_frame(table: object) -> bool:
+    """Tell whether a table is a data frame, of pandas or another library."""
+    return hasattr(table, "columns") and hasattr(table, "__array__")
+
+
+def _is_table(source: object) -> bool:
+    """Tell whether a source is one table, and not several."""
+    return isinstance(source, np.ndarray) or _is_frame(source)

@@ -49,9 +49,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         Error of a probability that skipping far neighbours may cause; 0 leaves out no pair that
         has a weight.
     outside : str, default "nearest"
-        What a point without any neighbour within the reach of a bounded kernel gets: ``"nearest"``, the class of the
-        nearest training point in bandwidths; ``"prior"``, the frequencies of the classes; or ``"nan"``: probabilities
-        of NaN and the most frequent class, with one warning.
+        What a point without any neighbour within the reach of a bounded kernel gets: ``"nearest"``, the nearest
+        training point in bandwidths as its one neighbour; ``"prior"``, the frequencies of the classes; or ``"nan"``:
+        probabilities of NaN and the most frequent class, with one warning.
     max_iter, tol, n_restarts, loo_rows, weights_are, warm_start, random_state, verbose, dtype, device
         As in `AttentionRegressor`.
 
@@ -78,7 +78,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     Raises
     ------
-    ShapeError, DtypeError
+    ShapeError, DtypeError, DeviceError
         From ``fit``, if a parameter has a value that it cannot have.
     ValueError
         If data are not finite, empty, or do not fit together, in scikit-learn's words.
@@ -245,7 +245,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     def _outside(self, x: Tensor, points: int) -> Tensor:
         if self.outside == "nearest":
-            return self._pool.values[self._pool.nearest(x)]
+            return (self._pool.values[self._pool.nearest(x)] + _PRIOR * self._prior()) / (1.0 + _PRIOR)
         if self.outside == "prior":
             return self._prior().expand(len(x), -1)
         warnings.warn(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import MissingExtraError, ShapeError
+from attlas.errors import DtypeError, MissingExtraError, ShapeError
 
 __all__ = ["ParquetFile", "write_parquet"]
 
@@ -58,7 +58,9 @@ class ParquetFile:
         columns = list(columns)
         for batch in self._file.iter_batches(batch_size=rows, columns=columns):
             # A batch has its columns in the order of the file.
-            yield np.ascontiguousarray(batch.to_pandas()[columns].to_numpy(np.float64, na_value=np.nan))
+            yield np.ascontiguousarray(
+                batch.to_pandas(ignore_metadata=True)[columns].to_numpy(np.float64, na_value=np.nan)
+            )
 
 
 def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:
@@ -66,6 +68,8 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
 
     Raises
     ------
+    DtypeError
+        If they do not hold numbers.
     MissingExtraError
         If pyarrow is not installed.
     """
@@ -73,6 +77,9 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
     schema = arrow.schema([(name, arrow.float64()) for name in names])
     with parquet.ParquetWriter(path, schema) as writer:
         for chunk in chunks:
+            if chunk.dtype.kind not in "fiub":
+                rule = "predictions in a Parquet file must be numbers."
+                raise DtypeError(where, rule, found=str(chunk.dtype), fix='out="out.csv"')
             columns = np.ascontiguousarray(chunk.T, dtype=np.float64)
             writer.write_table(arrow.table(list(columns), schema=schema))
 

@@ -113,7 +113,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
 
     Raises
     ------
-    ShapeError, DtypeError
+    ShapeError, DtypeError, DeviceError
         From ``fit``, if a parameter has a value that it cannot have, or ``bandwidth="loo"`` is asked of local lines
         under a Score.
     ValueError

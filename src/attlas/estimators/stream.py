@@ -20,7 +20,7 @@ from attlas.files import whole_file
 if TYPE_CHECKING:
     from attlas.estimators.sums import Sums
 
-__all__ = ["Predicts", "predict_chunks", "predict_file", "sum_chunks"]
+__all__ = ["predict_chunks", "predict_file", "sum_chunks"]
 
 
 class Predicts(Protocol):
@@ -44,7 +44,7 @@ def predict_chunks(
     ----------
     model : AttentionRegressor, or any estimator of scikit-learn
         What predicts.
-    source : ndarray, Path, str, Chunks, or iterable of arrays
+    source : array, data frame, Path, str, Chunks, or iterable of arrays or data frames
         Rows to predict for, as `Chunks` takes them. Of a Parquet file the columns that the model was fitted on
         are read, where it knows their names.
     return_std : bool
@@ -73,14 +73,19 @@ def predict_chunks(
     >>> [chunk.shape for chunk in predict_chunks(model, x, rows=4)]
     [(4,), (4,), (2,)]
     """
-    chunks = _for_model(model, source, rows)
+    chunks = source if isinstance(source, Chunks) else Chunks(source, rows=rows)
+    known: Any = getattr(model, "feature_names_in_", None)
+    named = known is not None and chunks.columns is None and isinstance(chunks.source, ParquetFile)
+    if named:
+        chunks = Chunks(chunks.source.path, columns=list(map(str, known)), rows=chunks.rows)
     done = 0
     for chunk in chunks:
+        X = _frame(chunk, chunks.columns) if named else chunk
         if return_std:
-            both = model.predict(chunk, return_std=True)  # type: ignore[call-arg]  # of those that can
+            both = model.predict(X, return_std=True)  # type: ignore[call-arg]  # of those that can
             found = np.column_stack([np.asarray(part) for part in both])
         else:
-            found = np.asarray(model.predict(chunk))
+            found = np.asarray(model.predict(X))
         done += len(chunk)
         yield found
         if progress is not None:
@@ -103,7 +108,7 @@ def predict_file(
     ----------
     model : AttentionRegressor, or any estimator of scikit-learn
         What predicts.
-    source : ndarray, Path, str, Chunks, or iterable of arrays
+    source : array, data frame, Path, str, Chunks, or iterable of arrays or data frames
         Rows to predict for, as `Chunks` takes them.
     out : Path or str
         Where predictions go: ``.npy``, ``.csv``, or ``.parquet`` (with pyarrow).
@@ -124,7 +129,9 @@ def predict_file(
     Raises
     ------
     ShapeError
-        If the file has another suffix, or there are more or fewer outputs than names.
+        If the file has another suffix or is the one that is read, or there are more or fewer outputs than names.
+    DtypeError
+        If predictions for ``.npy`` are objects or change their dtype, or those for Parquet are no numbers.
     MissingExtraError
         If Parquet is asked for and pyarrow is not installed.
     FileError
@@ -149,6 +156,9 @@ def predict_file(
     if path.suffix.lower() not in SUFFIXES:
         rule = "out must end in .npy, .csv or .parquet."
         raise ShapeError("predict_file()", rule, found=f"out = {str(path)!r}", fix='out="out.npy"')
+    if isinstance(source, str | Path) and path.exists() and path.samefile(source):
+        rule, fix = "out must be another file than the one that is read.", 'out="predicted.npy"'
+        raise ShapeError("predict_file()", rule, found=f"out = {str(path)!r}", fix=fix)
     labels = [*names, *(f"{name}_std" for name in names)] if return_std else list(names)
     with whole_file(path, "predict_file()") as unfinished:
         chunks = predict_chunks(model, source, return_std=return_std, rows=rows, progress=progress)
@@ -225,10 +235,8 @@ def sum_chunks(
     return total
 
 
-def _for_model(model: Predicts, source: Source, rows: int) -> Chunks:
-    """Return the chunks that a model can take: of a Parquet file the columns that it knows."""
-    chunks = source if isinstance(source, Chunks) else Chunks(source, rows=rows)
-    known = getattr(model, "feature_names_in_", None)
-    if isinstance(chunks.source, ParquetFile) and chunks.columns is None and known is not None:
-        return Chunks(chunks.source.path, columns=[str(name) for name in known], rows=chunks.rows)
-    return chunks
+def _frame(values: NDArray[Any], names: Sequence[str] | None) -> Any:
+    """Return numbers with the names of their columns, which a model that was fitted with names asks for."""
+    import pandas as pd
+
+    return pd.DataFrame(values, columns=names)

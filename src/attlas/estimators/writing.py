@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import ShapeError
+from attlas.errors import DtypeError, ShapeError
 from attlas.estimators.parquet import write_parquet
 
 __all__ = ["SUFFIXES", "write_chunks"]
@@ -36,6 +36,8 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
     ------
     ShapeError
         If there are more or fewer columns than names.
+    DtypeError
+        If chunks of an array differ in dtype, or hold objects.
 
     Examples
     --------
@@ -47,7 +49,7 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        _write_array(path, chunks)
+        _write_array(path, chunks, where)
     elif suffix == ".csv":
         _write_text(path, names, _of_width(chunks, names, where))
     else:
@@ -68,12 +70,15 @@ def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str], where: str) 
         yield table
 
 
-def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
+def _write_array(path: Path, chunks: Iterable[NDArray[Any]], where: str) -> None:
     """Append raw numbers after a header, which has room for a first axis that grows."""
     shape, dtype = (0,), np.dtype(np.float64)
     with path.open("wb") as file:
         _header(file, shape, dtype)
         for place, chunk in enumerate(chunks):
+            if chunk.dtype.hasobject or (place and chunk.dtype != dtype):
+                rule, fix = "all chunks of an .npy file must be of one dtype that is no object.", 'out="out.csv"'
+                raise DtypeError(where, rule, found=f"{chunk.dtype}{f' after {dtype}' if place else ''}", fix=fix)
             if place == 0:
                 shape, dtype = (0, *chunk.shape[1:]), chunk.dtype
                 file.seek(0)

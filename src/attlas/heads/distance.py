@@ -62,7 +62,7 @@ class _MaskedPart(NamedTuple):
     """A tile without the rows that are masked out."""
 
     weights: Tensor
-    seen: tuple[tuple[range, Tensor | None], ...]
+    visible_columns: tuple[tuple[range, Tensor | None], ...]
 
 
 class FixedDistance(Statistic):
@@ -162,11 +162,11 @@ def _masked_part(part: Part, at: Tile, query_mask: Tensor | None) -> Part:
     if query_mask is None:
         return part
     rows, shape = rows_of_tile(query_mask, at), part.shape
-    seen = tuple(
+    visible = tuple(
         (columns, (rows if cells is None else rows & cells).expand(*shape[:3], len(columns)))
-        for columns, cells in part.seen
+        for columns, cells in part.visible_columns
     )
-    return cast(Part, _MaskedPart(part.weights * rows, seen))
+    return cast(Part, _MaskedPart(part.weights * rows, visible))
 
 
 class _MaskedOffsets(stats.Offsets):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.errors import DtypeError
 from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
 from attlas.inputs import whole_number
 from attlas.tiles import Tile
@@ -54,7 +55,7 @@ class Diagonal(TargetWeight):
     ShapeError
         If there are more queries than keys and no `shift`.
     DtypeError
-        If `query_mask` is no tensor of bool.
+        If `distance` is no whole number, or `query_mask` no tensor of bool.
 
     See Also
     --------
@@ -83,6 +84,9 @@ class Diagonal(TargetWeight):
 
     def __init__(self, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> None:
         super().__init__(query_mask)
+        if not isinstance(distance, int) or isinstance(distance, bool):
+            rule = "distance must be a whole number of positions."
+            raise DtypeError("Diagonal()", rule, found=f"distance = {distance!r}", fix="Diagonal(1)")
         self.distance = distance
         self.shift = shift
 

@@ -46,7 +46,7 @@ def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile) -> None:
     """Update the state with one tile; the tiles of a row come from left to right."""
     carry.keys[at.place] += part.keys
     first, weight = carry.first[at.place], carry.weight[at.place]
-    for columns, cells in part.seen:
+    for columns, cells in part.visible_columns:
         new = first == at.n
         if not bool(new.any()):
             return

@@ -105,11 +105,13 @@ def _add_dense(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: 
     stop = start + targets.shape[-1]
     ones = targets.to(mass.dtype)
     mass += (part.weights[..., start:stop] * ones).sum(dim=-1)
-    for seen, cells in part.seen:
-        first, last = max(seen.start, start), min(seen.stop, stop)
+    for visible, cells in part.visible_columns:
+        first, last = max(visible.start, start), min(visible.stop, stop)
         if first < last:
             some = ones[..., first - start : last - start]
-            count += (some if cells is None else some * cells[..., first - seen.start : last - seen.start]).sum(dim=-1)
+            count += (some if cells is None else some * cells[..., first - visible.start : last - visible.start]).sum(
+                dim=-1
+            )
 
 
 def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
@@ -118,8 +120,8 @@ def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start
     for b in range(mass.shape[0]):
         j = targets[min(b, len(targets) - 1), 0, 0].nonzero().flatten() + start
         mass[b] += part.weights[b][..., j].sum(dim=-1)
-        for seen, cells in part.seen:
-            columns = j[(j >= seen.start) & (j < seen.stop)] - seen.start
+        for visible, cells in part.visible_columns:
+            columns = j[(j >= visible.start) & (j < visible.stop)] - visible.start
             count[b] += len(columns) if cells is None else _at(cells, b)[..., columns].to(count.dtype).sum(dim=-1)
 
 
@@ -131,9 +133,9 @@ def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: i
         i, j = _target_cells(targets[min(b, len(targets) - 1), 0])
         j = j + start
         mass[b].index_add_(-1, i, part.weights[b][:, i, j])
-        for seen, cells in part.seen:
-            inside = (j >= seen.start) & (j < seen.stop)
-            rows, columns = i[inside], j[inside] - seen.start
+        for visible, cells in part.visible_columns:
+            inside = (j >= visible.start) & (j < visible.stop)
+            rows, columns = i[inside], j[inside] - visible.start
             if cells is None:
                 some = ones.expand(len(count[b]), len(rows))
             else:
@@ -173,10 +175,16 @@ class Agreement(TargetWeight):
 
     Parameters
     ----------
-    queries, keys : Tensor of int, shape (m,) and (n,)
+    queries, keys : Tensor of int, shape (m,) or (batch, m), and (n,) or (batch, n)
         Label of each query and of each key.
     gap : int
-        With 1, a query's own position does not count (in self-attention); with 0 it does.
+        With 1, a query's own position does not count (in self-attention, where the last query is at the last key);
+        with 0 it does.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one label for each query and key, or, with a gap, if there are more queries than keys.
 
     Notes
     -----
@@ -198,15 +206,19 @@ class Agreement(TargetWeight):
         self.keys = keys
         self.gap = gap
 
-    def prepare(self, problem: Any) -> tuple[Tensor, Tensor]:
-        return self.queries.to(problem.device), self.keys.to(problem.device)
+    def prepare(self, problem: Any) -> tuple[Tensor, Tensor, int]:
+        m, n = problem.shape[2:]
+        queries = per_batch("Agreement()", "queries", self.queries, problem, m, "queries")
+        keys = per_batch("Agreement()", "keys", self.keys, problem, n, "keys")
+        return queries, keys, query_offset("Agreement()", None, problem) if self.gap else 0
 
-    def targets(self, at: Tile, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        queries, keys = prepared
-        same = queries[at.i] == keys[at.j]
+    def targets(self, at: Tile, prepared: tuple[Tensor, Tensor, int]) -> Tensor:
+        queries, keys = (batches_of(labels, at) for labels in prepared[:2])
+        rows, columns = (slice(span.start, span.stop) for span in (at.rows, at.columns))
+        same = queries[:, rows, None] == keys[:, None, columns]
         if self.gap:
-            same &= (at.i - at.j).abs() >= self.gap
-        return same[None, None]
+            same &= (at.i + prepared[2] - at.j).abs() >= self.gap
+        return same.unsqueeze(1)
 
     def finish(self, carry: TargetSums) -> Tensor:
         return carry.mass

@@ -14,8 +14,7 @@ from attlas.errors import DtypeError, ShapeError, kind
 from attlas.heads.retrieval import rows_in_blocks
 from attlas.heads.targets import check_query_mask, mean_of_rows
 from attlas.matrix import AttentionMatrix
-from attlas.stats import Part
-from attlas.stats.rows import PerRow
+from attlas.stats.rows import AllowedKeys
 
 __all__ = ["ClipFactors", "Collapse", "EntropyAlarm", "qk_clip"]
 
@@ -275,7 +274,7 @@ class EntropyAlarm:
         Collapse
         """
         rows = None if self.rows is None else self._positions(A.shape[-2])
-        entropy, keys = A.collect(stats.Entropy(), _AllowedKeys()) if rows is None else _of_rows(A, rows)
+        entropy, keys = A.collect(stats.Entropy(), AllowedKeys()) if rows is None else _of_rows(A, rows)
         choice = keys > 1
         query_mask = check_query_mask("EntropyAlarm()", None, A.problem)
         if query_mask is not None:  # padding is left out
@@ -299,13 +298,6 @@ class EntropyAlarm:
         count = min(int(self.rows or m), m)
         positions: Tensor = torch.linspace(0, m - 1, count + 1).round().to(torch.int64).unique()
         return positions[-count:]
-
-
-class _AllowedKeys(PerRow):
-    """Number of keys that each query may see, shape (..., m)."""
-
-    def of(self, part: Part) -> Tensor:
-        return part.keys
 
 
 def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from attlas.indexing import Axes
 from attlas.interventions.positions import Outside
-from attlas.masks import And, BlockState, Heads, Mask
+from attlas.masks import And, Heads, Mask
+from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import Pool
-from attlas.tiles import Tile
 from attlas.windows import Translated, cut_out
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, R
     n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)
     for part in outside:
-        seen &= part.seen(n).to(base.device)
+        seen &= part.visible_keys(n).to(base.device)
     runs: Runs = functional.pad(seen.int(), (1, 1)).diff().nonzero().view(-1, 2).tolist()
     if base.mask is None or runs == [[0, n]]:
         return base.mask, runs
@@ -186,38 +186,3 @@ def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, R
         return None
     count = functional.pad(seen.cumsum(0), (1, 0))
     return RunPerRow(*(count[end] for end in base.allowed_runs)), runs
-
-
-class RunPerRow(Mask):
-    """One run of keys for each query.
-
-    Parameters
-    ----------
-    first, stop : Tensor of int64, shape (batch or 1, heads or 1, m)
-        The first key of each query and the one after its last.
-    """
-
-    def __init__(self, first: Tensor, stop: Tensor) -> None:
-        self.first, self.stop = first, stop
-
-    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
-        first, stop = (self._of(t, at) for t in (self.first, self.stop))
-        return first, stop
-
-    def allows(self, at: Tile) -> Tensor:
-        first, stop = (t.unsqueeze(-1) for t in self.allowed_runs(at))
-        return (at.j >= first) & (at.j < stop)
-
-    def coverage(self, at: Tile) -> BlockState:
-        if at.scattered or self.first.device.type != "cpu":
-            return BlockState.PARTIAL
-        (first, stop), columns = self.allowed_runs(at), at.columns
-        if bool(((stop <= columns.start) | (first >= columns.stop) | (first >= stop)).all()):
-            return BlockState.EMPTY
-        whole = bool(((first <= columns.start) & (stop >= columns.stop)).all())
-        return BlockState.FULL if whole else BlockState.PARTIAL
-
-    def _of(self, t: Tensor, at: Tile) -> Tensor:
-        for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
-            t = t if t.shape[axis] == 1 else t.index_select(axis, ids.to(t.device))
-        return t[:, :, at.rows.start : at.rows.stop] if at.row_index is None else t[:, :, at.row_index.to(t.device)]

@@ -58,6 +58,8 @@ class Call:
         The numbers of these heads in the whole layer.
     chosen : tuple of int
         The places of these heads among all chosen ones.
+    count : int
+        How many heads of the layer are chosen in all.
     first_query, first_key : int
         Position of query 0 and of key 0 in the text.
     """
@@ -66,6 +68,7 @@ class Call:
     heads: tuple[int, ...]
     numbers: tuple[int, ...]
     chosen: tuple[int, ...]
+    count: int
     first_query: int
     first_key: int
 
@@ -255,7 +258,7 @@ class Suppress(_PairIntervention):
 
     def _zero_chosen_keys(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
         """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
-        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).seen(values.shape[2])
+        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).visible_keys(values.shape[2])
         seen = keys.to(values.device).view(1, 1, -1, 1)
         if len(call.heads) == heads:
             return values.where(seen, 0.0)
@@ -626,16 +629,14 @@ class Ablate(Intervention):
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
         value = self.value.to(out)
-        if value.ndim == 2 and len(value) > 1:
-            fits = max(call.chosen, default=0) < len(value)
-            value = value[list(call.chosen)] if fits else value
-        fits = value.ndim == 0 or (value.shape[-1] == out.shape[-1] and (value.ndim == 1 or fits))
-        if not fits:
+        one_per_head = value.ndim == 2 and len(value) > 1
+        wrong_count = one_per_head and len(value) != call.count
+        if wrong_count or (value.ndim and value.shape[-1] != out.shape[-1]):
             rule = "value must have one row for each chosen head, and the size of the values."
-            found = f"{tuple(value.shape)} for {len(call.chosen)} heads of size {out.shape[-1]}"
+            found = f"{tuple(value.shape)} for {call.count} heads of size {out.shape[-1]}"
             raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix="value=0.0")
         filled = out.new_zeros(1, out.shape[1], 1, out.shape[-1])
-        filled[0, list(call.heads), 0] = value
+        filled[0, list(call.heads), 0] = value[list(call.chosen)] if one_per_head else value
         return torch.where(chosen, filled, out)
 
 

@@ -206,7 +206,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         if not here:
             return change
         indices, numbers, places = zip(*here, strict=True)
-        call = Call(site, indices, numbers, places, query, key)
+        call = Call(site, indices, numbers, places, len(heads), query, key)
         shown = change.shown
         return Change(
             item.matrix(change.matrix, call), item.pool(change.pool, call), lambda A: item.shown(shown(A), call)

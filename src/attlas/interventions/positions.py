@@ -174,7 +174,7 @@ class Outside(Mask):
         """Return whether a query of the matrix is among the chosen ones."""
         return self.queries is None or self.queries.state(query + self.row, query + self.row) is BlockState.FULL
 
-    def seen(self, n: int) -> Tensor:
+    def visible_keys(self, n: int) -> Tensor:
         """Return which of n keys the chosen queries attend to."""
         keys = torch.arange(self.column, self.column + n)
         return torch.zeros(n, dtype=torch.bool) if self.keys is None else ~self.keys.has(keys)

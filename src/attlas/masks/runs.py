@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from attlas.errors import ShapeError, TooLargeError
 from attlas.masks.base import BlockState, Mask
+from attlas.scores.position import cells_of
 from attlas.tiles import Tile, cut
 
-__all__ = ["Bits", "Runs", "runs_of"]
+__all__ = ["Bits", "RunPerRow", "Runs", "runs_of"]
 
 _CELLS = 1 << 22  # pairs that are asked for at once
 _SMALL = 1 << 20  # bytes of runs below which they are never packed
@@ -152,6 +153,49 @@ class Runs(Mask):
 
     def name(self) -> str:
         return f"Runs({self.first.shape[-1] - 1:,} queries, {self.n:,} keys, {len(self.starts):,} runs)"
+
+
+class RunPerRow(Mask):
+    """Pairs whose key lies in the one run of consecutive keys of the query's row.
+
+    Parameters
+    ----------
+    first, stop : Tensor of int64, shape (m,), or (batch, heads, m), where a size of 1 stands for every place
+        The first key of each row and the one after its last; a row with ``first >= stop`` sees no key.
+
+    See Also
+    --------
+    Runs : several runs per row.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.masks.runs import RunPerRow
+    >>> mask = RunPerRow(torch.tensor([0, 2]), torch.tensor([2, 4]))
+    >>> attlas.attend(torch.zeros(2, 1), torch.zeros(4, 1), mask=mask)[:, :]
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.5000, 0.5000]])
+    """
+
+    def __init__(self, first: Tensor, stop: Tensor) -> None:
+        self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))
+
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
+        first, stop = (cells_of(t.unsqueeze(-1), at).squeeze(-1).to(at.device) for t in (self.first, self.stop))
+        return first, stop
+
+    def allows(self, at: Tile) -> Tensor:
+        first, stop = (t.unsqueeze(-1) for t in self.allowed_runs(at))
+        return (at.j >= first) & (at.j < stop)
+
+    def coverage(self, at: Tile) -> BlockState:
+        if at.scattered or self.first.device.type != "cpu":
+            return BlockState.PARTIAL
+        (first, stop), columns = self.allowed_runs(at), at.columns
+        if bool(((stop <= columns.start) | (first >= columns.stop) | (first >= stop)).all()):
+            return BlockState.EMPTY
+        whole = bool(((first <= columns.start) & (stop >= columns.stop)).all())
+        return BlockState.FULL if whole else BlockState.PARTIAL
 
 
 class Bits(Mask):

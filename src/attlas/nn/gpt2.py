@@ -210,8 +210,9 @@ class GPT2(nn.Module):
         Raises
         ------
         ShapeError
-            If the text is longer than ``n_positions``.
+            If `input_ids` or a mask of padding has another shape, or the text is longer than ``n_positions``.
         """
+        _check_ids(input_ids)
         past = 0 if cache is None else cache.get_seq_length()
         if position_ids is None:
             self._check_length(past + input_ids.shape[1])
@@ -235,9 +236,10 @@ class GPT2(nn.Module):
         """Return the mask that all blocks share."""
         if padding is None or (not tracing() and bool((padding != 0).all())):
             return causal_mask(m, None, cache)
-        window = None if cache is None else cache.window
-        n = padding.shape[1] if window is None else min(padding.shape[1], window - 1 + m)
-        return causal_mask(m, mask_of_keys(padding, n), cache)
+        n = m if cache is None else cache.get_seq_length() + m
+        if cache is not None and cache.window is not None:
+            n = min(n, cache.window - 1 + m)
+        return causal_mask(m, mask_of_keys(padding, n, cache), cache)
 
     def _check_length(self, length: int) -> None:
         if length > self.config.n_positions:
@@ -295,6 +297,7 @@ class GPT2(nn.Module):
         ShapeError
             If it would be longer than ``n_positions``, or a setting is out of range.
         """
+        _check_ids(input_ids)
         sampler = Sampler(temperature, top_k, top_p, seed, input_ids.device)
         stops = _stops(self.config.eos_token_id if stop is None else stop, input_ids.device)
         batch, begun = input_ids.shape
@@ -374,6 +377,14 @@ class GPT2(nn.Module):
         settings = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **asdict(self.config)}
         state = {n if n == "lm_head.weight" else f"transformer.{n}": t for n, t in self.state_dict().items()}
         checkpoint.write(Path(folder), json.dumps(settings, indent=2) + "\n", state)
+
+
+def _check_ids(input_ids: Tensor) -> None:
+    if input_ids.ndim != 2:
+        rule = "input_ids must have the shape (batch, tokens)."
+        raise ShapeError(
+            "GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix="input_ids[None]"
+        )
 
 
 def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:

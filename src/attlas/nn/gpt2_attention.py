@@ -175,7 +175,7 @@ class GPT2Attention(nn.Module):
                 # A cache of transformers for decoders with an encoder has one for each of the two.
                 own = getattr(past_key_values, "self_attention_cache", past_key_values)
                 k, v = own.update(k, v, self.layer_idx)
-            mask = mask_of_keys(attention_mask, k.shape[2])
+            mask = mask_of_keys(attention_mask, k.shape[2], past_key_values)
             if mask is None or (isinstance(attention_mask, Tensor) and attention_mask.ndim == 2):
                 mask = causal_mask(q.shape[2], mask, past_key_values)
         heads, matrix = pooled(q, k, v, self.score, mask, self.attn_dropout.p if self.training else 0.0)
@@ -208,10 +208,15 @@ def causal_mask(m: int, padding: Mask | None = None, cache: KVCache | Any = None
     return mask if padding is None else mask & padding
 
 
-def mask_of_keys(mask: Tensor | Mask | None, n: int) -> Mask | None:
-    """Return a mask over the last n keys; a tensor of two axes has 0 for padding."""
+def mask_of_keys(mask: Tensor | Mask | None, n: int, cache: KVCache | Any = None) -> Mask | None:
+    """Return a mask over n keys; a tensor of two axes has 0 for padding, over all tokens that were read."""
     if mask is None or isinstance(mask, Mask):
         return mask
-    if mask.ndim == 2:  # of a sliding window only the last n keys are left
-        return from_tensor(mask[:, None, None, mask.shape[1] - n :] != 0)
-    return from_tensor(mask)
+    if mask.ndim != 2:
+        return from_tensor(mask)
+    keeps_all = getattr(cache, "window", None) is None  # of a sliding window only the last keys are left
+    if mask.shape[1] < n or (keeps_all and mask.shape[1] != n):
+        rule = "a mask of padding must have one column for each key, those in the cache too."
+        found, fix = f"{mask.shape[1]} columns, {n} keys", "a tensor of shape (batch, n), 0 where a token is padding."
+        raise ShapeError("GPT2Attention()", rule, {"attention_mask": mask}, found=found, fix=fix)
+    return from_tensor(mask[:, None, None, mask.shape[1] - n :] != 0)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError
-from attlas.masks import BlockState, Mask
+from attlas.masks import BlockState
+from attlas.masks.runs import RunPerRow
 from attlas.tiles import Tile
 
 __all__ = ["ValidLengths"]
 
 
-class ValidLengths(Mask):
+class ValidLengths(RunPerRow):
     """Each query sees the first keys of its sequence: key j where ``j < length``.
 
     Parameters
@@ -47,15 +48,8 @@ class ValidLengths(Mask):
             )
         self.where = where
         self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
-
-    def allows(self, at: Tile) -> Tensor:
-        lengths = self.lengths.to(at.device)
-        if len(lengths) != len(at.batches) or at.batches.start:
-            lengths = lengths.index_select(0, at.batch_ids.to(at.device))
-        if lengths.shape[1] > 1:
-            rows = at.row_index
-            lengths = lengths.narrow(1, at.rows.start, len(at.rows)) if rows is None else lengths[:, rows.to(at.device)]
-        return at.j < lengths[:, None, :, None]
+        stop = self.lengths.long().unsqueeze(1)
+        super().__init__(torch.zeros_like(stop), stop)
 
     def coverage(self, at: Tile) -> BlockState:
         if at.column_index is not None or not len(at.columns):

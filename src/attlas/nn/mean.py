@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, TooLargeError
+from attlas.errors import TooLargeError
+from attlas.indexing import Axes, parse
 from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
-from attlas.reductions import Dim, axes_of, reduced_shape
+from attlas.reductions import Dim, axes_of, over_leading, reduced_shape
 
 __all__ = ["HeadMean"]
 
@@ -83,24 +84,19 @@ class HeadMean(LazyTensor):
         return f"HeadMean(shape={tuple(self.shape)}, heads={self.heads.shape[-3]}, {self.dtype})"
 
     def __getitem__(self, key: Any) -> Any:
+        *lead, m, n = self.shape
+        where = parse(key, Axes(tuple(lead), (True,) * len(lead)), m, n)
+        if where is None:
+            return self._call("__getitem__", key)
         entries = key if isinstance(key, tuple) else (key,)
-        dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
-        split = dots[0] if dots else len(entries)
-        missing = (slice(None),) * (self.ndim - len(entries) + len(dots))
-        named = (*entries[:split], *missing, *entries[split + 1 :])
-        if len(named) > self.ndim or len(dots) > 1:
-            raise ShapeError(
-                "mean[...]",
-                "there are more indices than axes.",
-                {"mean": f"shape {tuple(self.shape)}"},
-                found=f"{len(entries) - len(dots)} indices, {self.ndim} axes",
-                fix="mean[0, 17, :] for one row of one sequence.",
-            )
-        leading = named[:-2]
-        if not dots and len(entries) <= len(leading):
+        split = next((i for i, entry in enumerate(entries) if entry is Ellipsis), len(entries))
+        after = entries[split + 1 :]
+        named = (*entries[:split], *(slice(None),) * (self.ndim - split - len(after)), *after)
+        leading = named[: len(lead)]
+        if where.rows is None:
             return HeadMean(self.heads[leading])
-        part: Tensor = self.heads[(*leading, slice(None), *named[-2:])]
-        return part.mean(dim=sum(not isinstance(entry, int) for entry in leading))
+        cells: Tensor = self.heads[(*leading, slice(None), *named[len(lead) :])]
+        return cells.mean(dim=len(lead) if where.leading is None else sum(where.leading[2].kept))
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Pool values of shape (..., n, e) with the mean weights."""
@@ -133,4 +129,5 @@ class HeadMean(LazyTensor):
             given = {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
             fix = "read a part, mean[..., :64, :]; limit=None insists."
             raise TooLargeError("mean.to_dense()", rule, given, found=found, fix=fix)
-        return self.heads.mean(-3)
+        axis = self.ndim - 2  # of the heads
+        return over_leading(self.heads, "sum", {axis}, limited=False).squeeze(axis) / self.heads.shape[axis]

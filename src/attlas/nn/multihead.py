@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError
-from attlas.masks import Causal, Mask, Prefix, Window, from_tensor
+from attlas.masks import BlockState, Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
 from attlas.nn.layer import checked_dropout, pooled, returned_weights
 from attlas.nn.mean import HeadMean
 from attlas.scores import ScaledDot, Score
+from attlas.tiles import Tile
 
 __all__ = ["MultiHeadAttention"]
 
@@ -172,7 +174,8 @@ class MultiHeadAttention(nn.Module):
             tensors only, it is None in any case.
         attn_mask : Tensor or Mask, optional
             Tensor of shape (m, n) or (batch * heads, m, n): True where a pair is not seen, or numbers that
-            are added. Or a mask of attlas, which says what is seen.
+            are added. Or a mask of attlas, which says what is seen. Keys that the layer appends are not among
+            its keys, and are seen by every query.
         average_attn_weights : bool
             Whether the weights are the mean over heads.
         is_causal : bool
@@ -270,15 +273,15 @@ class MultiHeadAttention(nn.Module):
         m = q.shape[2]
         parts: list[Mask] = []
         if isinstance(given, Mask):
-            parts.append(_or_appended(given, real, extra))
+            parts.append(_with_appended(given, real, extra))
         elif given is not None:
             of_heads = given.unflatten(0, (-1, self.num_heads)) if given.ndim == 3 else given
             parts.append(_from_torch(of_heads, extra))
         elif is_causal:
             # Like torch, the first query with the first key; queries after a cache are the last ones.
-            parts.append(_or_appended(Causal(real - m if cache is not None else 0), real, extra))
+            parts.append(_with_appended(Causal(0 if cache is None else None), real, extra))
         if cache is not None and cache.window is not None and m > 1:
-            parts.append(_or_appended(Window(cache.window - 1, None, real - m), real, extra))
+            parts.append(_with_appended(Window(cache.window - 1, None), real, extra))
         if padding is not None:
             parts.append(_from_torch(padding[:, None, None, :], extra))
         return reduce(and_, parts) if parts else None
@@ -288,8 +291,53 @@ class MultiHeadAttention(nn.Module):
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{grouped}"
 
 
-def _or_appended(mask: Mask, real: int, extra: int) -> Mask:
-    return mask | ~Prefix(real) if extra else mask
+class _WithAppended(Mask):
+    """A mask of the keys that are tokens; every query sees the keys that the layer appends to them.
+
+    Parameters
+    ----------
+    tokens : Mask
+        The mask of a matrix without these keys.
+    n : int
+        Number of keys that are tokens.
+    """
+
+    def __init__(self, tokens: Mask, n: int) -> None:
+        self.tokens, self.n = tokens, n
+
+    def allows(self, at: Tile) -> Tensor:
+        is_token = at.j.flatten() < self.n
+        if at.column_index is None:
+            part = at.narrow(range(at.columns.start, max(at.columns.start, min(at.columns.stop, self.n))))
+        else:
+            index = at.column_index[is_token.to(at.column_index.device)]
+            part = replace(at, columns=range(len(index)), column_index=index)
+        seen = self.tokens.allows(replace(part, n=self.n))
+        seen = seen.expand(torch.broadcast_shapes(seen.shape, (1, len(part.columns))))
+        allowed = seen.new_ones(*seen.shape[:-1], len(at.columns))
+        allowed[..., is_token] = seen
+        return allowed
+
+    def coverage(self, at: Tile) -> BlockState:
+        if at.column_index is not None or at.columns.stop > self.n:
+            return BlockState.PARTIAL
+        return self.tokens.coverage(replace(at, n=self.n))
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        self.tokens.check(batch, heads, m, self.n)
+
+    def name(self) -> str:
+        return f"{self.tokens.name()} of the first {self.n} keys"
+
+
+def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
+    if not extra:
+        return mask
+    if mask.log_weights():
+        rule = "an additive mask is given as a tensor where the layer appends keys."
+        found, fix = mask.name(), "attn_mask=t, the tensor itself."
+        raise ShapeError("MultiHeadAttention()", rule, {"attn_mask": mask.name()}, found=found, fix=fix)
+    return _WithAppended(mask, real)
 
 
 def _from_torch(t: Tensor, extra: int) -> Mask:

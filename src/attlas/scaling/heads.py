@@ -17,6 +17,7 @@ from attlas.scaling.gaussian import Expected, expected
 from attlas.scaling.jacobian import Jacobian
 from attlas.scaling.vectors import MEASURES
 from attlas.stats import Part, Statistic
+from attlas.stats.rows import AllowedKeys
 from attlas.tiles import Tile
 
 __all__ = ["HeadScaling", "Heads", "heads"]
@@ -158,8 +159,8 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
 def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
     batch, count, m, n = A.problem.shape
     shape = (batch, count, m)
-    moments, entropy, largest, jacobian, (keys, seen) = A.collect(
-        stats.LogitMoments(), stats.Entropy(), stats.MaxWeight(), Jacobian(), AllowedKeys()
+    moments, entropy, largest, jacobian, keys, seen = A.collect(
+        stats.LogitMoments(), stats.Entropy(), stats.MaxWeight(), Jacobian(), AllowedKeys(), _SeenKeys()
     )
     keys, seen = keys.reshape(shape).double(), seen.reshape(batch, count, n)
     counted = (keys > 0).double()
@@ -221,22 +222,16 @@ def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out[0], out[1], out[2]
 
 
-class AllowedKeys(Statistic):
-    """How many keys each query may see, and which keys some query may see."""
+class _SeenKeys(Statistic):
+    """Which keys some query may see, shape (..., n)."""
 
-    def start(self, problem: Any) -> tuple[Tensor, Tensor]:
-        batch, count, m, n = problem.shape
-        keys = torch.zeros(batch, count, m, device=problem.device)
-        return keys, torch.zeros(batch, count, n, dtype=torch.bool, device=problem.device)
+    def start(self, problem: Any) -> Tensor:
+        batch, count, _, n = problem.shape
+        return torch.zeros(batch, count, n, dtype=torch.bool, device=problem.device)
 
-    def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
-        keys, seen = carry
-        keys[at.place] += part.keys
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         batches, of_heads, _ = at.place
-        for columns, cells in part.seen:
+        for columns, cells in part.visible_columns:
             span = slice(at.columns.start + columns.start, at.columns.start + columns.stop)
-            seen[batches, of_heads, span] |= cells.any(-2) if cells is not None else True
-        return carry
-
-    def finish(self, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            carry[batches, of_heads, span] |= cells.any(-2) if cells is not None else True
         return carry

@@ -12,10 +12,10 @@ from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
-from attlas.scaling.heads import AllowedKeys
 from attlas.scores import Score
 from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
+from attlas.stats.rows import AllowedKeys
 from attlas.tiles import Tile
 
 __all__ = ["Temperature", "temperature"]
@@ -115,7 +115,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
         found = f"variance = {variance!r} and entropy = {entropy!r}"
         raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
     batch, heads, m, _ = A.problem.shape
-    keys = A.collect(AllowedKeys())[0][0].reshape(batch, heads, m).double()
+    keys = A.collect(AllowedKeys())[0].reshape(batch, heads, m).double()
     if entropy is not None:
         factor, reached = _of_entropy(A, entropy, keys)
         name, wanted = "entropy", entropy

@@ -266,10 +266,11 @@ class Scaled(Derived):
         self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        if self.factor == 0.0:  # 0 * -inf would be NaN: a key outside a bounded kernel stays outside
-            logits = self.inner(q, k, at)
-            return torch.where(logits == -math.inf, logits, torch.zeros_like(logits))
-        return self.inner(q, k, at) * self.factor
+        logits = self.inner(q, k, at)
+        if self.finite or self.factor > 0.0:
+            return logits * self.factor
+        # A pair that the score forbids stays forbidden.
+        return torch.where(logits == -math.inf, logits, logits * self.factor)
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
@@ -319,8 +320,12 @@ class ScaledByTensor(Derived):
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
-        scaled = logits * self._of_heads(at.head_ids).to(logits)
-        return scaled if self.finite else torch.where(logits == -math.inf, logits, scaled)
+        factor = self._of_heads(at.head_ids).to(logits)
+        if self.finite:
+            return logits * factor
+        # -inf stays, and adds nothing to the gradient of the factor: 0 times -inf is NaN.
+        forbidden = logits == -math.inf
+        return torch.where(forbidden, logits, logits.masked_fill(forbidden, 0.0) * factor)
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)

@@ -74,7 +74,8 @@ class ScaledDot(Score):
         return Dot(q, k, self.factor(q.shape[-1]))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        _check("ScaledDot()", q, k)
+        fix = f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size)."
+        check_same_size(f"{type(self).__name__}()", q, k, fix)
 
     def extra_repr(self) -> str:
         return "" if self.scale is None else f"scale={self.scale}"
@@ -143,7 +144,7 @@ class SoftCap(Derived):
         return f"cap={self.cap}"
 
 
-class Cosine(Score):
+class Cosine(ScaledDot):
     """Cosine of the angle between query and key, ``s_ij = scale * q_i · k_j / (‖q_i‖ ‖k_j‖)``.
 
     Parameters
@@ -168,31 +169,9 @@ class Cosine(Score):
     tensor([[ 1., -1.]])
     """
 
-    finite = True
-    position_free = True
-
-    stored = ("scale",)
-
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = finite_number("Cosine()", "scale", scale, "leave scale out for the plain cosine.")
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-
-    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        return torch.matmul(q * self.scale, k.mT)
-
-    def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
-        return Dot(q, k, self.scale)
-
-    def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        _check("Cosine()", q, k)
-
-    def extra_repr(self) -> str:
-        return f"scale={self.scale}"
-
-
-def _check(name: str, q: Tensor, k: Tensor) -> None:
-    fix = f"project both to one size, or use score=Additive({q.shape[-1]}, {k.shape[-1]}, hidden_size)."
-    check_same_size(name, q, k, fix)

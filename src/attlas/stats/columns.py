@@ -113,7 +113,7 @@ class ColumnMass(_OfQueries):
         mass[_columns(at)] += part.column_sums if whole else part.weights[..., rows, :].sum(dim=-2)
         if queries is not None:
             into = queries[_columns(at)]
-            for columns, cells in part.seen:
+            for columns, cells in part.visible_columns:
                 seen = float(rows.stop - rows.start) if cells is None else cells[..., rows, :].sum(dim=-2)
                 into[..., columns.start : columns.stop] += seen
         return carry

@@ -167,8 +167,8 @@ class _Blocks:
         else:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
             into.copy_(torch.where(found > into, found, into))
-        for seen, cells in part.seen:
-            place = at.narrow(range(at.columns.start + seen.start, at.columns.start + seen.stop))
+        for visible, cells in part.visible_columns:
+            place = at.narrow(range(at.columns.start + visible.start, at.columns.start + visible.stop))
             across = column_bands.inside(place.columns)
             if not len(across):
                 continue
@@ -241,7 +241,7 @@ class Offsets(Statistic):
         first = at.columns.start - (at.rows.stop - 1) + at.m - 1
         mass[b, h, first : first + len(at.rows) + len(at.columns) - 1] += _diagonal_sums(part.weights)
         if cells is not None:
-            for columns, some in part.seen:
+            for columns, some in part.visible_columns:
                 if some is None:
                     some = torch.ones(len(at.rows), len(columns), dtype=torch.bool, device=at.device)
                 found = _diagonal_sums(some.to(cells.dtype))

@@ -97,6 +97,13 @@ class RowMass(PerRow):
         return {"mass": True}
 
 
+class AllowedKeys(PerRow):
+    """Number of keys that the mask lets each query see."""
+
+    def of(self, part: Part) -> Tensor:
+        return part.keys
+
+
 class Entropy(PerRow):
     """Entropy of each row in nats, ``H_i = -Σ_j A_ij ln A_ij``.
 
@@ -408,7 +415,7 @@ class LogitMoments(Statistic):
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
         rows, prefix = carry
         state = _Rows(*(t[at.place].clone() for t in rows))
-        for columns, cells in part.seen:
+        for columns, cells in part.visible_columns:
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
                 found = prefix.rows(at, columns.stop)
             else:

@@ -79,7 +79,9 @@ class Pooled(Statistic):
         v = self.v
         before = v.shape[:-2].numel() if v.ndim >= 2 else 0
         own = before // batch if batch and before % batch == 0 else 0
-        if v.ndim < 2 or v.shape[-2] != n or own == 0 or heads % own:
+        # The product of the leading axes alone would take the heads of (heads, n, e) for texts.
+        fits = v.ndim >= 2 and v.shape[-2] == n and own and heads % own == 0
+        if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != own):
             rule = "v must have a row for each key, and the leading axes of the matrix."
             found = f"a matrix of {batch} batches, {heads} heads and {n} keys"
             fix = "v of shape (batch, heads, n, e)."

@@ -88,11 +88,11 @@ def application(
     async def api(request: Request) -> Response:
         return await _answer(request, shown_by(request), closing)
 
-    async def change(request: Request) -> Response:
+    async def post(request: Request) -> Response:
         shown = shown_by(request)
         if isinstance(shown, CorpusService):
             raise HTTPException(405)
-        return await _change(request, shown)
+        return await _answer_post(request, shown)
 
     async def open_ticket(request: Request) -> Response:
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():
@@ -102,7 +102,7 @@ def application(
     static = StaticFiles(packages=[("attlas.view", "static")], html=True)
     page: list[BaseRoute] = [
         Route("/api/{name}", api),
-        Route("/api/{name}", change, methods=["POST"]),
+        Route("/api/{name}", post, methods=["POST"]),
         Mount("/", static),
     ]
     if isinstance(service, CorpusService):
@@ -170,7 +170,7 @@ async def _answer(request: Request, service: AnyService, closing: Callable[[], b
     return Response(answer.body, answer.status, headers, _MEDIA[answer.kind])
 
 
-async def _change(request: Request, service: Service | ReadingService) -> Response:
+async def _answer_post(request: Request, service: Service | ReadingService) -> Response:
     """Pass on what the page sends: a small JSON object, a content type that no form of another page can send."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "the content must be JSON")
@@ -183,7 +183,7 @@ async def _change(request: Request, service: Service | ReadingService) -> Respon
         content = json.loads(body)
     except (ValueError, RecursionError):
         raise HTTPException(400, "the content must be JSON") from None
-    answer = await run_in_threadpool(service.change, request.path_params["name"], content)
+    answer = await run_in_threadpool(service.post, request.path_params["name"], content)
     return Response(answer.body, answer.status, _NO_CACHE, _MEDIA[answer.kind])
 
 

@@ -95,17 +95,14 @@ class Blocks(Statistic):
         carry.sum[b, h, high, wide] += pool_tile(part.weights, rows, columns, bands, torch.sum)
         into = carry.max[b, h, high, wide]
         torch.maximum(into, pool_tile(part.weights, rows, columns, bands, torch.amax), out=into)
-        for seen, cells in part.seen:
-            some = range(at.columns.start + seen.start, at.columns.start + seen.stop)
+        for visible, cells in part.visible_columns:
+            some = range(at.columns.start + visible.start, at.columns.start + visible.stop)
             if cells is None:
                 cells = torch.ones(len(rows), len(some), dtype=torch.bool, device=at.device)
             cells = cells.to(torch.int64)
             into = carry.cells[b, h, high, self.columns.touched(some)]
             into += pool_tile(cells, rows, some, bands, torch.sum)
             carry.keys[at.place] += cells.sum(dim=-1)
-        return carry
-
-    def finish(self, carry: Pooled) -> Pooled:
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:

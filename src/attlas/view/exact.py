@@ -14,13 +14,14 @@ from attlas import stats
 from attlas.indexing import Axes
 from attlas.masks import And, BlockState, Mask
 from attlas.masks.base import edges
+from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
 from attlas.windows import window_of
 
-__all__ = ["Band", "ButFirst", "Head", "Listed", "Table", "UnwantedError", "Wanted", "check_wanted", "without_first"]
+__all__ = ["Band", "ButFirst", "Head", "Table", "UnwantedError", "Wanted", "check_wanted", "without_first"]
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
@@ -65,26 +66,11 @@ class ButFirst(Mask):
         return first, torch.full_like(first, at.n)
 
 
-class Listed(Mask):
-    """Pairs whose key lies in one run of keys for each row, as two tables say."""
-
-    def __init__(self, first: Tensor, stop: Tensor) -> None:
-        self.first, self.stop = first, stop
-
-    def allows(self, at: Tile) -> Tensor:
-        first, stop = (t.to(at.device)[..., at.i.flatten()].unsqueeze(-1) for t in (self.first, self.stop))
-        return (at.j >= first) & (at.j < stop)
-
-    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        rows = at.i.flatten()
-        return self.first.to(at.device)[..., rows], self.stop.to(at.device)[..., rows]
-
-
 def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     """Return some rows of a matrix by their numbers; its score must look at tokens alone, its mask be runs of keys."""
     problem = A.problem
     runs = problem.allowed_runs
-    mask = None if runs is None else Listed(*(t[..., rows.to(t.device)] for t in runs))
+    mask = None if runs is None else RunPerRow(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
     lse = A._exact_lse()[:, :, rows.to(A.device)] if problem.partial else None
     return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)), lse)

@@ -80,7 +80,7 @@ class ReadingService:
     >>> import attlas, torch
     >>> shown = Service(attlas.attend(torch.zeros(5, 8), torch.zeros(5, 8)))
     >>> service = ReadingService(shown, lambda: (None, None), name="tiny")
-    >>> service.change("read", {"text": ""}).status
+    >>> service.post("read", {"text": ""}).status
     400
     >>> service.close()
     """
@@ -118,7 +118,7 @@ class ReadingService:
             return info.extended(reading=facts | {"more": _MOST_NEW})
         return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
 
-    def change(self, name: str, content: Any) -> Answer:
+    def post(self, name: str, content: Any) -> Answer:
         """Read a text, write further tokens, or stop.
 
         Parameters
@@ -135,7 +135,7 @@ class ReadingService:
             409 while the model reads another one, 503 after `close`.
         """
         if name != "read":
-            return self._service.change(name, content)
+            return self._service.post(name, content)
         try:
             return self._start(content)
         except QuestionError as error:

@@ -258,7 +258,7 @@ class Service:
     def _bookmarks(self) -> list[dict[str, str]]:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
 
-    def change(self, name: str, content: Any) -> Answer:
+    def post(self, name: str, content: Any) -> Answer:
         """Save something that the page sends.
 
         Parameters

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.autodiff import recorded_gradients
+from attlas.autodiff import rebuilt, recorded_gradients
 from attlas.engine import reference
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.dispatch import candidates
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import share_of
-from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten, tree_unflatten
+from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
 from attlas.engine.statistic import Statistic
 
 __all__ = ["collect", "pool", "pool_transposed"]
@@ -54,7 +54,7 @@ def collect(request: Request, statistics: Sequence[Statistic], compute: Collect)
     *found, lse = _Collected.apply(  # type: ignore[no-untyped-call]
         request, statistics, compute, forms, *values, request.problem.sink, *request.inputs()
     )
-    return [tree_unflatten(form, found) for form in forms], lse
+    return [rebuilt(form, found) for form in forms], lse
 
 
 @full_precision
@@ -202,7 +202,7 @@ def _cells(
     ]
     every, replays = [], []
     for statistic, form in zip(statistics, forms, strict=True):
-        result, grad = tree_unflatten(form, found), tree_unflatten(form, slopes)
+        result, grad = rebuilt(form, found), rebuilt(form, slopes)
         cells = statistic.gradient(request.problem, grad, result)
         if cells is None:
             replays.append(graph.Replay(statistic, request.problem, request.plan, grad))

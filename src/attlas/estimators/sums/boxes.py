@@ -19,9 +19,9 @@ from torch import Tensor
 from attlas.attend import attend
 from attlas.estimators.sums.direct import Run, sum_runs
 from attlas.estimators.sums.result import Sums, concatenate, unsort
-from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import Task
 from attlas.estimators.sums.tree import Leaves, gaps, leaves_of
+from attlas.masks.runs import RunPerRow
 
 __all__ = ["Forest", "box_sums", "forest_of", "share_to_compute"]
 
@@ -182,7 +182,8 @@ def _lowered(least: Tensor, task: Task) -> Tensor:
 
 def _log_sums(task: Task, row: Tensor, column: Tensor, run: Run) -> Tensor:
     """Return the logarithm of the denominators of groups of queries over groups of keys, shape (groups, queries)."""
-    matrix = attend(task.x[row].unsqueeze(1), task.keys[column].unsqueeze(1), score=task.score(), mask=Spans(*run))
+    mask = RunPerRow(*(ends.unsqueeze(1) for ends in run))
+    matrix = attend(task.x[row].unsqueeze(1), task.keys[column].unsqueeze(1), score=task.score(), mask=mask)
     if task.weights is None:
         return matrix.lse.squeeze(1).double()
     mean = matrix @ task.weights[column].to(task.x.dtype).unsqueeze(1).unsqueeze(-1)

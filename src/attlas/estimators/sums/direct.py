@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attlas.attend import attend
 from attlas.estimators.sums.result import Moments, Sums, concatenate, put_rows, unsort
-from attlas.estimators.sums.spans import Spans
 from attlas.estimators.sums.task import Task
+from attlas.masks.runs import RunPerRow
 
 __all__ = ["Run", "direct_sums", "sum_run", "sum_runs", "without_own"]
 
@@ -110,7 +110,7 @@ def _product(task: Task, values: Tensor, run: Run | None) -> tuple[Tensor, Tenso
     m, n = task.x.shape[0], task.keys.shape[0]
     if not (m and n):
         return values.new_zeros(m, values.shape[1]), values.new_full((m,), -torch.inf)
-    mask = None if run is None else Spans(*run)
+    mask = None if run is None else RunPerRow(*run)
     matrix = attend(task.x, task.keys, score=task.score(), mask=mask)
     product = matrix @ values if values.shape[1] else values.new_zeros(m, 0)
     return product, matrix.lse.to(values.dtype)

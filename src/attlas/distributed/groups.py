@@ -1,0 +1,232 @@
+"""Groups of heads whose keys and values are gathered together, where those of all heads take too much memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from attlas._compat import tree_leaves, tree_map
+from attlas.distributed.layout import Layout, of_shape
+from attlas.engine.problem import tensors_of
+from attlas.indexing import Axes
+from attlas.matrix import AttentionMatrix
+
+__all__ = ["by_group", "is_divided"]
+
+_GATHERED_BYTES = 8 << 30
+
+Matrix: TypeAlias = Any  # a DistributedMatrix, whose module imports this one
+
+# For each leading axis, which of its pieces a group has. Each rank has the same pieces of its own part.
+Group: TypeAlias = tuple[range, ...]
+
+
+def is_divided(A: Matrix) -> bool:
+    """Return whether the keys of all heads, and as many values, are more than a rank may gather at a time."""
+    return len(_Groups(A, (), ()).every) > 1
+
+
+def by_group(
+    A: Matrix,
+    method: Callable[..., Any],
+    *tensors: DTensor,
+    values: bool = False,
+    wanted: tuple[Tensor, Tensor] | None = None,
+) -> Any:
+    """Return what a method of the matrix gives, computed for one group of heads after the other.
+
+    Parameters
+    ----------
+    A : DistributedMatrix
+        The matrix.
+    method : callable
+        It takes a matrix and `tensors`, and returns DTensors with the leading axes of the matrix, or cells: a tensor
+        with 0 for what is in other groups.
+    *tensors : DTensor
+        What the matrix is multiplied with.
+    values : bool
+        Whether they are gathered as the keys are.
+    wanted : tuple of Tensor, optional
+        Numbers of the batches and of the heads that are needed.
+
+    Notes
+    -----
+    Gathers no more than ``Plan.gathered_bytes`` at a time, or one head. Only the shards are kept for a backward: it
+    gathers each group again, computes it again, and reduce-scatters its gradients before the next.
+    """
+    groups = _Groups(A, tensors, tensors if values else ())
+    if len(groups.every) == 1:
+        return method(A, *tensors)
+    layout, groups.method = groups.layout, method
+    groups.sizes = layout.axes.shape if wanted is None else ()
+    if wanted is not None:
+        groups.every = [group for group in groups.every if groups.has(group, wanted)] or groups.every[:1]
+    groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A._tokens[:2], *tensors)]
+    groups.leaves = [t for t in (*groups.tokens, *A.leaves[2:]) if t.requires_grad and torch.is_grad_enabled()]
+    results = _Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
+    found, form, groups.form = iter(results), groups.form, None
+
+    def whole(t: Tensor) -> Tensor:
+        local: Tensor = next(found)
+        shape = (*layout.leading, *t.shape[layout.rank :])
+        return of_shape(local, layout.mesh, t.placements, shape) if isinstance(t, DTensor) else local
+
+    return tree_map(whole, form)
+
+
+class _Groups:
+    """The groups of a matrix; sizes of the whole alone decide, so that all ranks have the same."""
+
+    method: Callable[..., Any]
+    sizes: tuple[int, ...]  # leading axes of this rank's part of a result
+    tokens: list[DTensor]  # queries, keys, and what the matrix is multiplied with
+    leaves: list[Tensor]  # what gets a gradient
+    form: Any = None  # results of a group
+    recorded: list[bool]  # which of them carry a gradient
+
+    def __init__(self, A: Matrix, tensors: Sequence[DTensor], values: Sequence[DTensor]) -> None:
+        self.A, self.layout = A, cast(Layout, A._layout)
+        layout, k = self.layout, A._tokens[1]
+        self.ranks = [math.prod(layout.mesh.size(dim) for dim in layout.dims(axis)) for axis in range(layout.rank)]
+        gathered = [t for t in (k, *values) if layout.gathers(t)]
+        self.pieces = []
+        for axis, ranks in enumerate(self.ranks):
+            sizes = [layout.leading[axis], *(layout.size(t, axis) for t in gathered)]
+            sizes += [size for t in (k, *tensors) if (size := layout.size(t, axis)) > 1]
+            self.pieces.append(math.gcd(*(size // ranks if size % ranks == 0 else 1 for size in sizes)) or 1)
+        # Keys are counted twice where there are no values yet: who reads the keys of all heads keeps them.
+        needed = [self._bytes(t) for t in gathered] or [0]
+        allowed = A._whole.plan.gathered_bytes or _GATHERED_BYTES
+        count = allowed * math.prod(self.pieces) // max(sum(needed), 2 * needed[0], 1)
+        cuts: list[list[range]] = []
+        for pieces in reversed(self.pieces):
+            step = max(min(pieces, count), 1)
+            cuts.insert(0, [range(pieces)[at : at + step] for at in range(0, pieces, step)])
+            count //= pieces
+        self.every: list[Group] = list(product(*cuts))
+
+    def _bytes(self, t: DTensor) -> int:
+        """Return the memory of a tensor of which a rank has all tokens."""
+        shared = math.prod(ranks for axis, ranks in enumerate(self.ranks) if self.layout.size(t, axis) > 1)
+        return t.numel() * t.element_size() // shared
+
+    def _numbers(self, group: Group) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the batches and of the heads of a group, those of all ranks together."""
+        layout, problem = self.layout, self.A._whole.problem
+        places = []
+        for size, ranks, pieces, own in zip(layout.leading, self.ranks, self.pieces, group, strict=True):
+            by_rank = torch.arange(size, device="cpu").reshape(ranks if pieces > 1 else 1, pieces, -1)
+            places.append(by_rank[:, own.start : own.stop].flatten())
+        heads = problem.head_ids[places.pop()] if layout.rank >= 2 else problem.head_ids
+        batches = problem.batch_ids.reshape(layout.leading[: len(places)])
+        for axis, place in enumerate(places):
+            batches = batches.index_select(axis, place)
+        return batches.flatten(), heads
+
+    def has(self, group: Group, wanted: tuple[Tensor, Tensor]) -> bool:
+        """Return whether a group has one of some batches and one of some heads."""
+        numbers = zip(self._numbers(group), wanted, strict=True)
+        return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
+
+    def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
+        """Return where the pieces of a group are along leading axes of some sizes; an axis of size 1 goes with all."""
+        first = len(group) - len(sizes)
+        steps = [size // pieces for size, pieces in zip(sizes, self.pieces[first:], strict=True)]
+        return tuple(
+            slice(own.start * step, own.stop * step) if step else slice(None)
+            for own, step in zip(group[first:], steps, strict=True)
+        )
+
+    def _sizes(self, group: Group, leading: Sequence[int]) -> tuple[int, ...]:
+        """Return the leading axes of the whole that a group has."""
+        return tuple(len(range(size)[own]) for size, own in zip(leading, self._place(group, leading), strict=True))
+
+    def _narrowed(self, t: DTensor, group: Group) -> DTensor:
+        """Return the pieces of a group; the tokens stay where they are."""
+        local = t.to_local()
+        shape = (*self._sizes(group, t.shape[:-2]), *t.shape[-2:])
+        return of_shape(local[self._place(group, local.shape[:-2])], self.layout.mesh, t.placements, shape)
+
+    def of(self, group: Group, own: Sequence[Tensor]) -> Any:
+        """Return the results of a group, with some tensors in the place of `leaves`."""
+        A, layout, problem = self.A, self.layout, self.A._whole.problem
+        mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))
+        q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
+        batches, heads = self._numbers(group)
+        key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
+        scale, sink = (None if t is None else mine.get(id(t), t) for t in (A._tokens[2], problem.sink))
+        held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
+        problem = replace(
+            problem,
+            q=problem.q[:1, :1].expand(len(batches), len(heads), -1, -1),
+            k=problem.k[:1, :1].expand(len(batches), key_heads, -1, -1),
+            score=copy.deepcopy(problem.score, held) if held.keys() & mine.keys() else problem.score,
+            sink=None if sink is None else sink[heads],
+            batch_ids=batches,
+            head_ids=heads,
+        )
+        leading = self._sizes(group, layout.leading)
+        whole = AttentionMatrix(problem, A._whole.plan, Axes(leading, (True,) * len(leading)))
+        scale = scale if scale is None or scale.numel() == 1 else scale.reshape(-1)[heads]
+        return self.method(type(A)(replace(layout, leading=leading), whole, (q, k, scale)), *others)
+
+    def joined(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's part of the results of all groups; cells are the sums of those of the groups."""
+        totals: list[Tensor] = []
+        for group in self.every:
+            self._add(group, own, totals)
+        return totals
+
+    def _add(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
+        # What a group has gathered is released where this returns.
+        found = self.of(group, own)
+        self.recorded = [t.requires_grad for t in tree_leaves(found)]
+        self.form = tree_map(Tensor.detach, found)
+        results = [_local(t) for t in tree_leaves(self.form)]
+        if not totals:
+            totals += [t.new_zeros(*self.sizes, *t.shape[len(self.sizes) :]) for t in results]
+        for total, t in zip(totals, results, strict=True):
+            total[self._place(group, self.sizes)] += t
+
+    def slopes(self, group: Group, own: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what a group adds to the gradients of `own`, from the gradients of the results."""
+        graph, place = torch.is_grad_enabled(), self._place(group, self.sizes)
+        with torch.enable_grad():
+            found = zip(map(_local, tree_leaves(self.of(group, own))), given, strict=True)
+            results, slopes = zip(*((t, slope[place]) for t, slope in found if t.requires_grad), strict=True)
+        return torch.autograd.grad(results, own, slopes, create_graph=graph, materialize_grads=True)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Results of all groups, of which no group's keys and values are kept: the backward computes each again."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: _Groups, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.groups = groups
+        ctx.save_for_backward(*leaves)
+        with torch.enable_grad():
+            found = groups.joined([t.detach().requires_grad_() for t in leaves])
+        ctx.mark_non_differentiable(*(t for t, known in zip(found, groups.recorded, strict=True) if not known))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        groups, leaves = ctx.groups, ctx.saved_tensors
+        own = leaves if torch.is_grad_enabled() else [t.detach().requires_grad_() for t in leaves]
+        first, *others = groups.every
+        totals = groups.slopes(first, own, given)
+        for group in others:
+            totals = [a + b for a, b in zip(totals, groups.slopes(group, own, given), strict=True)]
+        return None, *totals
+
+
+def _local(t: Tensor) -> Tensor:
+    return t.to_local() if isinstance(t, DTensor) else t
