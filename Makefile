@@ -4,7 +4,7 @@
 # again only when pyproject.toml or constraints.txt change.
 #
 #   PYTHON=python3.12     another interpreter for .venv
-#   PIP_ARGS='...'        more arguments for `pip install` (an index, a wheel folder)
+#   PIP_ARGS='...'        more arguments for `uv pip install` or `pip install` (an index, a wheel folder)
 #   PYTEST_ARGS='...'     more arguments for pytest
 #   OUT=folder            where `make demo` writes
 
@@ -34,6 +34,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # allowed to keep what it compiled: otherwise each process that a test starts compiles PyTorch again, for six seconds.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PIP_ARGS)
+# uv installs in a third of pip's time. It takes the best version of all indexes, as pip does, and is told pip's settings.
+UV := $(BIN)/python -m uv pip install -q --python $(BIN)/python --index-strategy unsafe-best-match -c constraints.txt $(PIP_ARGS)
 
 .PHONY: help
 help: ## List these targets
@@ -176,13 +178,24 @@ $(BIN)/python:
 # `pip install -e .` compiles the kernels too, after all downloads; compiling while the downloads run takes half the
 # wait. Where there is no CMake, or the compiler fails and says why, pip tries in its own way: with a CMake that it
 # fetches, or without kernels.
+#
+# uv does not read pip's settings (an index, a certificate), so it gets them in its own variables. Where it cannot be had,
+# or does not understand something, pip installs instead.
 define INSTALL_ALL
+settings="$$($(BIN)/python -m pip config list)"; \
+setting() { sed -n "s/^[^=]*\.$$1='\(.*\)'$$/\1/p" <<< "$$settings" | tail -n 1; }; \
+export_if_set() { if [ -n "$$2" ]; then export "$$1=$$2"; fi; }; \
+export_if_set UV_DEFAULT_INDEX "$$(setting index-url)"; \
+export_if_set UV_EXTRA_INDEX_URL "$$(setting extra-index-url)"; \
+export_if_set UV_FIND_LINKS "$$(setting find-links | tr ' ' ',')"; \
+export_if_set SSL_CERT_FILE "$$(setting cert)"; \
+install() { { $(INSTALL) uv && $(UV) "$$@"; } || $(INSTALL) "$$@"; }; \
 if command -v cmake >/dev/null && command -v $${CXX:-c++} >/dev/null; then \
   (said=$$($(MAKE) --no-print-directory native 2>&1) || { echo "$$said" >&2; exit 1; }) & kernels=$$!; \
-  ATTLAS_PURE=1 $(INSTALL) -e '.[$(EXTRAS)]' || { wait $$kernels; exit 1; }; \
+  ATTLAS_PURE=1 install -e '.[$(EXTRAS)]' || { wait $$kernels; exit 1; }; \
   wait $$kernels || $(INSTALL) --no-deps -e .; \
 else \
-  $(INSTALL) -e '.[$(EXTRAS)]'; \
+  install -e '.[$(EXTRAS)]'; \
 fi
 endef
 

@@ -14,17 +14,26 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# torch's compiler would start a process for each core, and compile all headers of torch for later runs.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 import hypothesis
-import numpy as np
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20240607
 
 # No deadline: the first example of a property pays for torch's warm-up. Derandomised: a red run can be repeated.
-hypothesis.settings.register_profile("attlas", deadline=None, derandomize=True, print_blob=True)
+# Fixtures of a function are made once for all examples of a property: those of the properties here hold no state.
+hypothesis.settings.register_profile(
+    "attlas",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 hypothesis.settings.load_profile("attlas")
 
 
@@ -44,6 +53,10 @@ def has_browser() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what holds for the whole process, doctests of src included."""
+    if config.getoption("numprocesses", None):
+        return  # this process only hands out tests: it starts sooner without torch
+    import torch
+
     torch.set_num_threads(1)
     if sets := config.getoption("--sets", "").split():
         config.pluginmanager.register(InstructionSets(sets))
@@ -90,6 +103,8 @@ class InstructionSets:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason and the way out, the tests that need what this machine does not have."""
+    import torch
+
     missing = {}
     if data_folder() is None:
         missing["external"] = "no external data: set ATTLAS_DATA to its folder, or put it in ../shared/data"
@@ -132,6 +147,9 @@ def external_data() -> Path:
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Start every test from the same random state, whatever ran before it."""
+    import numpy as np
+    import torch
+
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - libraries under test may use the global generator
     # torch.manual_seed queues a seed, with the stack printed as a text, for each kind of device that is not here.
@@ -143,6 +161,8 @@ def fixed_seeds() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def deterministic() -> None:
     """Switch deterministic mode on once: doing it before and after each test costs more than most tests do."""
+    import torch
+
     torch.use_deterministic_algorithms(True)
 
 
@@ -153,6 +173,8 @@ def fresh_memory_is_nan(request: pytest.FixtureRequest, deterministic: None) -> 
     torch does the filling itself in deterministic mode. Some CUDA kernels have no deterministic form and raise in that
     mode, so tests on a GPU run without.
     """
+    import torch
+
     if request.node.get_closest_marker("gpu"):
         torch.use_deterministic_algorithms(False)
     yield

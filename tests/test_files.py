@@ -280,7 +280,7 @@ def test_links(tmp_path: Path) -> None:
 
 
 def written_by(writer: str, path: Path) -> object:
-    """Write a file with one of the doors that do so."""
+    """Write a file with one of the functions that do so."""
     if writer == "pictures.save()":
         return pictures.save(pictures.sheet(1, 1), path, dpi=20)
     if writer == "save_text()":
@@ -306,7 +306,7 @@ WRITERS = {
 
 @posix
 @pytest.mark.parametrize("writer", WRITERS)
-def test_all_doors_write_in_the_same_way(
+def test_all_functions_write_in_the_same_way(
     writer: str, tmp_path: Path, umask: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suffix = ".csv" if writer == "predict_file()" else ".png"

@@ -44,7 +44,7 @@ FUNCTION_STATEMENTS = 40
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 # What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
 HEAVY = ["transformers", "tokenizers", "huggingface_hub", "matplotlib", "starlette", "uvicorn", "sklearn", "scipy",
-         "pandas", "anywidget", "pyarrow"]  # fmt: skip
+         "pandas", "anywidget", "pyarrow", "polars"]  # fmt: skip
 # Packages whose public names must be documented; those of an extra that is not installed are left out.
 PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.corpus", "attlas.distributed", "attlas.estimators", "attlas.heads",
                 "attlas.huggingface", "attlas.interventions", "attlas.models", "attlas.nn", "attlas.pictures",
@@ -270,7 +270,8 @@ def test_init_holds_only_public_names() -> None:
 def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
     code = "import sys, json, attlas; early = 'torch' in sys.modules; attlas.attend"
     code += "; assert not early, 'import attlas alone loads torch'; print(json.dumps(sorted(sys.modules)))"
-    code += "; import torch; attlas.attend(torch.ones(2, 2), torch.ones(2, 2)); from attlas.cli import stats"
+    code += "; import torch, attlas.recording; attlas.attend(torch.ones(2, 2), torch.ones(2, 2))"
+    code += "; from attlas.cli import stats"
     code += "; print(json.dumps(sorted(sys.modules)))"
     said = subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True).splitlines()
     for modules in map(set, map(json.loads, said)):
@@ -280,7 +281,7 @@ def test_import_loads_torch_when_it_is_used_and_nothing_heavy() -> None:
         assert "torch._dynamo" not in modules, "torch's compiler takes as long to load as all the rest of torch"
         unasked = {"distributed", "view", "estimators", "huggingface", "nn"}
         assert not modules & {f"attlas.{name}" for name in unasked}
-    assert "attlas.cli.stats" in modules
+    assert {"attlas.cli.stats", "attlas.recording"} <= modules
 
 
 def test_names_of_the_package_are_found_in_any_order() -> None:
@@ -494,11 +495,11 @@ def test_markdown_guide_lists_every_package() -> None:
 
 
 def build(kind: str, folder: Path) -> Path:
-    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network, CMake or a compiler."""
+    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network and kernels."""
     pytest.importorskip("scikit_build_core", reason="scikit-build-core builds the package; it is in the extra `dev`")
     code = f"import sys; from scikit_build_core import build; print(build.build_{kind}(sys.argv[1]))"
-    # tests/test_build.py builds the kernels.
-    environment = os.environ | {"PATH": str(folder / "nothing"), "ATTLAS_PURE": "1"}
+    # tests/test_build.py builds the kernels. Here CMake may be there and must not be asked.
+    environment = os.environ | {"ATTLAS_PURE": "1"}
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -537,5 +538,10 @@ def test_sdist_can_build_the_wheel(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/test_house.py"}
     needed |= {f"src/{name}" for name in source_files()}
+    needed |= {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "engine" / "native" / "kernels").iterdir()}
+    needed |= {"CMakeLists.txt", "editable/CMakeLists.txt", "tests/engine/native/cpp/check.h"}
     assert not needed - names, "missing in the sdist"
     assert not {name for name in names if name.startswith((".venv", "demo-output", "dist"))}
+    editable = {"editable", "editable/CMakeLists.txt", "editable/.gitignore"}
+    assert not {name for name in names if name.startswith("editable")} - editable
+    assert not {name for name in names if name.endswith((".so", ".o"))}

@@ -1,4 +1,4 @@
-"""The door: every layout of q, k and v is brought to (batch, heads, tokens, size), and means what it says."""
+"""The entry: every layout of q, k and v is brought to (batch, heads, tokens, size), and means what it says."""
 
 from __future__ import annotations
 

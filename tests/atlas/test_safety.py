@@ -567,7 +567,7 @@ took = (time.perf_counter() - start) / 5
 os.read(told, 100)
 dice = random.Random(4)
 seen = partial = loaded = aside = 0
-for kill in range(50):
+for kill in range(30):
     if kill % 5 == 0 and folder.exists():
         shutil.rmtree(folder)
         seen = 0
@@ -600,13 +600,13 @@ sys.stdout.write(f"{loaded} {partial} {aside} {sorted(path.name for path in fold
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """SIGKILL 50 times: nothing, or a folder that loads right; never one that loads wrong."""
+    """SIGKILL 30 times: nothing, or a folder that loads right; never one that loads wrong."""
     command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / NAME)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded, partial, _, names = done.stdout.split(" ", 3)
-    assert int(loaded) >= 10, done.stdout
-    assert int(partial) >= 10, f"too few were killed while they wrote: {done.stdout}"
+    assert int(loaded) >= 6, done.stdout
+    assert int(partial) >= 6, f"too few were killed while they wrote: {done.stdout}"
     assert names == f"['other', '{NAME}']"
 
 

@@ -1,15 +1,14 @@
 """The demo from end to end on a tiny model: what is printed, what is written, and that the numbers are right."""
 
-import json
 import math
 import re
 import timeit
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.pages import data_of
 
 from attlas import models
 from attlas.cli import main
@@ -32,12 +31,6 @@ def weights(model_folder: Path, text_file: Path) -> torch.Tensor:
     with torch.no_grad():
         output = model(tokenize(loaded, text_file.read_text("utf-8"), 200)[None], output_attentions=True)
     return torch.stack(output.attentions)[:, 0]
-
-
-def data_of(page: Path) -> dict[str, Any]:
-    found = re.search(r'id="attlas-data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def test_writes_report_and_pictures(demo_folder: Path) -> None:

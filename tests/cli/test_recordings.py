@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from tests.cli.conftest import Run
+from tests.pages import data_of
 
 import attlas
 from attlas import models, pictures, stats
@@ -266,12 +267,6 @@ def test_pictures_of_one_head_and_of_all(
         out = tmp_path / f"{number}{suffix}"
         assert said("picture", folder, *options, "-o", out) == f"{out}\n"
         assert out.read_bytes().startswith(begins)
-
-
-def data_of(page: Path) -> dict[str, Any]:
-    found = re.search(r'id="attlas-data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])

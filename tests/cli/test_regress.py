@@ -6,7 +6,6 @@ import importlib.util
 import io
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 pytest.importorskip("sklearn", reason="kernel regression is an estimator of scikit-learn (attlas[sklearn])")
 pytest.importorskip("pandas", reason="attlas regress reads tables with pandas (attlas[sklearn])")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
@@ -216,7 +215,7 @@ def test_plot_has_all_of_its_text_and_no_labels_that_collide() -> None:
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.tuples(finite, words, finite), min_size=2, max_size=8),
     delimiter=st.sampled_from([",", ";", "\t", "|"]),
@@ -457,11 +456,6 @@ def test_extras_are_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     told = refusal([data, "--target", "y", "--plot", "fit.png"], capsys)
     assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
-
-
-def test_the_command_line_starts_without_scikit_learn() -> None:
-    code = "import sys, attlas.cli; print(sorted({'sklearn', 'polars', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_the_fit_is_saved_before_the_rows_to_predict_are_read(

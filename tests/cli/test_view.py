@@ -1,4 +1,4 @@
-"""attlas view: what it says at the door, that it serves, and that it ends; the end of the demo."""
+"""attlas view: what it refuses, that it serves, and that it ends; the end of the demo."""
 
 import builtins
 import contextlib
@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -133,19 +135,22 @@ def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) 
 
 
 def test_it_records_first_and_leaves_nothing(
-    model_folder: Path, temporary: Path, model_and_text: tuple[str, ...]
+    model_folder: Path,
+    temporary: Path,
+    model_and_text: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = (*model_and_text, "--tokens", 64, "--no-browser", "--port", 0)
-    with command("view", *given, temporary=temporary) as viewer:
-        address = viewer.address()
-        status, body = get(address, "api/info")
-        assert (status, json.loads(body)["text_length"]) == (200, 64)
-        assert json.loads(body)["reading"]["model"] == model_folder.name  # which reads texts typed on the page
+    def served(service: Any, **settings: object) -> None:
+        info = json.loads(service.answer("info", {}).body)
+        assert info["text_length"] == 64
+        assert info["reading"]["model"] == model_folder.name  # which reads texts typed on the page
         assert list(temporary.iterdir())
-        status, _, err = viewer.end(signal.SIGTERM)
-    assert status == 0
-    assert "reading 64 tokens" in err
-    assert "Traceback" not in err
+
+    monkeypatch.setattr("attlas.view.server.stay", served)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert main(["view", *model_and_text, "--tokens", "64", "--no-browser"]) == 0
+    assert "reading 64 tokens" in capsys.readouterr().err
     assert not list(temporary.iterdir())
 
 
@@ -198,7 +203,7 @@ def test_a_recording_can_be_kept(
     assert atlas.spans["generated"] == (64, 68)
 
 
-# ------------------------------------------------------------------------------------------------------- at the door
+# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_is_not_said_or_said_twice(complaint: Run) -> None:

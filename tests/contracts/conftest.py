@@ -353,7 +353,7 @@ PLANS: dict[str, Plan] = {
     "tiled 64x1": Plan("tiled", rows=64, columns=1),
     "tiled 1x64": Plan("tiled", rows=1, columns=64),
     "tiled 16 cells": Plan("tiled", cells=16),
-    "tiled 300 cells": Plan("tiled", rows=3, cells=300),
+    "tiled 300 cells": Plan("tiled", rows=9, cells=300),
     "reference": Plan("reference"),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.contracts.test_idioms import Dense
 from torch import Tensor
 
 import attlas
@@ -175,17 +176,8 @@ READS: dict[str, Callable[[Any], Tensor]] = {
 @pytest.mark.parametrize("score", ["ScaledDot", "Additive"])
 def test_reads(name: str, score: str, make: Any, sizes: Any, same: Any) -> None:
     case = make(score, "Causal(-4)", sizes(11, 14), sink=True)
-    logits, weights, _, _ = case.plain()
-
-    class Dense:
-        def __getattr__(self, method: str) -> Any:
-            return getattr(weights, method)
-
-        def __getitem__(self, key: Any) -> Tensor:
-            return weights[key]
-
-    plain: Any = Dense()
-    plain.logits, plain.mT = logits, weights.mT
+    logits, weights, lse, _ = case.plain()
+    plain = Dense.of(weights, logits, lse)
     for plan in (Plan(), Plan("tiled", rows=3, columns=4)):
         found, wanted = flat(READS[name](case.matrix(plan))), flat(READS[name](plain))
         same(found[0], wanted[0], name)

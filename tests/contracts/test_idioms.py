@@ -107,11 +107,13 @@ class Logits:
         return self.t.amax(dim, **options)
 
     def mean(self) -> Tensor:
-        return self.t.masked_fill(self.t == -math.inf, 0).sum(-1) / torch.arange(1, 7)
+        hidden = self.t == -math.inf
+        return self.t.masked_fill(hidden, 0).sum(-1) / (~hidden).sum(-1)
 
     def var(self) -> Tensor:
-        gap = (self.t - self.mean().unsqueeze(-1)).masked_fill(self.t == -math.inf, 0)
-        return gap.square().sum(-1) / torch.arange(1, 7)
+        hidden = self.t == -math.inf
+        gap = (self.t - self.mean().unsqueeze(-1)).masked_fill(hidden, 0)
+        return gap.square().sum(-1) / (~hidden).sum(-1)
 
 
 def plain(value: Any) -> Any:

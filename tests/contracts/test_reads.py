@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.contracts.test_idioms import Dense
 from torch import Tensor
 
 import attlas
@@ -60,7 +61,7 @@ def test_a_read_carries_the_gradient(read: str, matrix: attlas.AttentionMatrix) 
     assert not any(t.requires_grad for t in numbers)
     assert not any(t.requires_grad for t in tensors(READS[read](matrix.detach())))
     whole = reference.dense(matrix.problem)
-    plain = Definition(whole.weights, whole.logits, whole.lse)
+    plain = Dense.of(whole.weights, whole.logits, whole.lse)
     for t, number, wanted in zip(tensors(READS[read](matrix)), numbers, tensors(READS[read](plain)), strict=True):
         torch.testing.assert_close(t, number)
         if t.is_floating_point():
@@ -70,45 +71,6 @@ def test_a_read_carries_the_gradient(read: str, matrix: attlas.AttentionMatrix) 
             for leaf, *both in zip(leaves, found, exact, strict=True):
                 a, b = (torch.zeros_like(leaf) if grad is None else grad for grad in both)
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-class Definition:
-    """The dense tensors of a matrix under the names of its reads."""
-
-    def __init__(self, weights: Tensor, logits: Tensor, lse: Tensor) -> None:
-        self.weights, self.lse = weights, lse
-        self.logits = Logits(logits)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return self.weights[key]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.weights, name)
-
-    def to_dense(self) -> Tensor:
-        return self.weights
-
-
-class Logits:
-    """Log-weights, reduced over the keys."""
-
-    def __init__(self, t: Tensor) -> None:
-        self.t = t
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return self.t[key]
-
-    def to_dense(self) -> Tensor:
-        return self.t
-
-    def mean(self) -> Tensor:
-        return self.t.mean(-1)
-
-    def var(self) -> Tensor:
-        return self.t.var(-1, correction=0)
-
-    def amax(self) -> Tensor:
-        return self.t.amax(-1)
 
 
 def test_a_statistic_of_numbers_alone_records_no_graph(matrix: attlas.AttentionMatrix) -> None:

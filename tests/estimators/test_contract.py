@@ -21,9 +21,9 @@ from attlas.estimators import AttentionClassifier, AttentionRegressor
 CHECK = """
 import json
 from sklearn.utils.estimator_checks import check_estimator
-import attlas.estimators as room
+from attlas import estimators
 for name in ("AttentionRegressor", "AttentionClassifier"):
-    results = check_estimator(getattr(room, name)(), on_fail=None)
+    results = check_estimator(getattr(estimators, name)(), on_fail=None)
     print(json.dumps([[r["check_name"], r["status"], repr(r["exception"])[:300]] for r in results]))
 """
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -73,9 +72,9 @@ def test_without_induction_heads_a_model_copies_nothing(tmp_path: Path, capsys: 
 
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run("date_translation", ["--seconds", "300", "--steps", "130", "--guide", "0.3"], tmp_path / "dates.png")
+    found = run("date_translation", ["--seconds", "300", "--steps", "100", "--guide", "0.3"], tmp_path / "dates.png")
     assert found["accuracy"] > 0.95
-    assert found["aligned"] > 0.5  # uniform weights would put 1 letter of 20 there
+    assert found["aligned"] > 0.8  # 0.52 without guidance, even after 130 steps
     assert "right to the last letter" in capsys.readouterr().out
 
 
@@ -118,15 +117,3 @@ def test_letters_come_from_letters() -> None:
             month = [own[5].lstrip("0") or own[6], own[6]] if style == 6 else list(own[5:7])
             assert found[5:7] == (month if style > 5 else [name if name in text else name[:3]] * 2)
             assert found[8:] == (list(own[8:]) if style == 7 else [own[8].lstrip("0") or own[9], own[9]])
-
-
-def test_guided_alignment_draws_letters_to_their_sources() -> None:
-    module = load("date_translation")
-    dates, styles = [module.FIRST + dt.timedelta(days=37 * i) for i in range(400)], [i % 8 for i in range(50)]
-    weights = []
-    for guide in (0.0, 1.0):
-        torch.manual_seed(0)
-        model = module.Translator()
-        module.train(model, dates[50:], 300.0, 32, dates[:50], guide)
-        weights.append(module.aligned_weight(model, dates[:50], styles))
-    assert weights[1] > 2 * weights[0]

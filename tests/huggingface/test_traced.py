@@ -61,12 +61,12 @@ def test_one_graph_gives_the_numbers_of_the_plain_model(model: nn.Module) -> Non
 def test_encoders_and_biases(kind: str) -> None:
     torch.manual_seed(3)
     if kind == "bert":
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
         model: Any = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes))
         given = {"input_ids": text(), "attention_mask": padding("right")}
     else:
         config = transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
         )
         model = transformers.T5Model(config)
         given = {"input_ids": text(), "attention_mask": padding("right"), "decoder_input_ids": text()[:, :5]}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.messages import said
 
@@ -60,7 +60,6 @@ def build(tree, dense) -> tuple[Mask, np.ndarray]:
     return (mask & other, cells & other_cells) if tree[0] == "and" else (mask | other, cells | other_cells)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=trees, data=st.data())
 def test_combinations(tree, data, tile, cells, dense):
     mask, expected = build(tree, dense)
@@ -73,7 +72,6 @@ def test_combinations(tree, data, tile, cells, dense):
     assert coverage is not BlockState.FULL or allowed.all()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(left=leaves, right=leaves)
 def test_de_morgan(left, right, dense):
     sizes = (SIZE, SIZE, 2, 2)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.messages import said
 
@@ -40,7 +40,7 @@ def test_lengths_of_chosen_sequences(tile, cells):
     assert cells(mask, at).sum(-1)[:, 0, 0].tolist() == [4, 2]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(data=st.data())
 def test_coverage_of_lengths_is_exact(data, tile, cells):
     n = data.draw(st.integers(1, 20))
@@ -78,7 +78,7 @@ def test_documents_with_ids_of_queries(dense):
     assert np.array_equal(dense(mask, 9, 4)[0, 0], documents(ids, query_ids)[0])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(data=st.data())
 def test_coverage_of_documents_is_never_wrong(data, tile, cells):
     n = data.draw(st.integers(1, 12))

@@ -1,9 +1,11 @@
 """Causal, Window and Dilated against their definitions."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.messages import said
 
@@ -11,7 +13,17 @@ from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Causal, Dilated, Mask, Window
 
 SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4), (4, 0)]
-OFFSETS = [None, 0, 3, -2]
+WINDOWS = [
+    (0, 0, 1),
+    (2, 1, 1),
+    (None, 2, 1),
+    (3, None, 1),
+    (None, None, 1),
+    (50, 50, 1),
+    (4, 0, 2),
+    (5, 5, 3),
+    (None, 0, 4),
+]
 
 
 def definition(m: int, n: int, left: int | None, right: int | None, offset: int | None, step: int = 1) -> np.ndarray:
@@ -24,25 +36,18 @@ def definition(m: int, n: int, left: int | None, right: int | None, offset: int 
     return allowed
 
 
-@pytest.mark.parametrize(("m", "n"), SIZES)
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_causal(m, n, offset, dense):
-    assert np.array_equal(dense(Causal(offset), m, n)[0, 0], definition(m, n, None, 0, offset))
+@pytest.mark.parametrize("offset", [None, 0, 3, -2])
+@pytest.mark.parametrize(("left", "right", "step"), WINDOWS)
+def test_windows_of_every_size(left, right, step, offset, dense):
+    masks = [Dilated(left, right, step, offset)] + ([Window(left, right, offset)] if step == 1 else [])
+    for mask, (m, n) in itertools.product(masks, SIZES):
+        assert np.array_equal(dense(mask, m, n)[0, 0], definition(m, n, left, right, offset, step)), (mask, m, n)
 
 
-@pytest.mark.parametrize(("m", "n"), SIZES)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 1), (None, 2), (3, None), (None, None), (50, 50)])
-def test_window(m, n, offset, left, right, dense):
-    assert np.array_equal(dense(Window(left, right, offset), m, n)[0, 0], definition(m, n, left, right, offset))
-
-
-@pytest.mark.parametrize(("m", "n"), SIZES)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize(("left", "right", "step"), [(4, 0, 2), (5, 5, 3), (None, 0, 4), (None, None, 1)])
-def test_dilated(m, n, offset, left, right, step, dense):
-    expected = definition(m, n, left, right, offset, step)
-    assert np.array_equal(dense(Dilated(left, right, step, offset), m, n)[0, 0], expected)
+@pytest.mark.parametrize("offset", [None, 0, 3, -2])
+def test_causal(offset, dense):
+    for m, n in SIZES:
+        assert np.array_equal(dense(Causal(offset), m, n)[0, 0], definition(m, n, None, 0, offset)), (m, n)
 
 
 def test_causal_is_lower_triangle_and_aligns_last_with_last(dense):
@@ -60,7 +65,7 @@ local_masks = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(mask=local_masks, data=st.data())
 def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile, cells):
     m, n = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
@@ -72,7 +77,7 @@ def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile, cells):
     assert mask.coverage(at) is exact
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(mask=local_masks, data=st.data())
 def test_scattered_tile_is_part_of_the_whole(mask: Mask, data, tile, cells, dense):
     m, n = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.messages import said
 
@@ -88,7 +88,6 @@ def test_nan_is_allowed_and_reaches_the_scores(dense):
     assert dense(from_tensor(torch.tensor([[float("nan"), -torch.inf]])), 1, 2).tolist() == [[[[True, False]]]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_coverage_is_never_wrong(data, tile, cells):
     m, n = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))

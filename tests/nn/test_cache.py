@@ -31,7 +31,7 @@ def test_returns_all_that_may_be_seen(steps, window):
 
 @pytest.mark.parametrize("window", [None, 64])
 def test_the_past_is_not_copied_at_each_step(window):
-    """Room is made a few times, and in between the returned tokens stay where they are."""
+    """Space is made a few times, and in between the returned tokens stay where they are."""
     cache = KVCache(window, capacity=16)
     places, moved = [], 0
     for _ in range(2000):
@@ -41,8 +41,8 @@ def test_the_past_is_not_copied_at_each_step(window):
             moved += 1
         places.append(place)
     assert moved <= (math.ceil(math.log2(2000 / 16)) if window is None else 2000 // 63 + 1)
-    room = cache._layers[0].keys.shape[2]
-    assert room < 4100 if window is None else room <= 4 * 64
+    space = cache._layers[0].keys.shape[2]
+    assert space < 4100 if window is None else space <= 4 * 64
 
 
 def test_keeps_the_graph_where_autograd_records():
@@ -70,9 +70,9 @@ def test_reorder_crop_and_go_on(window):
     want = torch.cat([k[[1, 1, 0], :, :5], new[0]], 2)
     torch.testing.assert_close(keys, want if window is None else want[:, :, -4:])
     assert cache.once(0, tokens)[0].shape[0] == 3
-    room = cache._layers[0].keys
+    space = cache._layers[0].keys
     cache.reorder(torch.arange(3))
-    assert cache._layers[0].keys is room
+    assert cache._layers[0].keys is space
 
 
 def test_crop_refuses_what_the_window_let_go():

@@ -1,7 +1,5 @@
 """Where matrices are handed over: to whom, in which thread, at what cost."""
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -81,11 +79,3 @@ def test_nothing_is_left_in_a_compiled_graph() -> None:
     with subscribed(heard):
         torch.compile(step, backend=backend)(torch.zeros(2))
     assert len(heard.calls) == 1
-
-
-def test_recording_needs_no_transformers() -> None:
-    code = (
-        "import sys, attlas.recording; print(sorted({'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

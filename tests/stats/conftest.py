@@ -4,77 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.stats.definitions import Case, make_case
 from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference
-
-
-@dataclass(frozen=True)
-class Case:
-    """A matrix and its definition; arrays have shape (batch, heads, m, n)."""
-
-    A: attlas.AttentionMatrix
-    weights: np.ndarray
-    logits: np.ndarray
-    allowed: np.ndarray
-    tolerance: float
-
-    @property
-    def m(self) -> int:
-        return self.weights.shape[2]
-
-    @property
-    def n(self) -> int:
-        return self.weights.shape[3]
-
-    def close(self, found: Tensor, expected: np.ndarray, scale: float = 1.0) -> None:
-        assert found.dtype == self.A.dtype
-        assert tuple(found.shape) == expected.shape
-        np.testing.assert_allclose(
-            found.double().numpy(), expected, rtol=self.tolerance, atol=self.tolerance * scale, equal_nan=True
-        )
-
-
-def make_case(
-    m: int,
-    n: int,
-    score: attlas.Score | None = None,
-    mask: Any = None,
-    dtype: torch.dtype = torch.float32,
-    heads: int = 4,
-    key_heads: int = 2,
-    batch: int = 2,
-    sink: Tensor | None = None,
-    plan: Plan | None = None,
-    offset: float = 0.0,
-) -> Case:
-    generator = torch.Generator().manual_seed(m * 1009 + n)
-    q = torch.randn(batch, heads, m, 8, generator=generator, dtype=torch.float64) + offset
-    k = torch.randn(batch, key_heads, n, 8, generator=generator, dtype=torch.float64) + offset
-    q, k = q.to(dtype), k.to(dtype)
-    A = attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=plan)
-    return Case(A, *definition(A), 1e-11 if dtype is torch.float64 else 2e-5)
-
-
-def definition(A: attlas.AttentionMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weights, logits and allowed cells of a matrix from the reference; nobody may write to them."""
-    batch, heads, m, n = A.shape
-    exact = reference.dense(reference.in_float64(A.problem))
-    at = A.problem.tile(range(batch), range(heads), range(m), range(n))
-    allowed = torch.ones(1, dtype=torch.bool) if A.problem.mask is None else A.problem.mask.allows(at)
-    allowed = allowed.expand(batch, heads, m, n) & (exact.logits > -math.inf)
-    found = exact.weights.detach().numpy(), exact.logits.detach().numpy(), allowed.numpy()
-    for array in found:
-        array.flags.writeable = False
-    return found
 
 
 def random_mask(batch: int, m: int, n: int) -> Tensor:
@@ -151,9 +88,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     name = request.param
     if name not in _known:
         _known[name] = CASES[name]()
-    known = _known[name]
-    A = known.A  # and what it keeps for later reads stays with the test before
-    fresh = replace(known, A=attlas.AttentionMatrix(replace(A.problem), A.plan, A._axes))
+    fresh = _known[name].again()  # what a matrix keeps for later reads stays with the test before
     return with_lse(fresh) if "known lse" in name else fresh
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.stats.definitions import needed
 
 import attlas
 from attlas import stats
@@ -72,14 +73,6 @@ def test_argmax(case):
     np.testing.assert_allclose(there, case.weights.max(-1), rtol=case.tolerance, atol=case.tolerance)
     empty = case.weights.max(-1) == 0
     assert (found.numpy()[empty] == 0).all()
-
-
-def needed(weights, level):
-    """Count the largest weights that are needed for a share of the row, from the definition."""
-    ordered = np.sort(weights, axis=-1)[..., ::-1]
-    total = weights.sum(-1, keepdims=True)
-    short = np.cumsum(ordered, axis=-1) < level * total
-    return np.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
 
 
 def test_coverage(case):

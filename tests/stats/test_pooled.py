@@ -6,36 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.messages import said
+from tests.stats.definitions import Case, blocks, definition, diagonals
 
 import attlas
 from attlas import stats
 from attlas.errors import ShapeError
 from attlas.stats.pooled import block_edges, count_blocks
-
-
-def dense_mask(A, shape):
-    mask = A.problem.mask
-    batch, heads, m, n = shape
-    at = A.problem.tile(range(batch), range(heads), range(m), range(n))
-    return np.ones(shape, bool) if mask is None else mask.allows(at).expand(shape).numpy()
-
-
-def blocks(weights, allowed, height, width, pool):
-    """Pool blocks that begin at floor(i * size / count); NaN where nothing is allowed."""
-    rows, columns = (
-        [i * size // count for i in range(count)]
-        for size, count in zip(weights.shape[-2:], (height, width), strict=True)
-    )
-
-    def over(join, cells):
-        return join.reduceat(join.reduceat(cells, rows, axis=-2), columns, axis=-1)
-
-    counts = over(np.add, allowed.astype(int))
-    if pool == "max":
-        pooled = over(np.maximum, np.where(allowed, weights, -np.inf))
-    else:
-        pooled = over(np.add, np.where(allowed, weights, 0.0)) / np.maximum(counts, 1)
-    return np.where(counts > 0, pooled, np.nan)
 
 
 @pytest.mark.parametrize("pool", ["mean", "max"])
@@ -46,7 +22,7 @@ def test_picture(case, pool, height, width):
         with pytest.raises(ShapeError):
             stats.picture(case.A, 1, 1, pool)
         return
-    expected = blocks(case.weights, dense_mask(case.A, case.weights.shape), height, width, pool)
+    expected = blocks(case.weights, case.seen, height, width, pool)
     case.close(stats.picture(case.A, height, width, pool), expected)
 
 
@@ -63,11 +39,11 @@ def test_picture_of_any_window(m, n, plan, mask, pool, data):
     bottom, right = data.draw(st.integers(top + 1, m)), data.draw(st.integers(left + 1, n))
     height, width = data.draw(st.integers(1, bottom - top)), data.draw(st.integers(1, right - left))
     generator = torch.Generator().manual_seed(m + 41 * n)
-    q, k = (torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (m, n))
+    q, k = (torch.randn(1, 1, size, 3, generator=generator, dtype=torch.float64) for size in (m, n))
     A = attlas.attend(q, k, mask=mask, plan=plan)
     found = stats.picture(A, height, width, pool, rows=slice(top, bottom), columns=range(left, right))
     window = np.s_[..., top:bottom, left:right]
-    allowed = dense_mask(A, (1, 1, m, n))[0, 0]
+    allowed = Case(A, *definition(A), 0.0).seen
     expected = blocks(A.to_dense().numpy()[window], allowed[window], height, width, pool)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12, equal_nan=True)
 
@@ -87,18 +63,10 @@ def test_blocks_lie_where_they_are_drawn(length, most):
     assert int((sizes < size).sum()) < size  # nearly all blocks are maxima of as many cells
 
 
-def diagonals(x):
-    m, n = x.shape[-2:]
-    if m + n < 2:
-        return np.zeros((*x.shape[:-2], 0))
-    sums = [np.trace(x, offset, axis1=-2, axis2=-1) for offset in range(1 - m, n)]
-    return np.moveaxis(np.array(sums, dtype=float).reshape(m + n - 1, *x.shape[:-2]), 0, -1)
-
-
 def test_offsets(case):
     expected = diagonals(case.weights)
     case.close(stats.offsets(case.A), expected, scale=max(case.m, 1) ** 0.5)
-    cells = diagonals(dense_mask(case.A, case.weights.shape))
+    cells = diagonals(case.seen)
     case.close(stats.offsets(case.A, mean=True), expected / np.maximum(cells, 1))
 
 

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from tests.stats.definitions import entropy, moments
 
 import attlas
 from attlas import stats
-
-
-def entropy(p):
-    return -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1)
 
 
 def test_row_mass(case):
@@ -35,14 +32,6 @@ def test_max_weight(case):
 
 def test_max_logit(case):
     case.close(stats.max_logit(case.A), case.logits.max(-1, initial=-np.inf))
-
-
-def moments(case):
-    count = np.maximum(case.allowed.sum(-1), 1)
-    logits = np.where(case.allowed, case.logits, 0.0)
-    mean = logits.sum(-1) / count
-    deviation = np.where(case.allowed, logits - mean[..., None], 0.0)
-    return mean, np.square(deviation).sum(-1) / count
 
 
 def test_logit_moments(case):

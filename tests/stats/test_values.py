@@ -1,4 +1,4 @@
-"""Pooled values as a statistic equal the product, whichever backend walks over the matrix."""
+"""Pooled values as a statistic equal the product, whichever backend computes it."""
 
 import pytest
 import torch

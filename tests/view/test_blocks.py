@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import attlas
 from attlas.value_weighted import value_weighted
 from attlas.view.blocks import Blocks, count_cells, edges_of
-from attlas.view.exact import ButFirst, Head, Listed
+from attlas.view.exact import ButFirst, Head
 from attlas.view.largest import largest
 from attlas.view.passes import PassJob
 from attlas.view.store import Store
@@ -109,8 +109,6 @@ def test_a_pass_over_value_weighted_weights(heads: int) -> None:
 
 def test_masks_keep_their_contract() -> None:
     attlas.testing.check_mask(ButFirst())
-    first = torch.tensor([[[0, 2, 5, 5] * 300]])
-    attlas.testing.check_mask(Listed(first, first + 3))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.pages import data_of
 
 import attlas
 from attlas import stats
@@ -43,12 +44,6 @@ def matrix(n: int = N, seed: int = 0) -> attlas.AttentionMatrix:
     generator = torch.Generator().manual_seed(seed)
     q, k = (3.0 * torch.randn(1, HEADS, n, 16, generator=generator) for _ in range(2))
     return attlas.attend(q, k, mask=attlas.Causal())
-
-
-def data_of(path: Path) -> dict[str, Any]:
-    found = re.search(r'id="attlas-data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def numbers(data: dict[str, Any], key: str, dtype: str) -> np.ndarray:

@@ -148,7 +148,7 @@ def test_eight_clients_that_pan_at_once_get_right_answers(viewer: Server, dense:
     def pan(seed: int) -> int:
         client, random_ = Client(viewer), random.Random(seed)
         head, level, y, x = seed % HEADS, 1, 1, 1
-        for _ in range(25):
+        for _ in range(10):
             level = min(max(level + random_.choice((-1, 0, 0, 1)), 0), 2)
             y = min(max(y + random_.choice((-1, 0, 1)), 0), -(-M // (256 << level)) - 1)
             x = min(max(x + random_.choice((-1, 0, 1)), 0), -(-N // (256 << level)) - 1)
@@ -331,7 +331,7 @@ def test_a_server_that_never_ran_leaves_nothing(slow: Slow) -> None:
     Server(slow, port=viewer.port).stop()
 
 
-# ------------------------------------------------------------------------------------------------------- at the door
+# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_it_listens_on_this_machine_only(viewer: Server) -> None:

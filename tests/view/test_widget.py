@@ -1,4 +1,4 @@
-"""The notebook widget with a comm that is played, the door of A.view(), and the still pictures."""
+"""The notebook widget with a comm that is played, A.view(), and the still pictures."""
 
 import base64
 import json
@@ -217,7 +217,7 @@ def test_height_and_state_reach_the_page(viewer: Any, small: attlas.AttentionMat
         other.close()
 
 
-# ------------------------------------------------------------------------------------------------------- the door
+# ------------------------------------------------------------------------------------------------------- A.view()
 
 
 def in_kernel(monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.native.conftest import (
     MASKS,
@@ -172,7 +172,6 @@ def test_weights_of_any_size(name: str, weights: str, use: Any) -> None:
     st.floats(0.01, 100.0),
     st.booleans(),
 )
-@settings(max_examples=60)
 def test_any_shape_and_stride(
     sizes: tuple[int, ...], mask: str, stride: str, name: str, spread: float, single: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.native.conftest import (
     MASKS,
@@ -180,7 +180,6 @@ def test_a_lattice_is_cut_as_in_the_tiled_backend(name: str, kernel: str, use: A
     st.sampled_from([name for name in library.runnable() if name != "amx"] or PAIRWISE_SETS),
     st.booleans(),
 )
-@settings(max_examples=60)
 def test_any_shape_and_stride(
     sizes: tuple[int, ...], kernel: str, mask: str, stride: str, name: str, single: bool
 ) -> None:

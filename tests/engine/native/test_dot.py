@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.native.conftest import NATIVE, TOLERANCE, check, definition, each_set, laid_out, needs_kernels, tokens
 from torch import Tensor
@@ -107,7 +107,6 @@ def test_logits_so_large_that_neighbours_lie_nats_apart(name: str, size: float, 
 
 
 @needs_kernels
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = data.draw

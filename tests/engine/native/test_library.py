@@ -149,9 +149,9 @@ def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_no_set_runs_that_the_processor_lacks() -> None:
-    door, kind, _ = library._loaded(library._FILE).function("elementary")
+    entry, kind, _ = library._loaded(library._FILE).function("elementary")
     for number in (-1, len(library.runnable()), 99):
-        assert door(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
+        assert entry(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
 
 
 def test_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.stats.definitions import Case, blocks, diagonals, entropy, make_case, moments, needed
 from torch import Tensor
 
 import attlas
@@ -31,59 +31,11 @@ PICTURES: dict[str, Callable[[int, int], stats.Picture]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A matrix in the form that the kernels take, and its definition in float64, (batch, heads, m, n)."""
-
-    A: attlas.AttentionMatrix
-    weights: np.ndarray
-    logits: np.ndarray
-    tolerance: float
-
-    @functools.cached_property
-    def allowed(self) -> np.ndarray:
-        return self.logits > -math.inf
-
-    @functools.cached_property
-    def pictures(self) -> dict[str, np.ndarray]:
-        m, n = self.weights.shape[2:]
-        return {name: pooled(self, picture(m, n)) for name, picture in PICTURES.items()}
-
-    def again(self) -> Case:
-        """Return the case with a matrix that nothing has been read of, for another instruction set."""
-        fresh = replace(self, A=attlas.AttentionMatrix(replace(self.A.problem), self.A.plan, self.A._axes))
-        vars(fresh).update({name: vars(self)[name] for name in ("allowed", "pictures") if name in vars(self)})
-        return fresh
-
-    def close(self, found: Tensor, expected: Any, scale: float = 1.0) -> None:
-        assert found.dtype == self.A.dtype
-        assert tuple(found.shape) == expected.shape
-        tolerance = self.tolerance
-        np.testing.assert_allclose(
-            found.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
-        )
-
-
-def make(
-    m: int,
-    n: int,
-    *,
-    d: int = 8,
-    heads: tuple[int, int] = (2, 1),
-    batch: int = 1,
-    dtype: torch.dtype = torch.float32,
-    score: attlas.Score | None = None,
-    mask: Any = None,
-    sink: Tensor | None = None,
-    plan: Plan = NATIVE,
-) -> Case:
-    generator = torch.Generator().manual_seed(m * 1009 + n)
-    q = torch.randn(batch, heads[0], m, d, generator=generator, dtype=torch.float64).to(dtype)
-    k = torch.randn(batch, heads[1], n, d, generator=generator, dtype=torch.float64).to(dtype)
-    A = attlas.attend(q, k, score=score, mask=mask, sink=sink, plan=plan)
-    exact = reference.dense(reference.in_float64(A.problem))
+def make(m: int, n: int, *, heads: tuple[int, int] = (2, 1), dtype: torch.dtype = torch.float32, **more: Any) -> Case:
+    """Return a matrix in the form that the kernels take, and its definition."""
     tolerance = 1e-10 if dtype is torch.float64 else 3e-5
-    return Case(A, exact.weights.numpy(), exact.logits.numpy(), tolerance)
+    given = {"batch": 1, "plan": NATIVE, "heads": heads[0], "key_heads": heads[1]} | more
+    return make_case(m, n, dtype=dtype, tolerance=tolerance, **given)
 
 
 def holes(m: int, n: int, *lead: int, seed: int = 0) -> Tensor:
@@ -132,44 +84,16 @@ LARGE: dict[str, Callable[[], Case]] = {
 @functools.cache
 def known(case: str, large: bool = False) -> Case:
     """Return a case with its definition, which all instruction sets share."""
-    found = (LARGE if large else SMALL)[case]()
-    _ = found.pictures
-    return found
+    return (LARGE if large else SMALL)[case]()
 
 
 EACH = [(name, case) for name in library.SETS for case in SMALL]
 WIDE = [(name, case) for name in ("avx512", "amx") for case in LARGE]
 
 
-def entropy(weights: np.ndarray) -> np.ndarray:
-    return -np.where(weights > 0, weights * np.log(np.where(weights > 0, weights, 1)), 0).sum(-1)
-
-
-def offsets(weights: np.ndarray) -> np.ndarray:
-    m, n = weights.shape[2:]
-    return np.stack([np.trace(weights, o, 2, 3) for o in range(-(m - 1), n)], axis=-1)
-
-
 def pooled(case: Case, picture: stats.Picture) -> np.ndarray:
-    m, n = case.weights.shape[2:]
-    rows, columns = (
-        range(*slice(*(span or (None,))).indices(size)) for span, size in ((picture.rows, m), (picture.columns, n))
-    )
-    out = np.full((*case.weights.shape[:2], picture.height, picture.width), np.nan)
-    edges = [[span.start + edge(x, len(span), count) for x in range(count + 1)]
-             for span, count in ((rows, picture.height), (columns, picture.width))]  # fmt: skip
-    for y in range(picture.height):
-        for x in range(picture.width):
-            place = (..., slice(*edges[0][y : y + 2]), slice(*edges[1][x : x + 2]))
-            cells = case.allowed[place].sum((-1, -2))
-            block = case.weights[place]
-            value = block.max((-1, -2)) if picture.pool == "max" else block.sum((-1, -2)) / np.maximum(cells, 1)
-            out[..., y, x] = np.where(cells > 0, value, np.nan)
-    return out
-
-
-def edge(x: int, size: int, count: int) -> int:
-    return x * size // count
+    window = (..., slice(*(picture.rows or (None,))), slice(*(picture.columns or (None,))))
+    return blocks(case.weights[window], case.allowed[window], picture.height, picture.width, picture.pool)
 
 
 def check_everything(case: Case) -> None:
@@ -193,11 +117,8 @@ def check_everything(case: Case) -> None:
     case.close(named[2], mass)
     case.close(named[3], weights.max(-1))
     case.close(named[4], logits.max(-1), 10)
-    count = np.maximum(allowed.sum(-1), 1)
-    mean = np.where(allowed, logits, 0).sum(-1) / count
-    case.close(named[5].mean, mean, 10)
-    apart = np.where(allowed, np.where(allowed, logits, 0) - mean[..., None], 0)
-    case.close(named[5].variance, np.square(apart).sum(-1) / count, 30)
+    for found_moment, moment, scale in zip(named[5], moments(case), (10, 30), strict=True):
+        case.close(found_moment, moment, scale)
     for place, size in ((6, k), (7, few)):
         top = -np.sort(-weights, axis=-1)[..., :size]
         case.close(named[place].values, top)
@@ -208,18 +129,13 @@ def check_everything(case: Case) -> None:
     case.close(named[11], weights.sum(-2), 10)
     case.close(named[12], weights.sum(-2) / np.maximum(allowed.sum(-2), 1))
     case.close(named[13], weights.max(-2))
-    case.close(named[14], offsets(weights), 10)
-    case.close(named[15], offsets(weights) / np.maximum(offsets(allowed.astype(float)), 1))
+    case.close(named[14], diagonals(weights), 10)
+    case.close(named[15], diagonals(weights) / np.maximum(diagonals(allowed), 1))
     spans = [[weights[..., slice(*r), slice(*c)].sum((-1, -2)) for c in columns] for r in rows]
     case.close(named[16], np.moveaxis(np.array(spans), (0, 1), (-2, -1)), m)
-    for name in PICTURES:
-        case.close(named[name], case.pictures[name])
-    case.close(case.A.lse, case_lse(case), 10)
-
-
-def case_lse(case: Case) -> np.ndarray:
-    found: Tensor = reference.dense(reference.in_float64(case.A.problem)).lse
-    return found.numpy()
+    for name, picture in zip(PICTURES, pictures, strict=True):
+        case.close(named[name], pooled(case, picture))
+    case.close(case.A.lse, reference.dense(reference.in_float64(case.A.problem)).lse.numpy(), 10)
 
 
 def check_keys(case: Case, keys: np.ndarray, values: np.ndarray) -> None:
@@ -233,16 +149,11 @@ def check_keys(case: Case, keys: np.ndarray, values: np.ndarray) -> None:
 
 
 def check_coverage(case: Case, counts: np.ndarray, levels: tuple[float, ...]) -> None:
-    """Hold the share with so many of the largest weights, and not with one less, rounding aside."""
-    ordered = -np.sort(-case.weights, axis=-1)
-    sums = np.concatenate([np.zeros_like(ordered[..., :1]), ordered.cumsum(-1)], axis=-1)
+    """Compare with the count of the largest weights that hold the share, rounding aside."""
     slack = 1e-9 if case.A.dtype is torch.float64 else 3e-5
     for x, level in enumerate(levels):
-        count = counts[..., x][..., None]
-        held, before = (np.take_along_axis(sums, np.maximum(count - less, 0), -1)[..., 0] for less in (0, 1))
-        total = sums[..., -1]
-        assert np.all(held >= (level - slack) * total)
-        assert np.all((before <= (level + slack) * total) | (count[..., 0] == 0))
+        assert np.all(counts[..., x] >= needed(case.weights, level - slack))
+        assert np.all(counts[..., x] <= np.minimum(needed(case.weights, level + slack), case.n))
 
 
 @pytest.mark.parametrize(("name", "case"), EACH, ids=["-".join(row) for row in EACH])
@@ -315,7 +226,7 @@ def test_row_blocks_of_a_mask_change_nothing(
     case = make(37, 63, batch=2, mask=holes(37, 63, 2, 2))
     monkeypatch.setattr(request, "_MASK_BYTES", mask_bytes)
     v = torch.randn(2, 1, 63, 3)
-    torch.testing.assert_close((case.A @ v).double(), torch.from_numpy(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close((case.A @ v).double(), torch.tensor(case.weights) @ v.double(), rtol=1e-4, atol=1e-5)
     check_everything(case)
 
 
@@ -359,9 +270,7 @@ def test_parts_of_a_matrix(use: Callable[[str], None]) -> None:
     case = make(40, 63, batch=2, heads=(4, 2), sink=torch.randn(4), mask=attlas.Padding([30, 63]))
     for key in (0, (slice(None), 3), (1, 2), (slice(None), slice(1, 4))):
         part = case.A[key]
-        torch.testing.assert_close(
-            part.sum(-2).double(), torch.from_numpy(case.weights)[key].sum(-2), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(part.sum(-2).double(), torch.tensor(case.weights)[key].sum(-2), rtol=1e-4, atol=1e-4)
         assert torch.equal(part.lse, case.A.lse[key])
 
 
