@@ -32,7 +32,7 @@ from attlas.engine.tiled import Tiled
 
 pytestmark = [
     pytest.mark.usefixtures("small_row_blocks"),
-    pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here"),
+    pytest.mark.skipif(not library.available(), reason="the kernels are not compiled here"),
 ]
 
 KERNELS: dict[str, Callable[[Any], attlas.Score]] = {

@@ -15,7 +15,7 @@ from attlas.engine.backend import Request
 from attlas.engine.native import library
 from attlas.engine.native.backend import PairwiseKernels
 
-needs_kernels = pytest.mark.skipif(not library.has("distance"), reason="the kernels are not compiled here")
+needs_kernels = pytest.mark.skipif(not library.available(), reason="the kernels are not compiled here")
 SCORES: dict[str, tuple[Callable[[], attlas.Score], int]] = {
     "Additive": (lambda: attlas.Additive(4, 4, 9).double(), 4),
     "Gaussian": (lambda: attlas.Gaussian(1.0), 4),

@@ -35,11 +35,9 @@ class AdditiveKernels(PairwiseFamily):
 
     @staticmethod
     def unsupported(problem: Problem) -> str | None:
-        return (
-            "the score is not additive"
-            if type(problem.score) is not Additive
-            else unsupported_reason(problem, "additive")
-        )
+        if type(problem.score) is not Additive:
+            return "the score is not additive"
+        return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
         return {"weight": self.weight.data_ptr()}

@@ -66,10 +66,7 @@ class FusedKernels(_Kernels):
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         problem, product = request.problem, request.dot
-        reason = library.why_not()
-        if reason is None and not library.has("dot"):
-            reason = "the library of kernels has none for dot products"
-        if reason is not None:
+        if (reason := library.why_not()) is not None:
             return reason
         if problem.device.type != "cpu":
             return "it runs on the processor only"
@@ -228,11 +225,8 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
         return "a program of torch is being traced"
     if fused and operation == "transposed":
         return "it computes no transposed product"
-    if fused and operation == "backward":
-        if not library.has("dot_backward"):
-            return "the library of kernels has no gradients"
-        if request.fused is None or request.parameters():
-            return "its gradients are those of the tokens of a dot product"
+    if fused and operation == "backward" and (request.fused is None or request.parameters()):
+        return "its gradients are those of the tokens of a dot product"
     return None
 
 

@@ -74,7 +74,6 @@ def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         batch=batch,
         heads=heads,
         key_heads=key_heads,
-        value_heads=key_heads,
         m=m,
         n=n,
         d=d,

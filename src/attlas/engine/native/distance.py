@@ -62,7 +62,7 @@ class DistanceKernels(PairwiseFamily):
             return f"the tokens have more than {_LARGEST} coordinates"
         if problem.q.shape[-1] > _DIRECT and not isinstance(problem.tokens[0], Tensor):
             return "this Gaussian is computed as a dot product"
-        return unsupported_reason(problem, "distance")
+        return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
         return {"kernel": self.kernel, "scale": self.scale.data_ptr()}

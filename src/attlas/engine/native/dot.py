@@ -121,7 +121,7 @@ def params(dot: Dot, v: Tensor | None) -> dict[str, Any]:
         "scale": dot.scale,
         "cap": dot.cap,
     }
-    return fields if v is None else fields | {"v": tensor4(v), "e": v.shape[-1], "value_heads": v.shape[1]}
+    return fields if v is None else fields | {"v": tensor4(v), "e": v.shape[-1]}
 
 
 def succeeded(status: int, dot: Dot) -> bool:

@@ -26,7 +26,6 @@ __all__ = [
     "call",
     "code",
     "fast",
-    "has",
     "instruction_set",
     "row_statistics",
     "runnable",
@@ -264,7 +263,7 @@ def fast() -> bool:
     >>> fast() == (available() and instruction_set() != "baseline")
     True
     """
-    return _has(_FAST)
+    return _runs(_FAST)
 
 
 def wide() -> bool:
@@ -280,40 +279,13 @@ def wide() -> bool:
     >>> wide() == (available() and instruction_set() in ("avx512", "amx"))
     True
     """
-    return _has(_WIDE)
+    return _runs(_WIDE)
 
 
-def _has(least: int) -> bool:
+def _runs(least: int) -> bool:
     """Tell whether the kernels can be used here with this instruction set or a wider one."""
     found = _configured_now()
     return not isinstance(found, str) and found[1] >= least
-
-
-def has(entry: str) -> bool:
-    """Tell whether the library is there and has kernels of a family.
-
-    Parameters
-    ----------
-    entry : str
-        Name of the C function: ``"dot"`` for ``attlas_dot``.
-
-    Returns
-    -------
-    bool
-        False too where the library is not there.
-
-    Examples
-    --------
-    >>> has("no such family")
-    False
-    """
-    if not available():
-        return False
-    try:
-        _library()[0].function(entry)
-    except (AttributeError, KeyError):
-        return False
-    return True
 
 
 def structure(name: str) -> type[ctypes.Structure]:
@@ -420,7 +392,7 @@ def call(entry: str, /, **fields: Any) -> int:
     --------
     >>> x = torch.zeros(3)
     >>> y = torch.full((3,), 7.0)
-    >>> if has("elementary"):
+    >>> if available():
     ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
     """
     library, number = _library()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,12 @@ from attlas.inputs import all_finite
 __all__ = ["PairwiseFamily", "pairwise_params", "unsupported_reason"]
 
 
-def unsupported_reason(problem: Problem, entry: str) -> str | None:
-    """Return why the kernels of a family cannot compute this problem, whatever its score; None where they can."""
+def unsupported_reason(problem: Problem) -> str | None:
+    """Return why the kernels cannot compute this problem, whatever its score; None where they can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
-    if not (library.has(entry) and library.has(f"{entry}_statistics")):
-        return library.why_not() or f"the library has no kernels for {entry}"
+    if (reason := library.why_not()) is not None:
+        return reason
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
     return None
@@ -108,11 +109,6 @@ class PairwiseFamily(ABC):
         """Run the forward kernel; return False where it does not take the problem."""
         return library.call(self.entry, pairs=params, **self.fields()) == library.code("DONE")
 
-    def run_statistics(self, params: Any, results: Any) -> bool:
-        """Run the kernel of statistics that need the log-sum-exp; return False where it does not take the problem."""
-        status = library.call(f"{self.entry}_statistics", of=self._structure(params), found=results)
-        return status == library.code("DONE")
-
     def run_backward(self, params: Any, left: Tensor, delta: Tensor, **results: Tensor | None) -> bool:
         """Run the kernel of gradients; return False where it does not take the problem."""
         slopes = library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr())
@@ -170,8 +166,9 @@ class PairwiseFamily(ABC):
         def run(rows: slice, fields: dict[str, Any]) -> bool:
             params, _buffers = pairwise_params(self.q[:, :, rows], self.k, no_values)
             sizes = {name: getattr(params, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
-            # Logits are in powers of 2.
-            return self.run_statistics(params, structure(**sizes, scale=math.log(2.0), **fields))
+            results = structure(**sizes, scale=math.log(2.0), **fields)  # logits are in powers of 2
+            params.statistics = ctypes.addressof(results)
+            return self.run_forward(params)
 
         return request.compute(self.problem, wanted, run, lse=lse.detach())
 

@@ -125,7 +125,7 @@ struct Found {
         column_mass(blank<T>(8 * p.n)),
         column_max(column_mass),
         offsets(blank<T>(8 * (p.m + p.n - 1))),
-        blocks(blank<T>(8 * 4)),
+        blocks(8 * 4),
         block_max(blocks),
         top_keys(size_t(8 * p.m * K)),
         coverage(size_t(8 * p.m)),

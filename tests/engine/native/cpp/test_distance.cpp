@@ -2,7 +2,6 @@
 #include "problem.h"
 
 extern "C" int32_t attlas_distance(const attlas::Distance*, int32_t set);
-extern "C" int32_t attlas_distance_statistics(const attlas::DistanceStatistics*, int32_t set);
 extern "C" int32_t attlas_distance_backward(const attlas::DistanceBackward*, int32_t set);
 
 using namespace attlas_test;
@@ -32,7 +31,7 @@ void sums(int32_t set, int32_t kernel, double tolerance) {
       std::vector<T> out = blank<T>(8 * given.m * e), more = blank<T>(8 * given.m);
       std::vector<double> lse = blank<double>(8 * given.m);
       std::vector<T> top = blank<T>(8 * given.m);
-      attlas::Distance work{given.pairs(e == 1 ? 2 : 1), kernel, 0, scale.data()};
+      attlas::Distance work{given.pairs(e == 1 ? 2 : 1), kernel, scale.data()};
       work.pairs.out = out.data();
       work.pairs.lse = lse.data();
       for (int all = 0; all < 2; ++all) {
@@ -45,8 +44,9 @@ void sums(int32_t set, int32_t kernel, double tolerance) {
       for (T entropy : more) CHECK(entropy > T(-1e-3) && entropy <= T(std::log(double(given.n)) + 1e-3));
       if (e == 3 && d != 5) continue;
       Found<T> found(given);
-      attlas::DistanceStatistics pass{work, found.wanted(lse.data(), e == 1 ? 2 : 1)};
-      CHECK(attlas_distance_statistics(&pass, set) == attlas::DONE);
+      const attlas::AttentionParams wanted = found.wanted(lse.data(), e == 1 ? 2 : 1);
+      work.pairs.statistics = &wanted;
+      CHECK(attlas_distance(&work, set) == attlas::DONE);
       found.check([&](const T* q, const T* k) { return logit(kernel, d, scale.data(), q, k); }, tolerance);
     }
 }
@@ -58,7 +58,7 @@ void gradients(int32_t set, int32_t kernel) {
   const std::vector<double> left = normal<double>(8 * given.m * given.e, 5);
   std::vector<double> out = blank<double>(8 * given.m * given.e), lse = blank<double>(8 * given.m);
   const auto value = [&] {
-    attlas::Distance work{given.pairs(2), kernel, 0, scale.data()};
+    attlas::Distance work{given.pairs(2), kernel, scale.data()};
     work.pairs.out = out.data();
     work.pairs.lse = lse.data();
     CHECK(attlas_distance(&work, set) == attlas::DONE);
@@ -70,7 +70,7 @@ void gradients(int32_t set, int32_t kernel) {
   std::vector<double> delta(lse.size(), 0.0);
   for (size_t i = 0; i < out.size(); ++i) delta[i / size_t(given.e)] += out[i] * left[i];
   std::vector<double> first = blank<double>(8 * given.m * 3), second = blank<double>(8 * given.m * 3);
-  attlas::DistanceBackward work{{given.pairs(2), kernel, 0, scale.data()}, {left.data(), delta.data()}, nullptr, nullptr};
+  attlas::DistanceBackward work{{given.pairs(2), kernel, scale.data()}, {left.data(), delta.data()}, nullptr, nullptr};
   work.of.pairs.known = lse.data();
   work.first = first.data();
   work.second = second.data();
@@ -101,9 +101,10 @@ int main() {
   }, 2);
   const Problem<float> given(3, 4, 17, 1, 0);
   const std::vector<float> scale(17, 1.0f);
-  const attlas::Distance wide{given.pairs(1), attlas::GAUSSIAN, 0, scale.data()};
+  attlas::Distance wide{given.pairs(1), attlas::GAUSSIAN, scale.data()};
   CHECK(attlas_distance(&wide, 0) == attlas::UNSUPPORTED);
-  const attlas::DistanceStatistics pass{wide, {}};
-  CHECK(attlas_distance_statistics(&pass, 0) == attlas::UNSUPPORTED);
+  const attlas::AttentionParams wanted{};
+  wide.pairs.statistics = &wanted;
+  CHECK(attlas_distance(&wide, 0) == attlas::UNSUPPORTED);
   std::puts("distance: ok");
 }

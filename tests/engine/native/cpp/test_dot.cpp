@@ -44,10 +44,10 @@ void compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, bool wit
   const int64_t blocks = z.batch * z.heads * high_blocks * wide_blocks;
   Results<T> r{blank<double>(rows), blank<T>(rows * z.e), blank<T>(rows), blank<T>(rows), blank<T>(rows), blank<T>(rows),
                blank<T>(rows), blank<T>(rows), blank<T>(rows * k), blank<T>(z.batch * z.heads * z.n),
-               blank<T>(z.batch * z.heads * z.n), blank<T>(z.batch * z.heads * (z.m + z.n - 1)), blank<T>(blocks),
-               blank<T>(blocks), std::vector<int64_t>(size_t(rows * k)), std::vector<int64_t>(size_t(rows * 2))};
+               blank<T>(z.batch * z.heads * z.n), blank<T>(z.batch * z.heads * (z.m + z.n - 1)),
+               std::vector<T>(size_t(blocks)), std::vector<T>(size_t(blocks)), std::vector<int64_t>(size_t(rows * k)), std::vector<int64_t>(size_t(rows * 2))};
   attlas::AttentionParams p{};
-  p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads, p.value_heads = z.key_heads;
+  p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads;
   p.m = z.m, p.n = z.n, p.d = z.d, p.e = z.e;
   p.q = {q.data(), z.heads * z.m * z.d, z.m * z.d, z.d};
   p.k = {key.data(), z.key_heads * z.n * z.d, z.n * z.d, z.d};
@@ -168,7 +168,7 @@ int main() {
   std::vector<float> q(4, 1.0f);
   std::vector<double> lse(1);
   attlas::AttentionParams p{};
-  p.batch = p.heads = p.key_heads = p.value_heads = p.m = p.n = 1;
+  p.batch = p.heads = p.key_heads = p.m = p.n = 1;
   p.d = 4;
   p.q = p.k = {q.data(), 4, 4, 4};
   p.threads = 1, p.scale = 1.0, p.lse = lse.data();

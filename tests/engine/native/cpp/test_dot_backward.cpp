@@ -67,7 +67,7 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
   Gradients<T> found{blank<T>(int64_t(q.size())), std::vector<T>(key.size()), std::vector<T>(v.size())};
   attlas::AttentionBackwardParams work{};
   attlas::AttentionParams& p = work.of;
-  p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads, p.value_heads = z.key_heads;
+  p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads;
   p.m = z.m, p.n = z.n, p.d = z.d, p.e = z.e;
   p.q = {q.data(), z.heads * z.m * z.d, z.m * z.d, z.d};
   p.k = {key.data(), z.key_heads * z.n * z.d, z.n * z.d, z.d};
@@ -113,7 +113,7 @@ int main() {
   const float delta = 0;
   attlas::AttentionBackwardParams work{};
   attlas::AttentionParams& p = work.of;
-  p.batch = p.heads = p.key_heads = p.value_heads = p.m = p.n = 1, p.d = p.e = 2;
+  p.batch = p.heads = p.key_heads = p.m = p.n = 1, p.d = p.e = 2;
   p.q = {given[0].data(), 2, 2, 2}, p.k = {given[1].data(), 2, 2, 2}, p.v = {given[2].data(), 2, 2, 2};
   work.grad = {given[3].data(), 2, 2, 2}, work.delta = &delta;
   double place = lse;

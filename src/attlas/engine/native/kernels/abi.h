@@ -21,7 +21,7 @@ struct Tensor4 {
 
 // softmax(scale * q . k), capped, masked, with a sink; what is not wanted is null.
 struct AttentionParams {
-  int64_t batch, heads, key_heads, value_heads, m, n, d, e;
+  int64_t batch, heads, key_heads, m, n, d, e;
   Tensor4 q, k, v;
   int32_t type;     // of q, k and v
   int32_t threads;
@@ -48,8 +48,8 @@ struct AttentionParams {
   void* column_mass;  // (batch, heads, n)
   void* column_max;
   void* offsets;      // (batch, heads, m + n - 1)
-  // Sums and maxima over blocks: (batch, heads, picture_rows, picture_columns), with the first row and column of each
-  // block and one more at the end.
+  // Sums and maxima over blocks, 0 at first: (batch, heads, picture_rows, picture_columns), with the first row and column of
+  // each block and one more at the end.
   void* picture_sum;
   void* picture_max;
   const int64_t* row_edges;

@@ -10,12 +10,6 @@ struct Additive {
   const void* weight;  // (d,)
 };
 
-// What the pass with the log-sum-exp of each row known finds: sizes, mask and results are those of `found`.
-struct AdditiveStatistics {
-  Additive of;
-  AttentionParams found;
-};
-
 struct AdditiveBackward {
   Additive of;
   Slopes slopes;

@@ -10,14 +10,7 @@ enum Kernel : int32_t { GAUSSIAN = 0, LAPLACE = 1, BOXCAR = 2, EPANECHNIKOV = 3,
 struct Distance {
   PairwiseParams pairs;
   int32_t kernel;
-  int32_t padding;
   const void* scale;  // (d,): one over the bandwidth of each coordinate
-};
-
-// As AdditiveStatistics.
-struct DistanceStatistics {
-  Distance of;
-  AttentionParams found;
 };
 
 struct DistanceBackward {

@@ -14,7 +14,6 @@ struct PairwiseParams {
   int32_t type;     // FLOAT32 or FLOAT64, of all numbers
   int32_t threads;
   int32_t by_column;  // the log-sum-exp, and the mask, are given for each column and not for each row
-  int32_t padding;
   // Cells low <= other < high may attend, for each row (or column); strides count elements.
   const int32_t* low;
   const int32_t* high;
@@ -29,6 +28,8 @@ struct PairwiseParams {
   double* lse;      // (batch, heads, m)
   void* entropy;    // (batch, heads, m)
   void* max_logit;  // (batch, heads, m)
+  // What is wanted of the weights with their log-sum-exp known, instead of the results above; null for none.
+  const AttentionParams* statistics;
 };
 
 // Gradients through sum_ij A_ij (left_i . right_j): slope_ij = A_ij (left_i . right_j - delta_i).

@@ -204,30 +204,24 @@ struct AdditiveGradients {
   }
 
   void run() {
-    const int64_t heads = p.batch * p.heads;
-    if (heads >= workers) {
-      // Which worker takes which head does not matter: each head is summed by one.
-      share(size_t(heads), workers, [&](size_t head, int thread) {
+    const int64_t heads = p.batch * p.heads, blocks = (p.m + ROWS - 1) / ROWS;
+    // Where there are heads for all workers, one worker takes all rows of a head, whichever it is. Else all of them share the
+    // rows of one head, and sum what each of them found.
+    const int64_t parts = heads >= workers ? 1 : workers, together = parts == 1 ? heads : 1;
+    for (int64_t first = 0; first < heads; first += together) {
+      share(size_t(together * parts), workers, [&](size_t item, int thread) {
         const Flush flush;
-        Worker& w = team[size_t(thread)];
+        const int64_t head = first + int64_t(item) / parts, part = int64_t(item) % parts;
+        Worker& w = team[parts == 1 ? size_t(thread) : item];
         clear(w);
-        for (int64_t i = 0; i < p.m; i += ROWS) block(w, int64_t(head) / p.heads, int64_t(head) % p.heads, i);
-        write(int64_t(head), thread, thread + 1, 0, p.n);
+        for (int64_t i = blocks * part / parts; i < blocks * (part + 1) / parts; ++i)
+          block(w, head / p.heads, head % p.heads, i * ROWS);
+        if (parts == 1) write(head, thread, thread + 1, 0, p.n);
       });
-    } else {
-      const int64_t blocks = (p.m + ROWS - 1) / ROWS;
-      for (int64_t head = 0; head < heads; ++head) {
-        share(size_t(workers), workers, [&](size_t part, int) {
-          const Flush flush;
-          Worker& w = team[part];
-          clear(w);
-          for (int64_t i = blocks * int64_t(part) / workers; i < blocks * int64_t(part + 1) / workers; ++i)
-            block(w, head / p.heads, head % p.heads, i * ROWS);
-        });
-        share(size_t(workers), workers, [&](size_t part, int) {
-          write(head, 0, workers, p.n * int64_t(part) / workers, p.n * int64_t(part + 1) / workers);
-        });
-      }
+      if (parts == 1) continue;
+      share(size_t(parts), workers, [&](size_t part, int) {
+        write(first, 0, workers, p.n * int64_t(part) / parts, p.n * int64_t(part + 1) / parts);
+      });
     }
     T* d_weight = static_cast<T*>(x.d_weight);
     double slopes = 0;
@@ -242,34 +236,14 @@ struct AdditiveGradients {
 };
 
 int32_t run_additive(const Additive& x) {
-  if (!x.pairs.m || !x.pairs.n) return UNSUPPORTED;
-  try {
-    if (x.pairs.type == FLOAT32) sum_all<float>(x.pairs, AdditiveScore<float>(x));
-    else if (x.pairs.type == FLOAT64) sum_all<double>(x.pairs, AdditiveScore<double>(x));
-    else return UNSUPPORTED;
-  } catch (const std::bad_alloc&) {
-    return NO_MEMORY;
-  }
+  if (x.pairs.type == FLOAT64) run_score<double>(x.pairs, AdditiveScore<double>(x));
+  else run_score<float>(x.pairs, AdditiveScore<float>(x));
   return DONE;
 }
 
-int32_t run_additive_statistics(const AdditiveStatistics& x) {
-  const PairwiseParams& p = x.of.pairs;
-  if (!p.m || !p.n) return UNSUPPORTED;
-  if (p.type == FLOAT32) return score_statistics<float>(x.found, p, AdditiveScore<float>(x.of));
-  if (p.type == FLOAT64) return score_statistics<double>(x.found, p, AdditiveScore<double>(x.of));
-  return UNSUPPORTED;
-}
-
 int32_t run_additive_backward(const AdditiveBackward& x) {
-  if (!x.of.pairs.m || !x.of.pairs.n) return UNSUPPORTED;
-  try {
-    if (x.of.pairs.type == FLOAT32) AdditiveGradients<float>(x).run();
-    else if (x.of.pairs.type == FLOAT64) AdditiveGradients<double>(x).run();
-    else return UNSUPPORTED;
-  } catch (const std::bad_alloc&) {
-    return NO_MEMORY;
-  }
+  if (x.of.pairs.type == FLOAT64) AdditiveGradients<double>(x).run();
+  else AdditiveGradients<float>(x).run();
   return DONE;
 }
 

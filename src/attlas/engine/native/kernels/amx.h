@@ -19,7 +19,6 @@ struct Amx {
   static constexpr int COLUMNS = 32;
   static constexpr int DEPTH = 32;  // of one step of the tile unit
   static constexpr int TILE = 16 * DEPTH;
-  static constexpr int MOST_PARTS = 3;
 
   static int64_t depth_of(int64_t depth) { return round_up(depth, DEPTH); }
   // A lies as [16 rows][step][part][16][32], B as [32 columns][step][part][2][16 pairs of rows][16 columns][2].
@@ -102,15 +101,12 @@ struct Amx {
       _mm512_store_si512(tile, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
       return;
     }
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
-                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    __m512 low = (__m512)x[0], high = (__m512)x[1];
+    Vec<float> low = x[0], high = x[1];
     for (int p = 0;; ++p) {
-      _mm512_store_si512(tile + p * TILE, _mm512_permutex2var_epi16((__m512i)low, odd, (__m512i)high));
-      if (p + 1 >= parts) break;
-      const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
-      low = _mm512_sub_ps(low, (__m512)_mm512_and_si512((__m512i)low, upper));
-      high = _mm512_sub_ps(high, (__m512)_mm512_and_si512((__m512i)high, upper));
+      _mm512_store_si512(tile + p * TILE, upper_halves(low, high));
+      if (p + 1 == parts) return;
+      low = without_upper_half(low);
+      high = without_upper_half(high);
     }
   }
 
@@ -121,47 +117,32 @@ struct Amx {
                                      int64_t right_depth, int parts, Vec<float> x[2][2]) {
     Number* across = right + (column * right_depth + row / 32 * 32 * 32) * parts + row % 32 / 2 * 32;
     Number* along = left + (row / 16 * 16 * left_depth + column / 32 * TILE) * parts + row % 16 * 32;
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
-                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     for (int p = 0;; ++p) {
       for (int v = 0; v < 2; ++v)
         _mm512_store_si512(across + (p * 2 + v) * TILE,
                            _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)x[0][v], 16), (__m512i)x[1][v]));
-      for (int r = 0; LEFT && r < 2; ++r)
-        _mm512_store_si512(along + p * TILE + r * 32, _mm512_permutex2var_epi16((__m512i)x[r][0], odd, (__m512i)x[r][1]));
-      if (p + 1 >= parts) break;
-      const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
+      for (int r = 0; LEFT && r < 2; ++r) _mm512_store_si512(along + p * TILE + r * 32, upper_halves(x[r][0], x[r][1]));
+      if (p + 1 == parts) return;
       for (int r = 0; r < 2; ++r)
-        for (int v = 0; v < 2; ++v) x[r][v] -= (Vec<float>)_mm512_and_si512((__m512i)x[r][v], upper);
+        for (int v = 0; v < 2; ++v) x[r][v] = without_upper_half(x[r][v]);
     }
   }
 
-  // How often `between` is called for a product so many steps deep.
-  static int64_t pauses(int64_t steps, int a_parts, int b_parts) {
-    return round_up(steps, DEPTH) / DEPTH * (b_parts == 3 ? 6 : a_parts * b_parts);
+  // The parts that a step of four products of tiles loads, -1 for one that is there. Small products come first, and each part
+  // is loaded as seldom as eight tiles allow.
+  struct Load {
+    int8_t a, b;
+  };
+  static constexpr const Load* plan_of(int a_parts, int b_parts) {
+    if (b_parts == 3) return NINE;
+    if (b_parts == 2) return a_parts == 2 ? FOUR : TWO_OF_B;
+    return a_parts == 2 ? TWO_OF_A : ONE;
   }
+  static constexpr int plan_length(int a_parts, int b_parts) { return b_parts == 3 ? 6 : a_parts * b_parts; }
 
-  // The four tiles of sums: what is there, where it is to be added to, or nothing.
-  static ATTLAS_INLINE void begin_sums(bool add, const float* c, int64_t stride) {
-    const size_t line = size_t(stride) * 4;
-    if (add) {
-      _tile_loadd(0, c, line);
-      _tile_loadd(1, c + 16, line);
-      _tile_loadd(2, c + 16 * stride, line);
-      _tile_loadd(3, c + 16 * stride + 16, line);
-    } else {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  }
-  static ATTLAS_INLINE void store_sums(float* c, int64_t stride) {
-    const size_t line = size_t(stride) * 4;
-    _tile_stored(0, c, line);
-    _tile_stored(1, c + 16, line);
-    _tile_stored(2, c + 16 * stride, line);
-    _tile_stored(3, c + 16 * stride + 16, line);
+  // How often `between` is called for a product so many numbers deep.
+  static int64_t pauses(int64_t depth, int a_parts, int b_parts) {
+    return depth_of(depth) / DEPTH * plan_length(a_parts, b_parts);
   }
 
   // `between` runs after every four products of tiles: these take 64 cycles of a unit beside the vectors', so that the
@@ -172,32 +153,21 @@ struct Amx {
     begin_sums(ADD, c, stride);
     const Number* below = a + 16 * depth_of(depth) * A_PARTS;
     for (int64_t step = 0; step < steps; step += DEPTH) {
-      // Small products first; each part is loaded as seldom as eight tiles allow.
-      if constexpr (A_PARTS == 3 && B_PARTS == 3) {
-        take_a(a, below, 2), take_b(b, 0), products(), between();
-        take_a(a, below, 1), products(), between();
-        take_b(b, 1), products(), between();
-        take_a(a, below, 0), products(), between();
-        take_b(b, 2), products(), between();
-        take_b(b, 0), products(), between();
-      } else {
-        for (int j = B_PARTS - 1; j >= 0; --j) {
-          take_b(b, j);
-          for (int i = A_PARTS - 1; i >= 0; --i) take_a(a, below, i), products(), between();
-        }
-      }
+      [&]<size_t... X>(std::index_sequence<X...>) __attribute__((always_inline)) {
+        ((take_parts(plan_of(A_PARTS, B_PARTS)[X], a, below, b), products(), between()), ...);
+      }(std::make_index_sequence<size_t(plan_length(A_PARTS, B_PARTS))>());
       a += TILE * A_PARTS;
       below += TILE * A_PARTS;
       b += 2 * TILE * B_PARTS;
     }
     store_sums(c, stride);
   }
-
   template <bool ADD, class Between>
   static ATTLAS_INLINE void multiply(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps,
                                      float* c, int64_t stride, Between&& between) {
     if (b_parts == 3) return multiply<ADD, 3, 3>(a, depth, b, steps, c, stride, between);
-    if (b_parts == 2) return multiply<ADD, 2, 2>(a, depth, b, steps, c, stride, between);
+    if (b_parts == 2 && a_parts == 2) return multiply<ADD, 2, 2>(a, depth, b, steps, c, stride, between);
+    if (b_parts == 2) return multiply<ADD, 1, 2>(a, depth, b, steps, c, stride, between);
     if (a_parts == 2) return multiply<ADD, 2, 1>(a, depth, b, steps, c, stride, between);
     return multiply<ADD, 1, 1>(a, depth, b, steps, c, stride, between);
   }
@@ -224,13 +194,8 @@ struct Amx {
           below_(depth_of(room ? room : depth) * 16 * a_parts),
           more_(more),
           stride_(stride) {
-      // Small products first; each part is loaded as seldom as eight tiles allow.
-      static constexpr Load NINE[] = {{2, 0}, {1, -1}, {-1, 1}, {0, -1}, {-1, 2}, {-1, 0}};
-      static constexpr Load FOUR[] = {{1, 1}, {0, -1}, {1, 0}, {0, -1}};
-      static constexpr Load TWO[] = {{1, 0}, {0, -1}};
-      static constexpr Load ONE[] = {{0, 0}};
-      plan_ = b_parts == 3 ? NINE : b_parts == 2 ? FOUR : a_parts == 2 ? TWO : ONE;
-      length_ = b_parts == 3 ? 6 : a_parts * b_parts;
+      plan_ = plan_of(a_parts, b_parts);
+      length_ = plan_length(a_parts, b_parts);
     }
 
     void add(const Number* b, float* c) {
@@ -268,9 +233,6 @@ struct Amx {
     }
 
    private:
-    struct Load {
-      int8_t a, b;  // the parts that a step loads, -1 for one that is there
-    };
     struct Block {
       const Number* b;
       float* c;
@@ -307,6 +269,33 @@ struct Amx {
   static void end() { _tile_release(); }
 
  private:
+  // The four tiles of sums: what is there, where it is to be added to, or nothing.
+  static ATTLAS_INLINE void begin_sums(bool add, const float* c, int64_t stride) {
+    const size_t line = size_t(stride) * 4;
+    if (add) {
+      _tile_loadd(0, c, line);
+      _tile_loadd(1, c + 16, line);
+      _tile_loadd(2, c + 16 * stride, line);
+      _tile_loadd(3, c + 16 * stride + 16, line);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  static ATTLAS_INLINE void store_sums(float* c, int64_t stride) {
+    const size_t line = size_t(stride) * 4;
+    _tile_stored(0, c, line);
+    _tile_stored(1, c + 16, line);
+    _tile_stored(2, c + 16 * stride, line);
+    _tile_stored(3, c + 16 * stride + 16, line);
+  }
+
+  static constexpr Load NINE[] = {{2, 0}, {1, -1}, {-1, 1}, {0, -1}, {-1, 2}, {-1, 0}};
+  static constexpr Load FOUR[] = {{1, 1}, {0, -1}, {1, 0}, {0, -1}};
+  static constexpr Load TWO_OF_A[] = {{1, 0}, {0, -1}}, TWO_OF_B[] = {{0, 1}, {-1, 0}}, ONE[] = {{0, 0}};
+
   static ATTLAS_INLINE void take_a(const Number* a, const Number* below, int part) {
     _tile_loadd(4, a + part * TILE, 64);
     _tile_loadd(5, below + part * TILE, 64);
@@ -315,6 +304,10 @@ struct Amx {
     _tile_loadd(6, b + part * 2 * TILE, 64);
     _tile_loadd(7, b + (part * 2 + 1) * TILE, 64);
   }
+  static ATTLAS_INLINE void take_parts(Load load, const Number* a, const Number* below, const Number* b) {
+    if (load.a >= 0) take_a(a, below, load.a);
+    if (load.b >= 0) take_b(b, load.b);
+  }
   static ATTLAS_INLINE void products() {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -322,9 +315,19 @@ struct Amx {
     _tile_dpbf16ps(3, 5, 7);
   }
 
+  // The upper halves of 32 numbers, which are 8 bits of each, in their order; and what is left of a number without its own.
+  static ATTLAS_INLINE __m512i upper_halves(Vec<float> low, Vec<float> high) {
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16((__m512i)low, odd, (__m512i)high);
+  }
+  static ATTLAS_INLINE Vec<float> without_upper_half(Vec<float> x) {
+    return x - (Vec<float>)_mm512_and_si512((__m512i)x, _mm512_set1_epi32(int(0xffff0000)));
+  }
+
   template <class Read>
   static ATTLAS_INLINE __m512 gather(Read read, int64_t i, int64_t first, int64_t count) {
-    return first < count ? read.vector(i, first, count - first) : _mm512_setzero_ps();
+    return first < count ? (__m512)read.vector(i, first, count - first) : _mm512_setzero_ps();
   }
 };
 

@@ -2,20 +2,22 @@
 // compiled for any processor; each function passes its work on to the kernels of one instruction set.
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
+#include <exception>
+#include <mutex>
 #include <new>
+#include <thread>
+#include <vector>
 
 #include "abi.h"
 #include "abi_additive.h"
 #include "abi_distance.h"
 #include "parallel.h"
 
-#if defined(ATTLAS_SET_AVX2)
+#if ATTLAS_SETS > 1
 #include <cpuid.h>
 #endif
 #include <unistd.h>
-#if defined(ATTLAS_SET_AMX) && defined(__linux__)
+#if defined(__linux__)
 #include <sys/syscall.h>
 #endif
 
@@ -23,33 +25,14 @@
 
 namespace {
 
-// In the order in which a wider one is preferred.
-enum Set : int32_t { BASELINE = 0, AVX2 = 1, AVX512 = 2, AMX = 3 };
+// In the order in which a wider one is preferred. CMake counts in ATTLAS_SETS how many of them were compiled.
+enum Set : int32_t { BASELINE, AVX2, AVX512, AMX };
 
-#if defined(ATTLAS_SET_AVX2)
-
-struct Registers {
-  unsigned a, b, c, d;
-};
-
-Registers cpuid(unsigned leaf, unsigned part) {
-  Registers r{0, 0, 0, 0};
-  __get_cpuid_count(leaf, part, &r.a, &r.b, &r.c, &r.d);
-  return r;
-}
-
-bool bit(uint64_t word, int place) { return word >> place & 1; }
-
-// Which registers the operating system saves when it changes threads; without that an instruction set cannot be used.
-uint64_t saved_registers() {
-  uint32_t low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return uint64_t(high) << 32 | low;
-}
+#if ATTLAS_SETS > 1
 
 // Linux gives the tile registers to a process that asks for them, once and for all of its threads.
 bool tiles_granted() {
-#if defined(ATTLAS_SET_AMX) && defined(__linux__)
+#if defined(__linux__)
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 #else
@@ -57,49 +40,35 @@ bool tiles_granted() {
 #endif
 }
 
+// The widest set that the processor can run. The compiler's functions also ask whether the operating system saves the
+// registers when it changes threads.
 Set widest() {
-  const Registers one = cpuid(1, 0), seven = cpuid(7, 0), more = cpuid(7, 1);
-  const bool fma = bit(one.c, 12), osxsave = bit(one.c, 27), avx = bit(one.c, 28), f16c = bit(one.c, 29);
-  if (!(osxsave && avx && fma && f16c && bit(seven.b, 5))) return BASELINE;
-  const uint64_t saved = saved_registers();
-  if ((saved & 0x6) != 0x6) return BASELINE;  // xmm and ymm
-  const bool wide = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);  // f, dq, bw, vl
-  if (!wide || (saved & 0xe6) != 0xe6) return AVX2;  // masks and zmm
-  const bool tiles = bit(seven.d, 22) && bit(seven.d, 24) && bit(more.a, 5);  // amx-bf16, amx-tile, avx512-bf16
-  if (!tiles || (saved & 0x60000) != 0x60000 || !tiles_granted()) return AVX512;
-  return AMX;
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return BASELINE;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl"))
+    return AVX2;
+  // Not every compiler knows the names of the tile unit; its bits are AMX-BF16 and AMX-TILE.
+  unsigned a, b, c, d;
+  const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+  return tiles && __builtin_cpu_supports("avx512bf16") && ATTLAS_SETS > AMX && tiles_granted() ? AMX : AVX512;
 }
 
 #endif
-
-Set compiled() {
-#if defined(ATTLAS_SET_AMX)
-  return AMX;
-#elif defined(ATTLAS_SET_AVX512)
-  return AVX512;
-#elif defined(ATTLAS_SET_AVX2)
-  return AVX2;
-#else
-  return BASELINE;
-#endif
-}
 
 Set best() {
-#if defined(ATTLAS_SET_AVX2)
+#if ATTLAS_SETS > 1
   // A property of the machine, found out once: the question costs more than a small problem.
-  static const Set found = std::min(widest(), compiled());
+  static const Set found = std::min(widest(), Set(ATTLAS_SETS - 1));
   return found;
 #else
   return BASELINE;
 #endif
 }
 
-template <class Structure>
-using Kernel = int32_t (*)(const Structure&);
-
 // One call: no exception leaves through a C function, and no instruction runs that the processor does not have.
 template <class Structure>
-int32_t enter(const Structure* work, int32_t set, const Kernel<Structure> (&kernels)[4]) {
+int32_t enter(const Structure* work, int32_t set, int32_t (*const (&kernels)[4])(const Structure&)) {
   if (work == nullptr || set < BASELINE || set > best()) return attlas::UNSUPPORTED;
   try {
     return kernels[set](*work);
@@ -112,67 +81,40 @@ int32_t enter(const Structure* work, int32_t set, const Kernel<Structure> (&kern
 
 }  // namespace
 
-// ATTLAS_FUNCTION(name, Structure): attlas_name(const Structure*, set) runs run_name of the set. Its kernels for AMX are
-// those for AVX-512; ATTLAS_FUNCTION_WITH_AMX has some of its own. attlas_name_size is what library.py checks.
+// ATTLAS_FUNCTION(name, Structure, amx): attlas_name(const Structure*, set) runs run_name of the set, and `amx` says whose
+// kernels run where the set is AMX. Where a set was not compiled, CMake defines ATTLAS_AVX2, ATTLAS_AVX512 or ATTLAS_AMX as
+// the next narrower one. library.py compares attlas_name_size with the size of its own structure.
 #define ATTLAS_DECLARE(set, name, Structure)    \
   namespace set {                               \
   int32_t run_##name(const attlas::Structure&); \
   }
-
-#if defined(ATTLAS_SET_AVX512)
-#define ATTLAS_FUNCTION(name, Structure)          \
-  ATTLAS_DECLARE(baseline, name, Structure)   \
-  ATTLAS_DECLARE(avx2, name, Structure)       \
-  ATTLAS_DECLARE(avx512, name, Structure)     \
-  ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx512::run_##name, avx512::run_##name)
-#elif defined(ATTLAS_SET_AVX2)
-#define ATTLAS_FUNCTION(name, Structure)          \
-  ATTLAS_DECLARE(baseline, name, Structure)   \
-  ATTLAS_DECLARE(avx2, name, Structure)       \
-  ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx2::run_##name, avx2::run_##name)
-#else
-#define ATTLAS_FUNCTION(name, Structure)          \
-  ATTLAS_DECLARE(baseline, name, Structure)   \
-  ATTLAS_ENTER(name, Structure, baseline::run_##name, baseline::run_##name, baseline::run_##name, baseline::run_##name)
-#endif
-
-#if defined(ATTLAS_SET_AMX)
-#define ATTLAS_FUNCTION_WITH_AMX(name, Structure) \
-  ATTLAS_DECLARE(baseline, name, Structure)   \
-  ATTLAS_DECLARE(avx2, name, Structure)       \
-  ATTLAS_DECLARE(avx512, name, Structure)     \
-  ATTLAS_DECLARE(amx, name, Structure)        \
-  ATTLAS_ENTER(name, Structure, baseline::run_##name, avx2::run_##name, avx512::run_##name, amx::run_##name)
-#else
-#define ATTLAS_FUNCTION_WITH_AMX(name, Structure) ATTLAS_FUNCTION(name, Structure)
-#endif
-
-#define ATTLAS_ENTER(name, Structure, a, b, c, d)                                         \
-  extern "C" __attribute__((visibility("default"))) const int32_t attlas_##name##_size;   \
-  const int32_t attlas_##name##_size = sizeof(attlas::Structure);                         \
-  ATTLAS_EXPORT int32_t attlas_##name(const attlas::Structure* work, int32_t set) { \
-    static constexpr Kernel<attlas::Structure> kernels[4] = {a, b, c, d};                 \
-    return enter(work, set, kernels);                                                     \
+#define ATTLAS_FUNCTION(name, Structure, amx)                                                                          \
+  ATTLAS_DECLARE(baseline, name, Structure)                                                                            \
+  ATTLAS_DECLARE(ATTLAS_AVX2, name, Structure)                                                                         \
+  ATTLAS_DECLARE(ATTLAS_AVX512, name, Structure)                                                                       \
+  ATTLAS_DECLARE(amx, name, Structure)                                                                                 \
+  extern "C" __attribute__((visibility("default"))) const int32_t attlas_##name##_size;                                \
+  const int32_t attlas_##name##_size = sizeof(attlas::Structure);                                                      \
+  ATTLAS_EXPORT int32_t attlas_##name(const attlas::Structure* work, int32_t set) {                                    \
+    return enter(work, set, {baseline::run_##name, ATTLAS_AVX2::run_##name, ATTLAS_AVX512::run_##name, amx::run_##name}); \
   }
 
 #if defined(ATTLAS_FAMILY_ELEMENTARY)
-ATTLAS_FUNCTION(elementary, Elementary)
+ATTLAS_FUNCTION(elementary, Elementary, ATTLAS_AVX512)
 #endif
 #if defined(ATTLAS_FAMILY_DOT)
-ATTLAS_FUNCTION_WITH_AMX(dot, AttentionParams)
+ATTLAS_FUNCTION(dot, AttentionParams, ATTLAS_AMX)
 #endif
 #if defined(ATTLAS_FAMILY_DOT_BACKWARD)
-ATTLAS_FUNCTION_WITH_AMX(dot_backward, AttentionBackwardParams)
+ATTLAS_FUNCTION(dot_backward, AttentionBackwardParams, ATTLAS_AMX)
 #endif
 #if defined(ATTLAS_FAMILY_ADDITIVE)
-ATTLAS_FUNCTION(additive, Additive)
-ATTLAS_FUNCTION(additive_statistics, AdditiveStatistics)
-ATTLAS_FUNCTION(additive_backward, AdditiveBackward)
+ATTLAS_FUNCTION(additive, Additive, ATTLAS_AVX512)
+ATTLAS_FUNCTION(additive_backward, AdditiveBackward, ATTLAS_AVX512)
 #endif
 #if defined(ATTLAS_FAMILY_DISTANCE)
-ATTLAS_FUNCTION(distance, Distance)
-ATTLAS_FUNCTION(distance_statistics, DistanceStatistics)
-ATTLAS_FUNCTION(distance_backward, DistanceBackward)
+ATTLAS_FUNCTION(distance, Distance, ATTLAS_AVX512)
+ATTLAS_FUNCTION(distance_backward, DistanceBackward, ATTLAS_AVX512)
 #endif
 
 namespace {
@@ -183,14 +125,55 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 std::atomic<Parallel> pool{nullptr};
 std::atomic<pid_t> pool_owner{0};
 
-}  // namespace
+// The tasks of one call of share(), which several threads take one after another.
+struct Work {
+  const size_t count;
+  const attlas::Task& task;
+  std::atomic<size_t> next{0};
+  std::atomic<int> threads{0};
+  std::exception_ptr failure{};
+  std::mutex failing{};
 
-// The threads of a pool do not live on in a child process, and GNU's waits for them for ever.
-bool attlas::run_on_pool(void (*body)(void*), void* data, int threads) {
+  void run() {
+    // A pool may give fewer threads than it was asked for: each takes the next number, and the tasks decide.
+    const int thread = threads.fetch_add(1, std::memory_order_relaxed);
+    try {
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(i, thread);
+    } catch (...) {
+      next.store(count, std::memory_order_relaxed);
+      const std::lock_guard<std::mutex> lock(failing);
+      if (!failure) failure = std::current_exception();
+    }
+  }
+};
+
+// Runs the work on so many threads of the pool, or fewer, this one among them; false where there is no pool. The threads of a
+// pool do not live on in a child process, and GNU's waits for them for ever.
+bool run_on_pool(Work& work, int threads) {
   const Parallel parallel = pool.load(std::memory_order_acquire);
   if (parallel == nullptr || pool_owner.load(std::memory_order_relaxed) != getpid()) return false;
-  parallel(body, data, unsigned(threads), 0);
+  parallel([](void* data) { static_cast<Work*>(data)->run(); }, &work, unsigned(threads), 0);
   return true;
+}
+
+}  // namespace
+
+void attlas::share(size_t count, int threads, const Task& task) {
+  Work work{.count = count, .task = task};
+  if (threads <= 1 || count <= 1) {
+    work.run();
+  } else if (!run_on_pool(work, threads)) {
+    std::vector<std::thread> others;
+    others.reserve(size_t(threads));
+    try {
+      while (others.size() + 1 < std::min(size_t(threads), count)) others.emplace_back(&Work::run, &work);
+    } catch (...) {
+      // The system gives no more threads: those that there are do the work.
+    }
+    work.run();
+    for (auto& other : others) other.join();
+  }
+  if (work.failure) std::rethrow_exception(work.failure);
 }
 
 ATTLAS_EXPORT void attlas_pool(void* parallel) {
@@ -206,6 +189,5 @@ ATTLAS_EXPORT const char* attlas_abi() {
   return text;
 }
 
-// The widest set that was compiled, and the widest that this processor and system can run.
-ATTLAS_EXPORT int32_t attlas_sets() { return compiled(); }
+// The widest set that was compiled and that this processor and system can run.
 ATTLAS_EXPORT int32_t attlas_best() { return best(); }

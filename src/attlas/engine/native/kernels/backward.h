@@ -402,7 +402,6 @@ class Backward {
   ATTLAS_INLINE void product(const Number* a, int a_parts, int64_t depth, const Number* b, int b_parts, int64_t steps, T* c,
                              int64_t stride) {
     const auto between = [this] { pause(); };
-    if (a_parts == 1 && b_parts == 2) return M::template multiply<ADD, 1, 2>(a, depth, b, steps, c, stride, between);
     M::template multiply<ADD>(a, a_parts, depth, b, b_parts, steps, c, stride, between);
   }
 #else

@@ -1,8 +1,9 @@
-// How many of the largest weights hold a share of a row's mass, exact, without sorting the row.
+// How many of the largest weights hold a share (a level) of the mass of their row: exact, without sorting the row.
 //
-// For each share a threshold is sought such that all weights up to it sum to no more than what may be left out. A look
-// at a threshold is one pass over the row in the cache, shared by all shares; the row before tells where to begin. When
-// few weights are left between the best threshold from below and from above, those alone are sorted.
+// For each level a threshold is sought such that all weights up to it may be left out: they sum to no more than what the
+// level leaves of the mass. To probe a threshold is one pass over the row, which lies in the cache, for up to four levels
+// together; the first threshold is that of the row before. When few weights are left between the best threshold from below
+// and from above, those alone are sorted.
 #pragma once
 
 #include "forward.h"
@@ -11,7 +12,7 @@
 namespace ATTLAS_ISA {
 
 template <class M>
-class Shares {
+class CoveragePass {
   using T = typename M::T;
   using Number = typename M::Number;
   using V = Vec<T>;
@@ -20,7 +21,7 @@ class Shares {
 
  public:
   // Without `source` logits are products of packed tokens.
-  Shares(const attlas::AttentionParams& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  CoveragePass(const attlas::AttentionParams& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
@@ -78,108 +79,88 @@ class Shares {
 
  private:
   struct Level {
-    T guess = 0;               // the threshold of the row before
-    double density = 0;        // of the row before: weights that a threshold e times as large would add
-    double missing;            // how many weights more make up what may be left out, by the last look
-    T low, high;               // weights up to `low` may be left out, those up to `high` are too many
-    double mass_low, spare;    // sum of the weights up to low; what may be left out
-    int64_t count_low, count_high;
-    T at;                      // the threshold that is looked at
-    bool done;
+    T guess = 0;          // the threshold of the row before
+    double density = 0;   // of the row before: weights that a threshold e times as large would add
+    double spare = 0;     // what may be left out
+    T low = 0, high = 0;  // weights up to `low` may be left out, those up to `high` are too many
+    double mass_low = 0;  // sum of the weights up to low
+    int64_t count_low = -1, count_high = 0;  // -1: not known, as weights may be exactly 0
+    T threshold = 0;      // the one to probe next
+    double missing = 0;   // how many weights more make up what may be left out, by the last probe
+    bool done = false;
   };
 
   void count(const T* row, int64_t size, double mass, T top, int64_t* out) {
     for (int64_t x = 0; x < p_.level_count; ++x) {
       Level& level = levels_[x];
-      level.low = T(0);
-      level.high = top;
-      level.mass_low = 0;
-      level.spare = (1.0 - p_.levels[x]) * mass * (1.0 + 64.0 * double(std::numeric_limits<T>::epsilon()));
-      level.count_low = -1;  // not known: weights of exactly 0
-      level.count_high = size;
-      level.at = level.guess > 0 && level.guess < top ? level.guess : top * T(0.25);
-      level.done = false;
+      const double slack = 1.0 + 64.0 * double(std::numeric_limits<T>::epsilon());
+      const double spare = (1.0 - p_.levels[x]) * mass * slack;
+      level = {.guess = level.guess, .density = level.density, .spare = spare, .high = top, .count_high = size};
+      level.threshold = level.guess > 0 && level.guess < top ? level.guess : top * T(0.25);
       // All of a row may be left out where it has no mass.
-      if (mass <= level.spare) {
-        level.done = true;
-        level.low = top;
-        level.mass_low = mass;
-        level.count_low = size;
-        level.count_high = size;
-      }
+      level.done = mass <= level.spare;
+      if (level.done) level.count_low = size;
     }
-    for (int look = 0;; ++look) {
-      Level* active[4];
-      int count = 0;
-      bool any = false;
-      for (Level& level : levels_) {
-        if (level.done) continue;
-        any = true;
-        active[count++] = &level;
-        if (count == 4) {
-          look_at<4>(row, size, active, look);
-          count = 0;
-        }
+    for (size_t first = 0; first < levels_.size(); first += 4)
+      for (int round = 0, count = 1; count; ++round) {
+        Level* active[4];
+        count = 0;
+        for (size_t x = first; x < std::min(first + 4, levels_.size()); ++x)
+          if (!levels_[x].done) active[count++] = &levels_[x];
+        if (count) probe<4>(row, size, active, count, round);
       }
-      if (!any) break;
-      if (count == 3) look_at<3>(row, size, active, look);
-      if (count == 2) look_at<2>(row, size, active, look);
-      if (count == 1) look_at<1>(row, size, active, look);
-    }
     for (int64_t x = 0; x < p_.level_count; ++x) out[x] = size - left_out(row, size, levels_[x]);
   }
 
-  // One pass over the row: how many weights are up to each threshold, and their sum.
+  // One pass over the row: how many weights are up to each of `count` thresholds, at most N, and their sum.
   template <int N>
-  void look_at(const T* row, int64_t size, Level* const* levels, int look) {
-    V mass[N] = {}, count[N] = {}, at[N];
-    for (int x = 0; x < N; ++x) at[x] = all(levels[x]->at);
+  void probe(const T* row, int64_t size, Level* const* levels, int count, int round) {
+    if constexpr (N > 1)
+      if (count < N) return probe<N - 1>(row, size, levels, count, round);
+    V mass[N] = {}, number[N] = {}, at[N];
+    for (int x = 0; x < N; ++x) at[x] = all(levels[x]->threshold);
     const V one = all(T(1));
     for (int64_t j = 0; j < size; j += W) {
       const V e = load(row + j);
       for (int x = 0; x < N; ++x) {
         mass[x] += e <= at[x] ? e : V{};
-        count[x] += e <= at[x] ? one : V{};
+        number[x] += e <= at[x] ? one : V{};
       }
     }
-    for (int x = 0; x < N; ++x) learn(*levels[x], double(sum<T>(mass[x])), int64_t(sum<T>(count[x])), size, look);
+    for (int x = 0; x < N; ++x) update(*levels[x], double(sum<T>(mass[x])), int64_t(sum<T>(number[x])), size, round);
   }
 
-  // What a look at a threshold tells: which side it is on, and where to look next.
-  void learn(Level& level, double below, int64_t number, int64_t size, int look) const {
+  // What a probe tells: on which side the threshold is, and which to probe next.
+  void update(Level& level, double below, int64_t number, int64_t size, int round) const {
     if (below <= level.spare) {
-      level.low = level.at;
+      level.low = level.threshold;
       level.mass_low = below;
       level.count_low = number;
     } else {
-      level.high = level.at;
+      level.high = level.threshold;
       level.count_high = number;
     }
     // Weights near the threshold are all about as large as it is: so many of them make up the difference.
-    level.missing = (level.spare - below) / double(level.at > 0 ? level.at : T(1));
+    level.missing = (level.spare - below) / double(level.threshold > 0 ? level.threshold : T(1));
     if (level.low > 0 && level.high > level.low && level.count_low >= 0 && level.count_high < size) {
       level.density = double(level.count_high - level.count_low) / std::log(double(level.high) / double(level.low));
     } else if (!(level.density > 0)) {
       level.density = double(number);
     }
-    const bool few = level.count_low >= 0 && level.count_high - level.count_low <= FEW;
     // Neighbours in the order of the floating point numbers: all weights between are equal.
     const bool narrow = !(std::nextafter(level.low, level.high) < level.high);
-    if (few || (narrow && level.count_low >= 0)) {
-      level.done = true;
-    } else {
-      level.at = next(level, look);
-    }
+    level.done = level.count_low >= 0 && (narrow || level.count_high - level.count_low <= FEW);
+    if (!level.done) level.threshold = next(level, round);
   }
 
   // The next threshold: a step that the density of the weights gives, and a little beyond, so that the two sides come
   // near each other; now and then the middle, so that no distribution can keep it from ending.
-  T next(const Level& level, int look) const {
+  T next(const Level& level, int round) const {
     const double low = double(level.low), high = double(level.high);
-    if (look % 4 != 3 && level.at > 0 && level.density > 0) {
+    if (round % 4 != 3 && level.threshold > 0 && level.density > 0) {
       const double beyond = level.missing > 0 ? FEW / 4 : -FEW / 4;
       const double step = std::clamp((level.missing + beyond) / level.density, -2.0, 2.0);
-      const double guess = double(level.at) * std::exp(step);
+      const double guess = double(level.threshold) * std::exp(step);
       if (guess > low && guess < high) return T(guess);
     }
     if (low <= 0) return T(high * 0.0625);

@@ -4,49 +4,22 @@
 #pragma once
 
 #include <atomic>
-#include <utility>
 #include <vector>
 
 #include "forward.h"
 #include "parallel.h"
-#include "reader.h"
+#include "tokens.h"
 
 namespace ATTLAS_ISA {
-
-// Lanes 0, 2, 4, ... of a and then of b; with ODD those beside them.
-template <class T, int ODD, size_t... I>
-ATTLAS_INLINE Vec<T> every_second(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, int(2 * I + ODD)...);
-#else
-  return __builtin_shuffle(a, b, Ints<T>{typename Kind<T>::whole(2 * I + ODD)...});
-#endif
-}
 
 // The sums of WIDTH vectors, one in each lane.
 template <class T>
 ATTLAS_INLINE Vec<T> sums_of(Vec<T>* x) {
-  using Lanes = std::make_index_sequence<size_t(WIDTH<T>)>;
 #pragma GCC unroll 4
   for (int left = WIDTH<T>; left > 1; left /= 2)
 #pragma GCC unroll 8
-    for (int i = 0; i < left / 2; ++i)
-      x[i] = every_second<T, 0>(x[2 * i], x[2 * i + 1], Lanes()) + every_second<T, 1>(x[2 * i], x[2 * i + 1], Lanes());
+    for (int i = 0; i < left / 2; ++i) x[i] = sum_of_pairs<T>(x[2 * i], x[2 * i + 1]);
   return x[0];
-}
-
-// A vector of numbers as they lie in memory; beyond `count` it is 0.
-template <class T, class Source>
-ATTLAS_INLINE Vec<T> take(const Source* from, int64_t count) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) return (Vec<T>)Reader<T, Source>{from, 0}.vector(0, 0, count);
-#endif
-  if constexpr (std::is_same_v<T, Source>)
-    if (count >= WIDTH<T>) return load(from);
-  Vec<T> out{};
-  for (int i = 0; i < WIDTH<T>; ++i)
-    if (i < count) out[i] = T(number(from[i]));
-  return out;
 }
 
 template <class T, class Source>
@@ -56,7 +29,7 @@ class Decode {
   static constexpr int64_t CHUNK = 128;    // keys whose weights are held; they and their values stay in the nearest cache
   static constexpr int64_t SPLIT = 1024;   // keys of one task, at least
   static constexpr int64_t MOST = 64;      // tasks of one head
-  static constexpr int64_t AHEAD = 2048;   // bytes from what is read to what is asked for
+  static constexpr int64_t AHEAD = 2048;   // bytes between what is read and what is fetched for later
   static constexpr T FAR = sizeof(T) == 8 ? T(1e15) : T(1e8);  // logits from which differences lose whole numbers
   static constexpr int TOGETHER = 4;       // rows that share what is loaded of a key or value
 
@@ -108,7 +81,7 @@ class Decode {
     const attlas::AttentionParams& p;
     Workspace& workspace;
     const int64_t b, g, first, stop;
-    const Source *keys, *values;
+    const Reader<T, Source> keys, values;
     T* const pooled;
     State* const states;
     bool non_finite = false;
@@ -121,16 +94,17 @@ class Decode {
           g(task / decode.splits_ % p.key_heads),
           first(task % decode.splits_ * decode.split_),
           stop(std::min(first + decode.split_, p.n)),
-          keys(static_cast<const Source*>(p.k.data) + b * p.k.batch + g * p.k.head),
-          values(p.out ? static_cast<const Source*>(p.v.data) + b * p.v.batch + g * p.v.head : nullptr),
+          keys(rows_of<T, Source>(p.k, b, g)),
+          values(rows_of<T, Source>(p.v, b, g)),
           pooled(decode.pooled_.at(size_t(task * decode.rows_ * decode.width_))),
           states(decode.states_.data() + task * decode.rows_) {}
 
     void run() {
       std::fill(pooled, pooled + decode.rows_ * decode.width_, T(0));
       for (int64_t x = 0; x < decode.rows_; ++x) {
-        const Source* query = static_cast<const Source*>(p.q.data) + b * p.q.batch + head(x) * p.q.head + x % p.m * p.q.row;
-        for (int64_t t = 0; t < decode.depth_; t += W) store(workspace.queries.at(size_t(x * decode.depth_ + t)), take<T>(query + t, p.d - t));
+        const auto queries = rows_of<T, Source>(p.q, b, head(x));
+        for (int64_t t = 0; t < decode.depth_; t += W)
+          store(workspace.queries.at(size_t(x * decode.depth_ + t)), queries.vector(x % p.m, t, p.d - t));
       }
       for (int64_t from = first; from < stop; from += CHUNK) {
         const int64_t to = std::min(from + CHUNK, stop);
@@ -177,12 +151,11 @@ class Decode {
 #pragma GCC unroll 4
         for (int key = 0; key < W; ++key) {
           if (j + key >= right) break;
-          const Source* from = keys + (j + key) * p.k.row;
-          ask_for(from, p.d);
+          prefetch(keys, j + key, 0, p.d);
           V sum[R] = {};
 #pragma GCC unroll 8
           for (int64_t t = 0; t < steps; ++t) {
-            const V k = take<T>(from + t * W, STEPS ? W : p.d - t * W);
+            const V k = keys.vector(j + key, t * W, STEPS ? W : p.d - t * W);
             for (int r = 0; r < R; ++r) sum[r] += load(queries + r * decode.depth_ + t * W) * k;
           }
           for (int r = 0; r < R; ++r) sums[r][key] = sum[r];
@@ -191,8 +164,8 @@ class Decode {
       }
     }
 
-    static ATTLAS_INLINE void ask_for(const Source* row, int64_t size) {
-      const char* at = reinterpret_cast<const char*>(row) + AHEAD;
+    static ATTLAS_INLINE void prefetch(const Reader<T, Source>& rows, int64_t i, int64_t first, int64_t size) {
+      const char* at = reinterpret_cast<const char*>(rows.data + i * rows.stride + first) + AHEAD;
       for (int64_t line = 0; line < size * int64_t(sizeof(Source)); line += 64) __builtin_prefetch(at + line);
     }
 
@@ -233,22 +206,21 @@ class Decode {
     template <int R>
     void pool(int64_t x, int64_t left, int64_t right) {
       int64_t t = 0;
-      for (; t + 4 * W <= p.e; t += 4 * W) columns<R, 4, true>(x, left, right, t);
-      for (; t < p.e; t += W) columns<R, 1, false>(x, left, right, t);
+      for (; t + 4 * W <= p.e; t += 4 * W) columns<R, 4>(x, left, right, t);
+      for (; t < p.e; t += W) columns<R, 1>(x, left, right, t);
     }
 
-    template <int R, int VECTORS, bool WHOLE>
+    template <int R, int VECTORS>
     void columns(int64_t x, int64_t left, int64_t right, int64_t t) {
       V sums[R][VECTORS];
       T* to = pooled + x * decode.width_ + t;
       for (int r = 0; r < R; ++r)
         for (int c = 0; c < VECTORS; ++c) sums[r][c] = load(to + r * decode.width_ + c * W);
       for (int64_t j = left; j < right; ++j) {
-        const Source* value = values + j * p.v.row + t;
-        ask_for(value, VECTORS * W);
+        prefetch(values, j, t, VECTORS * W);
         V v[VECTORS];
 #pragma GCC unroll 4
-        for (int c = 0; c < VECTORS; ++c) v[c] = take<T>(value + c * W, WHOLE ? W : p.e - t);
+        for (int c = 0; c < VECTORS; ++c) v[c] = values.vector(j, t + c * W, VECTORS > 1 ? W : p.e - t);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const V weight = all(workspace.weights.at(size_t(r * CHUNK))[j - left]);

@@ -391,92 +391,41 @@ bool one_scale(const Distance& x) {
 }
 
 template <class T>
-struct Sum {
-  const Distance& x;
-  template <class Kernel>
-  int32_t operator()() const {
-    sum_all<T>(x.pairs, Kernel(x));
-    return DONE;
-  }
-};
-
-template <class T>
-struct Pass {
-  const DistanceStatistics& x;
-  template <class Kernel>
-  int32_t operator()() const {
-    return score_statistics<T>(x.found, x.of.pairs, Kernel(x.of));
-  }
-};
-
-template <class T>
-struct Differentiate {
-  const DistanceBackward& x;
-  template <class Kernel>
-  int32_t operator()() const {
-    const Kernel kernel(x.of);
-    Backward<T>(x, kernel).run();
-    return DONE;
-  }
-};
-
-// The same form for the log-sum-exp and for what is made with it: rounding that they share does no harm.
-template <class T, class Run>
-int32_t with_kernel(const Distance& x, Run run) {
-  if constexpr (std::is_same_v<T, float>)
-    if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
-  if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
-  if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
-  if (x.kernel == BOXCAR || x.kernel == EPANECHNIKOV || x.kernel == TRIANGULAR) return with_size<T, BOUNDED, true>(x, run);
-  return UNSUPPORTED;
-}
-
-template <class T>
 int32_t sums(const Distance& x) {
-  const Sum<T> run{x};
+  const auto run = [&]<class Kernel>() {
+    run_score<T>(x.pairs, Kernel(x));
+    return int32_t(DONE);
+  };
   if constexpr (std::is_same_v<T, double>)
     if (x.kernel == GAUSSIAN && x.pairs.d <= Products::LARGEST && simple(x.pairs))
       return run.template operator()<GaussianProducts>();
   if (x.kernel >= BOXCAR && x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
-  return with_kernel<T>(x, run);
+  // The same form for the log-sum-exp and for what is made with it: rounding that they share does no harm.
+  if constexpr (std::is_same_v<T, float>)
+    if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);
+  if (x.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x, run);
+  if (x.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x, run);
+  return with_size<T, BOUNDED, true>(x, run);
 }
 
 template <class T>
 int32_t gradients(const DistanceBackward& x) {
-  const Differentiate<T> run{x};
+  const auto run = [&]<class Kernel>() {
+    const Kernel kernel(x.of);
+    Backward<T>(x, kernel).run();
+    return int32_t(DONE);
+  };
   if (x.of.kernel == GAUSSIAN) return with_size<T, GAUSSIAN, true>(x.of, run);
   if (x.of.kernel == LAPLACE) return with_size<T, LAPLACE, true>(x.of, run);
   return UNSUPPORTED;
 }
 
 int32_t run_distance(const Distance& x) {
-  if (!x.pairs.m || !x.pairs.n || !x.pairs.d) return UNSUPPORTED;
-  try {
-    if (x.pairs.type == FLOAT32) return sums<float>(x);
-    if (x.pairs.type == FLOAT64) return sums<double>(x);
-  } catch (const std::bad_alloc&) {
-    return NO_MEMORY;
-  }
-  return UNSUPPORTED;
-}
-
-int32_t run_distance_statistics(const DistanceStatistics& x) {
-  const PairwiseParams& p = x.of.pairs;
-  if (!p.m || !p.n || !p.d) return UNSUPPORTED;
-  if (p.type == FLOAT32) return with_kernel<float>(x.of, Pass<float>{x});
-  if (p.type == FLOAT64) return with_kernel<double>(x.of, Pass<double>{x});
-  return UNSUPPORTED;
+  return x.pairs.type == FLOAT64 ? sums<double>(x) : sums<float>(x);
 }
 
 int32_t run_distance_backward(const DistanceBackward& x) {
-  if (!x.of.pairs.m || !x.of.pairs.n || !x.of.pairs.d) return UNSUPPORTED;
-  try {
-    if (x.of.pairs.type == FLOAT32) return gradients<float>(x);
-    if (x.of.pairs.type == FLOAT64) return gradients<double>(x);
-  } catch (const std::bad_alloc&) {
-    return NO_MEMORY;
-  }
-  return UNSUPPORTED;
+  return x.of.pairs.type == FLOAT64 ? gradients<double>(x) : gradients<float>(x);
 }
 
 }  // namespace ATTLAS_ISA

@@ -103,8 +103,7 @@ void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, 
     // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
     const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
     if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, block, parts.q, parts.k, parts.p, parts.v);
-    auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
-    read.data += row * read.stride;
+    const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
     const int64_t slot = wave.slot(which);
     M::begin();
     workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read, packed.keys(slot),
@@ -120,13 +119,13 @@ void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Ma
   using T = typename Pass::Real;
   const int64_t tasks = (p.m + block - 1) / block;
   // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
-  const int64_t bytes = tasks * ((p.column_mass ? p.n * int64_t(sizeof(T)) : 0) + (p.column_max ? p.n * int64_t(sizeof(T)) : 0) +
-                                 (p.offsets ? (block + p.n) * 8 : 0)) + 1;
+  const int64_t columns = ((p.column_mass != nullptr) + (p.column_max != nullptr)) * p.n * int64_t(sizeof(T));
+  const int64_t bytes = tasks * (columns + (p.offsets ? (block + p.n) * 8 : 0)) + 1;
   const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, heads);
   std::vector<std::unique_ptr<Pass>> workers(size_t(p.threads));
   for (int64_t from = 0; from < heads; from += together) {
     const int64_t here = std::min(together, heads - from);
-    std::vector<typename Pass::TaskColumns> task_columns(size_t(here * tasks));
+    std::vector<TaskColumns<T>> task_columns(size_t(here * tasks));
     attlas::share(task_columns.size(), p.threads, [&](size_t index, int thread) {
       // Last rows first, as above.
       const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
@@ -135,7 +134,7 @@ void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Ma
     });
     if (!wants_column_statistics(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
-      Pass::merge_tasks(p, head(from + int64_t(which)), block, task_columns.data() + which * tasks, tasks);
+      merge_tasks<T>(p, head(from + int64_t(which)), block, task_columns.data() + which * tasks, tasks);
     });
   }
 }
@@ -148,9 +147,8 @@ void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& pa
   share_statistics<Pass>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(p, block, parts.q, parts.k); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
-      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
-        auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
-        read.data += row * read.stride;
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
+        const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
         M::begin();
         pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), task_columns);
         M::end();
@@ -181,7 +179,6 @@ class BothPasses {
 
  public:
   using Real = T;
-  using TaskColumns = typename Statistics::TaskColumns;
 
   // Rows whose logits are kept: the more, the seldomer all keys and values pass by, but they should stay in the cache. 0
   // where not even a few do.
@@ -201,7 +198,7 @@ class BothPasses {
 
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const typename M::Number* keys,
-           const typename M::Number* values, TaskColumns& task_columns) {
+           const typename M::Number* values, TaskColumns<T>& task_columns) {
     statistics_.begin(b, h, first, count, task_columns);
     for (int64_t from = 0; from < count; from += group_) {
       const int64_t some = std::min(group_, count - from);
@@ -211,10 +208,6 @@ class BothPasses {
       read.data += some * read.stride;
     }
     statistics_.finish();
-  }
-
-  static void merge_tasks(const AttentionParams& p, int64_t head, int64_t block, const TaskColumns* task_columns, int64_t tasks) {
-    Statistics::merge_tasks(p, head, block, task_columns, tasks);
   }
 
  private:
@@ -241,24 +234,22 @@ void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave)
   share_statistics<Pass>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(passes, block); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
-      [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
-        auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
-        read.data += row * read.stride;
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
+        const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
         const int64_t slot = wave.slot(which);
         pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(slot), packed.values(slot), task_columns);
       });
 }
 
 template <class M, class Source>
-void along_shares(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+void run_coverage(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
   using T = typename M::T;
-  std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
+  std::vector<std::unique_ptr<CoveragePass<M>>> workers(size_t(p.threads));
   const int64_t block = M::ROWS, blocks = (p.m + block - 1) / block;
   attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
     const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
-    if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, parts.q, parts.k);
-    auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which));
-    read.data += row * read.stride;
+    if (!workers[thread]) workers[thread] = std::make_unique<CoveragePass<M>>(p, parts.q, parts.k);
+    const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
     M::begin();
     workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read,
                          packed.keys(wave.slot(which)));
@@ -292,44 +283,43 @@ int32_t run(const AttentionParams& p, Parts parts) {
       if (passes.has_forward) along_rows<M, Source>(passes.forward, parts, packed, wave);
       if (passes.has_statistics) along_statistics<M, Source>(passes.given, parts, packed, wave);
     }
-    if (p.coverage) along_shares<M, Source>(p, parts, packed, wave);
+    if (p.coverage) run_coverage<M, Source>(p, parts, packed, wave);
   }
   return attlas::DONE;
 }
 
 // What wants the log-sum-exp, where logits have a source of their own.
 template <class M>
-int32_t all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& make) {
+void all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& make) {
   using Pass = StatisticsPass<M>;
   static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
   const int64_t heads = p.batch * p.heads, block = Pass::block_for(p, 1);
   if (wants_column_statistics(p) || wants_row_statistics(p))
     share_statistics<Pass>(
         p, block, heads, [&] { return std::make_unique<Pass>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
-        [&](Pass& pass, int64_t which, int64_t row, int64_t count, typename Pass::TaskColumns& task_columns) {
+        [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
           pass.pass(which / p.heads, which % p.heads, row, count, nullptr, task_columns);
         });
-  if (!p.coverage) return attlas::DONE;
-  std::vector<std::unique_ptr<Shares<M>>> workers(size_t(p.threads));
+  if (!p.coverage) return;
+  std::vector<std::unique_ptr<CoveragePass<M>>> workers(size_t(p.threads));
   const int64_t strips = (p.m + M::ROWS - 1) / M::ROWS;
   attlas::share(size_t(heads * strips), p.threads, [&](size_t task, int thread) {
-    if (!workers[thread]) workers[thread] = std::make_unique<Shares<M>>(p, 1, 1, make());
+    if (!workers[thread]) workers[thread] = std::make_unique<CoveragePass<M>>(p, 1, 1, make());
     const int64_t row = (strips - 1 - int64_t(task) / heads) * M::ROWS, which = int64_t(task) % heads;
     workers[thread]->pass(which / p.heads, which % p.heads, row, std::min<int64_t>(M::ROWS, p.m - row), nullptr);
   });
-  return attlas::DONE;
 }
 
 }  // namespace
 
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
-int32_t logit_statistics<float>(const AttentionParams& p, const MakeLogits<float>& make) {
-  return all_statistics<Vectors<float>>(p, make);
+void logit_statistics<float>(const AttentionParams& p, const MakeLogits<float>& make) {
+  all_statistics<Vectors<float>>(p, make);
 }
 template <>
-int32_t logit_statistics<double>(const AttentionParams& p, const MakeLogits<double>& make) {
-  return all_statistics<Vectors<double>>(p, make);
+void logit_statistics<double>(const AttentionParams& p, const MakeLogits<double>& make) {
+  all_statistics<Vectors<double>>(p, make);
 }
 #endif
 
@@ -350,7 +340,3 @@ int32_t run_dot(const AttentionParams& p) {
 }
 
 }  // namespace ATTLAS_ISA
-
-#ifdef ATTLAS_ALONE
-extern "C" int32_t attlas_dot_alone(const attlas::AttentionParams* p) { return ATTLAS_ISA::run_dot(*p); }
-#endif

@@ -61,17 +61,17 @@ class Division {
       for (int64_t row = 0; row < p_.m; row += rows) {
         const Round round{pair, std::min(pairs_, all - pair), row, std::min(rows, p_.m - row)};
         const int64_t blocks = (round.rows + ROWS - 1) / ROWS;
-        share_out(size_t(round.pairs * group_ * blocks), p_.threads,
+        attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
         for (const bool summing : {true, false}) {
           if (summing && !w_.column) continue;
           // The first keys first: under a causal mask the most queries see them.
           const int64_t together = in_turn_ ? runs_ : 1;
-          share_out(size_t(round.pairs * runs_ / together), p_.threads, [&](size_t task, int thread) {
+          attlas::share(size_t(round.pairs * runs_ / together), p_.threads, [&](size_t task, int thread) {
             for (int64_t run = 0; run < together; ++run)
               pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs + run, thread, summing);
           });
-          share_out(size_t(round.pairs * group_ * blocks), p_.threads,
+          attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
                         [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks, summing); });
         }
       }
@@ -173,7 +173,3 @@ int32_t run_dot_backward(const AttentionBackwardParams& work) {
 }
 
 }  // namespace ATTLAS_ISA
-
-#ifdef ATTLAS_ALONE
-extern "C" int32_t attlas_dot_backward_alone(const attlas::AttentionBackwardParams* work) { return ATTLAS_ISA::run_dot_backward(*work); }
-#endif

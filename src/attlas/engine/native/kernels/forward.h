@@ -18,7 +18,7 @@ struct Row {
   T total = 0;    // sum of e
   T plogp = 0;     // sum of e (logit - top)
   T squares = 0;  // sum of e^2
-  double count = 0, mean = 0, m2 = 0;  // of the allowed logits; m2: squared deviations, summed
+  Moments moments;  // of the allowed logits
 };
 
 template <class M>
@@ -69,8 +69,7 @@ class Forward {
         pooled_(size_t(block) * width_),
         rows_(block),
         lengths_(block),
-        top_values_(size_t(block) * problem.k_largest),
-        top_keys_(size_t(block) * problem.k_largest) {
+        largest_(block, problem.k_largest) {
     std::fill(logits_.data, logits_.data + 2 * M::ROWS * STRIDE, T(0));
   }
 
@@ -90,8 +89,7 @@ class Forward {
     const int64_t padded = round_up(count, M::ROWS);
     if (p_.out) std::memset(pooled_.data, 0, sizeof(T) * size_t(padded) * width_);
     std::fill(rows_.begin(), rows_.begin() + padded, Row<T>());
-    std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
-    std::fill(top_keys_.begin(), top_keys_.end(), -1);
+    largest_.clear();
     const MaskView mask(p_, b, h);
     mask_ = &mask;
     first_ = first;
@@ -389,16 +387,9 @@ class Forward {
     row.total += both(total);
     if (PLOGP) row.plogp += T(double(both(plogp)) * Weight<T>::UNIT);
     if (SQUARES) row.squares += both(squares);
-    if (MOMENTS) {
-      // Two sets of numbers joined (Chan, Golub, LeVeque 1979).
-      const double here = GAPS ? double(both(count)) : double(size), to = double(scale);
-      const double shifted = double(both(sum_dev)) / here * to;
-      const double together = row.count + here, apart = double(centre) * to + shifted - row.mean;
-      const double about = std::max(double(both(squared_dev)) * to * to - shifted * shifted * here, 0.0);
-      row.m2 += about + apart * apart * row.count * here / together;
-      row.mean += apart * here / together;
-      row.count = together;
-    }
+    if (MOMENTS)
+      row.moments.merge(GAPS ? double(both(count)) : double(size), double(centre), double(both(sum_dev)),
+                        double(both(squared_dev)), double(scale));
   }
 
   template <int N>
@@ -408,25 +399,14 @@ class Forward {
 
   // A number near the mean of a row's logits, without the scale: that of what was seen before, or of a few in the middle.
   T centre_of(const T* logits, int64_t size, T scale, const Row<T>& row) const {
-    if (row.count > 0) return T(row.mean / double(scale));
-    T total = 0;
-    int count = 0;
-    for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
-      if (logits[j] > -INF<T>) {
-        total += logits[j];
-        ++count;
-      }
-    return count ? total / T(count) : T(row.top / double(scale));
+    if (row.moments.count > 0) return T(row.moments.mean / double(scale));
+    const T mean = mean_in_the_middle(logits, size);
+    return mean > -INF<T> ? mean : T(row.top / double(scale));
   }
 
   void keep_largest(const T* logits, int64_t left, int64_t size, int64_t r, const V* tops) {
-    const int k = p_.k_largest;
-    const Largest<T> best{&top_values_[size_t(r) * size_t(k)], &top_keys_[size_t(r) * size_t(k)], k};
-    best.take(tops, 4, 4 * W, [&](int place, const T*& row, int64_t& key, int64_t& there) {
-      row = logits + place * W;
-      key = left + place * W;
-      there = size - place * W;
-    });
+    using Stretch = typename Largest<T>::Stretch;
+    largest_.row(r).take(tops, 4, 4 * W, [&](int place) { return Stretch{logits + place * W, left + place * W, size - place * W}; });
   }
 
   void finish(int64_t b, int64_t h, int64_t first, int64_t count) {
@@ -458,16 +438,11 @@ class Forward {
           .squares = row.squares * share * share,
           .mass = row.total * share,
           .max_logit = largest,
-          .mean = T(row.mean),
-          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+          .mean = T(row.moments.mean),
+          .variance = T(row.moments.variance()),
       }
           .store(p_, at);
-      const T scale = factor_of<T>(p_);
-      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale);
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
-        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
-      }
+      largest_.store(p_, r, at, factor_of<T>(p_), lse);
     }
   }
 
@@ -492,8 +467,7 @@ class Forward {
   std::vector<Row<T>> rows_;
   std::vector<T> lengths_;  // of the queries
   T longest_ = 0;           // the length of the longest key of the chunk
-  std::vector<T> top_values_;
-  std::vector<int32_t> top_keys_;
+  LargestOfRows<T> largest_;
 };
 
 }  // namespace ATTLAS_ISA

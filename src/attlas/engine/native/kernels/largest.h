@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <functional>
 #include <type_traits>
+#include <vector>
 
+#include "abi.h"
 #include "simd.h"
 
 namespace ATTLAS_ISA {
@@ -17,10 +19,15 @@ struct Largest {
   int32_t* keys;
   int k;
 
+  // Some logits of the row: where they begin, the key of the first, and how many there are.
+  struct Stretch {
+    const T* logits;
+    int64_t key, size;
+  };
+
   // Logits lie in `places` stretches, and of each the largest logit in each lane is known: only where that is among the
-  // k largest, the keys of the lane are looked at. where(place, row, key, size) says where a stretch begins, the key of
-  // its first logit, and its size; from one logit of a lane to the next it is `step`. Stretches come in the order of
-  // their keys or side by side, after those of earlier calls.
+  // k largest, the keys of the lane are looked at. where(place) gives a Stretch; from one logit of a lane to the next it is
+  // `step`. Stretches come in the order of their keys or side by side, after those of earlier calls.
   template <class Where>
   void take(const V* peaks, int places, int step, Where where) const {
     // What is no larger than the last of the calls before is not looked at: its key is later.
@@ -46,16 +53,14 @@ struct Largest {
       bound = sorted[k - 1];
     }
     for (int place = 0; place < places; ++place) {
-      const T* row;
-      int64_t key, size;
-      where(place, row, key, size);
+      const Stretch stretch = where(place);
       for (uint32_t found = reach(peaks[place], floor, bound); found; found &= found - 1) {
         const int64_t lane = __builtin_ctz(found);
         uint64_t large = 0;  // found without a branch: which one is large cannot be foreseen
-        for (int64_t x = 0; lane + x * step < size; ++x) large |= uint64_t(row[lane + x * step] >= bound) << x;
+        for (int64_t x = 0; lane + x * step < stretch.size; ++x) large |= uint64_t(stretch.logits[lane + x * step] >= bound) << x;
         for (; large; large &= large - 1) {
           const int64_t j = lane + __builtin_ctzll(large) * step;
-          offer(row[j], int32_t(key + j));
+          offer(stretch.logits[j], int32_t(stretch.key + j));
         }
       }
       bound = std::max(bound, values[k - 1]);
@@ -149,17 +154,15 @@ struct Largest {
     int count = 0;
     const __m256i steps = _mm256_mullo_epi32(_mm512_castsi512_si256(numbered()), _mm256_set1_epi32(step));
     for (int x = 0; x < lanes; ++x) {
-      const float* row;
-      int64_t first, size;
-      where(reached[x] / W, row, first, size);
+      const Stretch stretch = where(reached[x] / W);
       const int lane = reached[x] % W;
-      const __mmask8 there = _mm256_cmplt_epi32_mask(steps, _mm256_set1_epi32(int(size) - lane));
-      const __m256 own = _mm256_mmask_i32gather_ps(_mm256_set1_ps(-INF<float>), there, steps, row + lane, 4);
+      const __mmask8 there = _mm256_cmplt_epi32_mask(steps, _mm256_set1_epi32(int(stretch.size) - lane));
+      const __m256 own = _mm256_mmask_i32gather_ps(_mm256_set1_ps(-INF<float>), there, steps, stretch.logits + lane, 4);
       const __mmask8 found = _mm256_cmp_ps_mask(own, _mm256_set1_ps(bound), _CMP_GE_OQ) &
                              _mm256_cmp_ps_mask(own, _mm256_set1_ps(floor), _CMP_GT_OQ);
       _mm256_storeu_ps(large + count, _mm256_maskz_compress_ps(found, own));
       _mm256_storeu_si256((__m256i*)(large_keys + count),
-                          _mm256_maskz_compress_epi32(found, _mm256_add_epi32(steps, _mm256_set1_epi32(int(first) + lane))));
+                          _mm256_maskz_compress_epi32(found, _mm256_add_epi32(steps, _mm256_set1_epi32(int(stretch.key) + lane))));
       count += __builtin_popcount(found);
     }
     const __mmask16 used = __mmask16((1u << k) - 1);
@@ -184,6 +187,33 @@ struct Largest {
     _mm512_mask_storeu_epi32(keys, used, best.keys);
   }
 #endif
+};
+
+// Those of each row of a task.
+template <class T>
+class LargestOfRows {
+ public:
+  LargestOfRows(int64_t rows, int k) : k_(k), values_(size_t(rows * k)), keys_(size_t(rows * k)) {}
+
+  void clear() {
+    std::fill(values_.begin(), values_.end(), -INF<T>);
+    std::fill(keys_.begin(), keys_.end(), -1);
+  }
+  Largest<T> row(int64_t row) { return {values_.data() + row * k_, keys_.data() + row * k_, k_}; }
+
+  // Writes the weights of a row, whose logits are still without the scale, and their keys to row `to` of the results.
+  void store(const attlas::AttentionParams& p, int64_t row, int64_t to, T scale, double lse) const {
+    for (int64_t x = 0; p.top_keys && x < k_; ++x) {
+      const double logit = double(values_[size_t(row * k_ + x)]) * double(scale);
+      static_cast<T*>(p.top_values)[to * k_ + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
+      p.top_keys[to * k_ + x] = keys_[size_t(row * k_ + x)];
+    }
+  }
+
+ private:
+  const int k_;
+  std::vector<T> values_;
+  std::vector<int32_t> keys_;
 };
 
 }  // namespace ATTLAS_ISA

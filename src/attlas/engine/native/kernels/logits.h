@@ -28,6 +28,6 @@ using MakeLogits = std::function<std::unique_ptr<Logits<T>>()>;
 
 // All that p wants but the output and the log-sum-exp, which is known. In dot.cpp.
 template <class T>
-int32_t logit_statistics(const attlas::AttentionParams& p, const MakeLogits<T>& make);
+void logit_statistics(const attlas::AttentionParams& p, const MakeLogits<T>& make);
 
 }  // namespace ATTLAS_ISA

@@ -349,7 +349,7 @@ void absorb(const PairwiseParams& p, const Score<T>& score, Running<T>& run, T* 
 }
 
 // Whether no more is asked of the logits than their sums.
-inline bool simple(const PairwiseParams& p) { return !p.entropy && !p.max_logit && !p.known; }
+inline bool simple(const PairwiseParams& p) { return !p.entropy && !p.max_logit && !p.known && !p.statistics; }
 
 // Sums of a block of rows over all columns.
 template <class T>
@@ -497,9 +497,11 @@ class FromScore final : public Logits<T> {
   }
 };
 
+// What is wanted of a score: sums, or statistics with the log-sum-exp of each row known.
 template <class T>
-int32_t score_statistics(const attlas::AttentionParams& found, const PairwiseParams& p, const Score<T>& score) {
-  return logit_statistics<T>(found, [&] { return std::make_unique<FromScore<T>>(p, score); });
+void run_score(const PairwiseParams& p, const Score<T>& score) {
+  if (!p.statistics) return sum_all<T>(p, score);
+  logit_statistics<T>(*p.statistics, [&] { return std::make_unique<FromScore<T>>(p, score); });
 }
 
 }  // namespace ATTLAS_ISA

@@ -39,29 +39,24 @@ struct Reader {
 
   ATTLAS_INLINE T operator()(int64_t i, int64_t t) const { return T(number(data[i * stride + t])); }
 
-#if defined(__AVX512F__)
   // Up to a vector of numbers from one row; beyond `count` they are 0.
-  ATTLAS_INLINE __m512 vector(int64_t i, int64_t first, int64_t count) const {
+  ATTLAS_INLINE Vec<T> vector(int64_t i, int64_t first, int64_t count) const {
     const Source* from = data + i * stride + first;
+#if defined(__AVX512F__)
     const __mmask16 there = count >= 16 ? 0xffff : __mmask16((1u << count) - 1);
-    if constexpr (sizeof(Source) == 4) {
-      return _mm512_maskz_loadu_ps(there, from);
-    } else if constexpr (sizeof(Source) == 2) {
+    if constexpr (std::is_same_v<Source, float>) return (Vec<T>)_mm512_maskz_loadu_ps(there, from);
+    if constexpr (sizeof(Source) == 2) {
       const __m256i half = _mm256_maskz_loadu_epi16(there, from);
-      if constexpr (std::is_same_v<Source, Float16>) return _mm512_cvtph_ps(half);
-      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-    } else {
-      return _mm512_setzero_ps();
+      if constexpr (std::is_same_v<Source, Float16>) return (Vec<T>)_mm512_cvtph_ps(half);
+      return (Vec<T>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
     }
-  }
 #endif
-
-  // Whether all of `rows` rows of `size` numbers are finite and small enough that no product overflows.
-  bool in_range(int64_t rows, int64_t size, T limit) const {
-    int bad = 0;  // counted without a branch, so that the loop becomes vectors
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t t = 0; t < size; ++t) bad |= !(std::fabs((*this)(i, t)) < limit);
-    return bad == 0;
+    if constexpr (std::is_same_v<T, Source>)
+      if (count >= WIDTH<T>) return load(from);
+    Vec<T> out{};
+    for (int t = 0; t < WIDTH<T>; ++t)
+      if (t < count) out[t] = T(number(from[t]));
+    return out;
   }
 };
 

@@ -1,7 +1,10 @@
 // The statistics of rows that abi.h lists: which are wanted, and where they are stored.
 #pragma once
 
+#include <algorithm>
+
 #include "abi.h"
+#include "simd.h"
 
 namespace ATTLAS_ISA {
 
@@ -43,5 +46,35 @@ struct RowStatistics {
 #undef ATTLAS_STORE
   }
 };
+
+// Mean and variance of the logits of a row, found some at a time.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;  // squares: squared deviations from the mean, summed
+
+  double variance() const { return count > 0 ? squares / count : 0; }
+
+  // Merges `more` products, which have these sums of deviations from a centre and of their squares; logits are products times
+  // the scale (Chan, Golub, LeVeque 1979).
+  void merge(double more, double centre, double deviations, double squared_deviations, double scale) {
+    const double shift = deviations / more * scale, total = count + more, difference = centre * scale + shift - mean;
+    const double about = std::max(squared_deviations * scale * scale - shift * shift * more, 0.0);
+    squares += about + difference * difference * count * more / total;
+    mean += difference * more / total;
+    count = total;
+  }
+};
+
+// The mean of a few logits in the middle of a row, those of -infinity left out; -infinity where there is no other.
+template <class T>
+T mean_in_the_middle(const T* row, int64_t size) {
+  T total = 0;
+  int count = 0;
+  for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
+    if (row[j] > -INF<T>) {
+      total += row[j];
+      ++count;
+    }
+  return count ? total / T(count) : -INF<T>;
+}
 
 }  // namespace ATTLAS_ISA

@@ -5,6 +5,7 @@
 // of a head, in their order. The division into tasks does not depend on the number of threads, so neither do results.
 #pragma once
 
+#include "columns.h"
 #include "forward.h"
 #include "logits.h"
 
@@ -21,15 +22,15 @@ ATTLAS_INLINE void each(F f) {
 
 // The results that an inner loop is compiled for.
 enum Wanted : int {
-  SUMS = 1,         // of p log p over each row
-  PEAKS = 2,        // the largest logits of each row
-  MOMENTS = 4,      // of the allowed logits of each row
-  COLUMNS = 8,      // sums of columns
-  COLUMN_MAXIMA = 16,     // maxima of columns
-  DIAGONALS = 32,
-  GAPS = 64,        // some logits are -infinity, and moments must not count them
-  TOTALS = 128,     // sums of rows, which are below 1 with a sink or with keys outside of this matrix
-  SQUARE_SUMS = 256,  // of p^2 over each row
+  SUMS = 1,            // of p log p over each row, p a weight
+  PEAKS = 2,           // the largest logits of each row
+  MOMENTS = 4,         // of the allowed logits of each row
+  COLUMNS = 8,         // sums of columns
+  COLUMN_MAXIMA = 16,  // maxima of columns
+  DIAGONALS = 32,      // sums of diagonals
+  GAPS = 64,           // some logits are -infinity, and moments must not count them
+  TOTALS = 128,        // sums of rows, which are below 1 with a sink or with keys outside of this matrix
+  SQUARE_SUMS = 256,   // of p^2 over each row
   EVERYTHING = SUMS | PEAKS | MOMENTS | COLUMNS | COLUMN_MAXIMA | DIAGONALS | SQUARE_SUMS,
 };
 
@@ -70,7 +71,6 @@ class StatisticsPass {
         scale_(factor_of<T>(problem)),
         factor_(T(double(scale_) / Weight<T>::UNIT)),
         transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
-        picture_(problem.picture_sum || problem.picture_max),
         span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
                                   CHUNK, SPAN)),
         queries_(source_ ? 0 : M::left_size(block, problem.d, q_parts)),
@@ -79,51 +79,38 @@ class StatisticsPass {
         peaks_(size_t(M::ROWS) * CHUNKS * W),
         sums_(size_t(M::ROWS) * SUM_COUNT * W),
         diagonal_(2 * DIAGONAL),
-        slots_(picture_ ? M::ROWS + 1 : 1),
-        mass_(size_t(slots_) * span_ + 2 * W),
-        column_max_(size_t(slots_) * span_ + 2 * W),
+        columns_(problem, span_),
         rows_(block),
-        top_values_(size_t(block) * problem.k_largest),
-        top_keys_(size_t(block) * problem.k_largest) {
+        largest_(block, problem.k_largest) {
     std::fill(logits_.data, logits_.data + rectangles_ * HEIGHT * STRIDE, T(0));
     choose_loop();
   }
 
-  // The results of one task for columns, which merge_tasks() adds up over the tasks of a head. Of the picture it holds only
-  // the first and the last row, where these are shared with the task before or after; all others are written at once.
-  struct TaskColumns {
-    std::vector<T> mass, column_max;       // of each column
-    std::vector<double> diagonals;   // the last of its rows begins at 0
-    int64_t shared[2] = {-1, -1};    // rows of the picture, -1 for none
-    std::vector<T> sums[2], tops[2];
-  };
-
   // Packs queries [first, first + count) of one head, and processes these rows; `right` is its packed keys.
   template <class Read>
-  void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, TaskColumns& task_columns) {
+  void run(int64_t b, int64_t h, int64_t first, int64_t count, Read read, const Number* right, TaskColumns<T>& task_columns) {
     M::pack_left(queries_.data, count, p_.d, q_parts_, read);
     pass(b, h, first, count, right, task_columns);
   }
 
   // The same where the queries are packed already, or logits come from `source_`.
-  void pass(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, TaskColumns& task_columns) {
+  void pass(int64_t b, int64_t h, int64_t first, int64_t count, const Number* right, TaskColumns<T>& task_columns) {
     begin(b, h, first, count, task_columns);
     take_rows(0, count, right);
     finish();
   }
 
   // The same in steps: begin(), take_rows() for some rows that begin at a multiple of ROWS, any number of times, finish().
-  void begin(int64_t b, int64_t h, int64_t first, int64_t count, TaskColumns& task_columns) {
+  void begin(int64_t b, int64_t h, int64_t first, int64_t count, TaskColumns<T>& task_columns) {
     batch_ = b;
     head_ = b * p_.heads + h;
     first_ = first;
     count_ = count;
-    task_columns_ = &task_columns;
+    diagonals_ = &task_columns.diagonals;
     lse_ = p_.lse + head_ * p_.m + first;
     std::fill(rows_.begin(), rows_.end(), RowSums());
-    std::fill(top_values_.begin(), top_values_.end(), -INF<T>);
-    std::fill(top_keys_.begin(), top_keys_.end(), -1);
-    allocate_columns(task_columns);
+    largest_.clear();
+    columns_.begin(head_, first, count, task_columns);
   }
 
   void take_rows(int64_t from, int64_t to, const Number* right) {
@@ -133,10 +120,9 @@ class StatisticsPass {
     mask.hull(first_ + from, first_ + to, left, end);
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
       stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
-      open_ = 0;
-      open_row_ = -1;
+      columns_.begin_span(start_, stop_);
       for (int64_t r = from; r < to; r += M::ROWS) process_strip(mask, r, std::min<int64_t>(to - r, M::ROWS), right);
-      if (open_row_ >= 0) close_slot(open_, open_row_);
+      columns_.end_span();
     }
   }
 
@@ -152,87 +138,20 @@ class StatisticsPass {
           .squares = T(row.squares),
           .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
           .max_logit = row.peak * scale_,
-          .mean = T(row.mean),
-          .variance = row.count > 0 ? T(row.m2 / row.count) : T(0),
+          .mean = T(row.moments.mean),
+          .variance = T(row.moments.variance()),
       }
           .store(p_, at);
-      for (int x = 0; p_.top_keys && x < p_.k_largest; ++x) {
-        const double logit = double(top_values_[size_t(r) * p_.k_largest + x]) * double(scale_);
-        static_cast<T*>(p_.top_values)[at * p_.k_largest + x] = logit == -INF<double> ? T(0) : T(std::exp(logit - lse));
-        p_.top_keys[at * p_.k_largest + x] = top_keys_[size_t(r) * p_.k_largest + x];
-      }
+      largest_.store(p_, r, at, scale_, lse);
     }
-  }
-
-  // Adds up the results of all tasks of a head for its columns, in the order of the tasks, and writes them.
-  static void merge_tasks(const attlas::AttentionParams& p, int64_t head, int64_t block, const TaskColumns* task_columns,
-                          int64_t tasks) {
-    std::vector<double> sums;
-    std::vector<T> tops;
-    auto write = [&](void* to, int64_t at, const auto& numbers) {
-      for (size_t x = 0; x < numbers.size(); ++x) static_cast<T*>(to)[at + int64_t(x)] = T(numbers[x]);
-    };
-    if (p.column_mass) {
-      sums.assign(size_t(p.n), 0.0);
-      for (int64_t task = 0; task < tasks; ++task)
-        for (int64_t j = 0; j < p.n; ++j) sums[j] += double(task_columns[task].mass[j]);
-      write(p.column_mass, head * p.n, sums);
-    }
-    if (p.column_max) {
-      tops.assign(size_t(p.n), T(0));
-      for (int64_t task = 0; task < tasks; ++task)
-        for (int64_t j = 0; j < p.n; ++j) tops[j] = std::max(tops[j], task_columns[task].column_max[j]);
-      write(p.column_max, head * p.n, tops);
-    }
-    if (p.offsets) {
-      sums.assign(size_t(p.m + p.n - 1), 0.0);
-      for (int64_t task = 0; task < tasks; ++task) {
-        const std::vector<double>& task_sums = task_columns[task].diagonals;
-        double* at = sums.data() + p.m - task * block - std::min(block, p.m - task * block);
-        for (size_t x = 0; x < task_sums.size(); ++x) at[x] += task_sums[x];
-      }
-      write(p.offsets, head * (p.m + p.n - 1), sums);
-    }
-    if (!p.picture_sum && !p.picture_max) return;
-    auto line = [&](void* picture, int64_t row) {
-      return static_cast<T*>(picture) + (head * p.picture_rows + row) * p.picture_columns;
-    };
-    // Rows of the picture that have no query belong to no task.
-    for (int64_t row = 0; row < p.picture_rows; ++row)
-      if (p.row_edges[row] == p.row_edges[row + 1])
-        for (void* picture : {p.picture_sum, p.picture_max})
-          if (picture) std::fill_n(line(picture, row), p.picture_columns, T(0));
-    sums.assign(size_t(p.picture_columns), 0.0);
-    tops.assign(size_t(p.picture_columns), T(0));
-    for (int64_t task = 0, row = -1; task <= tasks; ++task)
-      for (int part = 0; part < (task < tasks ? 2 : 1); ++part) {
-        const int64_t next = task < tasks ? task_columns[task].shared[part] : -1;
-        if (next < 0 && task < tasks) continue;
-        if (next != row && row >= 0) {
-          if (p.picture_sum) write(line(p.picture_sum, row), 0, sums);
-          if (p.picture_max) write(line(p.picture_max, row), 0, tops);
-          std::fill(sums.begin(), sums.end(), 0.0);
-          std::fill(tops.begin(), tops.end(), T(0));
-        }
-        row = next;
-        if (row < 0) continue;
-        const std::vector<T>&task_sums = task_columns[task].sums[part], &task_tops = task_columns[task].tops[part];
-        for (size_t x = 0; x < task_sums.size(); ++x) sums[x] += double(task_sums[x]);
-        for (size_t x = 0; x < task_tops.size(); ++x) tops[x] = std::max(tops[x], task_tops[x]);
-      }
   }
 
  private:
   // Running sums of a row.
   struct RowSums {
     double total = 0, plogp = 0, squares = 0;  // sums of p, p log p and p^2
-    double count = 0, mean = 0, m2 = 0;  // of the allowed logits; m2: squared deviations, summed
-    T peak = -INF<T>;                        // the largest logit, without the scale
-  };
-
-  // Rows of a strip that lie in one row of the picture.
-  struct Part {
-    int64_t from, to, block_row;
+    Moments moments;   // of the allowed logits
+    T peak = -INF<T>;  // the largest logit, without the scale
   };
 
   // A rectangle of computed logits, and how many of its rows were processed.
@@ -246,18 +165,19 @@ class StatisticsPass {
 
   void choose_loop() {
     const bool moments = p_.mean || p_.variance;
-    const bool columns = p_.column_mass || p_.column_max || picture_;
+    const bool columns = p_.column_mass || p_.column_max || p_.picture_sum || p_.picture_max;
     const int wanted = (p_.entropy ? SUMS : 0) | (p_.squares ? SQUARE_SUMS : 0) |
                        (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) | (columns ? COLUMNS : 0) |
                        (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) | (p_.offsets ? DIAGONALS : 0) |
                        (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
     // Loops are compiled for frequent requests; any other request uses the first loop that computes all of it.
-    if (try_loop<SUMS>(wanted) || try_loop<SUMS | SQUARE_SUMS>(wanted) || try_loop<SUMS | PEAKS>(wanted) ||
-        try_loop<SUMS | PEAKS | MOMENTS>(wanted) || try_loop<COLUMNS>(wanted) || try_loop<COLUMNS | COLUMN_MAXIMA>(wanted) ||
-        try_loop<COLUMNS | COLUMN_MAXIMA | DIAGONALS>(wanted) ||
-        try_loop<SUMS | SQUARE_SUMS | PEAKS | COLUMNS | DIAGONALS>(wanted) || try_loop<EVERYTHING>(wanted))
-      return;
-    try_loop<EVERYTHING | TOTALS>(wanted);
+    use_first_loop<SUMS, SUMS | SQUARE_SUMS, SUMS | PEAKS, SUMS | PEAKS | MOMENTS, COLUMNS, COLUMNS | COLUMN_MAXIMA,
+                   COLUMNS | COLUMN_MAXIMA | DIAGONALS, SUMS | SQUARE_SUMS | PEAKS | COLUMNS | DIAGONALS, EVERYTHING,
+                   EVERYTHING | TOTALS>(wanted);
+  }
+  template <int... LOOPS>
+  void use_first_loop(int wanted) {
+    (try_loop<LOOPS>(wanted) || ...);
   }
 
   // Uses the loop that computes WANTED, if that is enough.
@@ -279,33 +199,6 @@ class StatisticsPass {
     return true;
   }
 
-  // Allocates the results of a task for columns, and clears the rows of the picture that are its own.
-  void allocate_columns(TaskColumns& task_columns) const {
-    // Rounded up to whole vectors.
-    if (p_.column_mass) task_columns.mass.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
-    if (p_.column_max) task_columns.column_max.assign(size_t(round_up(p_.n, M::COLUMNS)), T(0));
-    if (p_.offsets) task_columns.diagonals.assign(size_t(count_ + p_.n - 1), 0.0);
-    if (!picture_) return;
-    const int64_t *edges = p_.row_edges, stop = first_ + count_;
-    for (int64_t row = std::upper_bound(edges, edges + p_.picture_rows + 1, first_) - edges - 1;
-         row < p_.picture_rows && edges[row] < stop; ++row) {
-      const bool begun = edges[row] < first_, open = edges[row + 1] > stop;
-      if (begun || open) {
-        const int part = begun ? 0 : 1;
-        task_columns.shared[part] = row;
-        if (p_.picture_sum) task_columns.sums[part].assign(size_t(p_.picture_columns), T(0));
-        if (p_.picture_max) task_columns.tops[part].assign(size_t(p_.picture_columns), T(0));
-      } else if (edges[row] < edges[row + 1]) {
-        if (p_.picture_sum) std::fill_n(line_of(p_.picture_sum, row), p_.picture_columns, T(0));
-        if (p_.picture_max) std::fill_n(line_of(p_.picture_max, row), p_.picture_columns, T(0));
-      }
-    }
-  }
-
-  T* line_of(void* picture, int64_t row) const {
-    return static_cast<T*>(picture) + (head_ * p_.picture_rows + row) * p_.picture_columns;
-  }
-
   // Processes rows r to r + rows of the task and the columns of this span. The rows of one rectangle are processed while
   // the product of the next one is computed.
   void process_strip(const MaskView& mask, int64_t r, int64_t rows, const Number* right) {
@@ -316,13 +209,13 @@ class StatisticsPass {
     end = std::min(round_up(end, M::COLUMNS), stop_);
     if (left >= end) return;
     if (source_) source_->take_rows(batch_, head_ % p_.heads, first_ + r, rows);
-    divide_by_picture_row(r, rows);
+    columns_.begin_strip(r, rows, wanted_ & COLUMN_MAXIMA);
     std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
     for (int64_t i = 0; i < rows; ++i) {
       shift_[i] = lse_[r + i] == -INF<double> ? Shift<T>::none() : Weight<T>::shift_of(lse_[r + i], scale_);
-      centred_[i] = rows_[r + i].count > 0;
-      centre_[i] = T(rows_[r + i].mean / double(scale_));
+      const Moments& moments = rows_[r + i].moments;
+      centre_[i] = moments.count > 0 ? T(moments.mean / double(scale_)) : -INF<T>;
       cells_[i] = 0;
     }
     strip_row_ = r;
@@ -383,25 +276,18 @@ class StatisticsPass {
   // Processes the next rows of a rectangle, which lie in one row of the picture.
   void process_next_rows(Rectangle& rectangle) {
     const int64_t i = rectangle.taken;
-    int64_t to = strip_rows_, slot = 0;
-    if (picture_) {
-      size_t part = 0;
-      while (parts_[part].to <= i) ++part;
-      to = parts_[part].to;
-      slot = (open_ + int64_t(part)) % slots_;
-    }
-    const int64_t rows = to - i >= together_ ? together_ : 1;
+    const auto& part = columns_.part_of(i);
+    const int64_t rows = part.to - i >= together_ ? together_ : 1;
     if (rectangle.gaps || transforms_logits_)
       for (int64_t x = i; x < i + rows; ++x)
         finish_row<T>(rectangle.logits + x * STRIDE, *mask_, first_ + strip_row_ + x, rectangle.left, rectangle.end, T(p_.scale),
                       T(p_.cap));
     if (wanted_ & MOMENTS)
       for (int64_t x = i; x < i + rows; ++x)
-        if (!centred_[x]) find_centre(rectangle.logits + x * STRIDE, rectangle.end - rectangle.left, x);
-    const size_t at = size_t(slot * span_ + rectangle.left - start_);
+        if (centre_[x] == -INF<T>) centre_[x] = find_centre(rectangle.logits + x * STRIDE, rectangle.end - rectangle.left);
     // Looked up first: the sanitizer misreads an index inside a call through a pointer to a member.
     const AddRows add = add_rows_[rectangle.gaps][rows > 1];
-    (this->*add)(rectangle, i, mass_.at(at), column_max_.at(at));
+    (this->*add)(rectangle, i, columns_.sums(part, rectangle.left), columns_.maxima(part, rectangle.left));
     rectangle.taken += rows;
   }
 
@@ -475,176 +361,50 @@ class StatisticsPass {
     store(at, load(at) + more);
   }
 
-  // Moments are taken about a number near the mean, here the mean of a few logits in the middle, to avoid cancellation.
-  void find_centre(const T* row, int64_t size, int64_t i) {
-    T total = 0;
-    int count = 0;
-    for (int64_t j = std::max<int64_t>(size / 2 - 8, 0); j < std::min<int64_t>(size, size / 2 + 8); ++j)
-      if (row[j] > -INF<T>) {
-        total += row[j];
-        ++count;
-      }
-    for (int64_t j = 0; !count && j < size; ++j)
-      if (row[j] > -INF<T>) {
-        total = row[j];
-        count = 1;
-      }
-    if (!count) return;
-    centre_[i] = total / T(count);
-    centred_[i] = true;
+  // Moments are taken about a number near the mean, here the mean of a few logits in the middle, to avoid cancellation;
+  // -infinity where all logits are.
+  static T find_centre(const T* row, int64_t size) {
+    T centre = mean_in_the_middle(row, size);
+    for (int64_t j = 0; centre == -INF<T> && j < size; ++j) centre = row[j];
+    return centre;
   }
 
   // Keeps the largest logits of row i of the strip in this span.
   void keep_largest(int64_t i, int64_t places) {
-    const int k = p_.k_largest;
-    const size_t r = size_t(strip_row_ + i) * size_t(k);
-    const Largest<T> best{&top_values_[r], &top_keys_[r], k};
-    best.take(reinterpret_cast<const V*>(peaks_of(i)), int(places), W, [&](int place, const T*& row, int64_t& key, int64_t& size) {
-      row = logits_.at(size_t((place % rectangles_) * HEIGHT + i) * STRIDE);
-      key = left_ + place * chunk_;
-      size = std::min(chunk_, end_ - key);
-    });
+    const auto where = [&](int place) {
+      const int64_t key = left_ + place * chunk_;
+      return typename Largest<T>::Stretch{logits_.at(size_t((place % rectangles_) * HEIGHT + i) * STRIDE), key,
+                                          std::min(chunk_, end_ - key)};
+    };
+    largest_.row(strip_row_ + i).take(reinterpret_cast<const V*>(peaks_of(i)), int(places), W, where);
   }
 
   // Adds the sums of a strip over this span to the running sums of its rows.
   void finish_strip(int64_t r, int64_t rows, int64_t places) {
     for (int64_t i = 0; i < rows; ++i) {
       RowSums& row = rows_[r + i];
-      if (wanted_ & TOTALS) row.total += double(sum<T>(load(sum_of(i, TOTAL))));
-      if (wanted_ & SUMS) row.plogp += double(sum<T>(load(sum_of(i, PLOGP)))) * Weight<T>::UNIT;
-      if (wanted_ & SQUARE_SUMS) row.squares += double(sum<T>(load(sum_of(i, SQUARES))));
+      const auto total = [&](Sum which) { return double(sum<T>(load(sum_of(i, which)))); };
+      if (wanted_ & TOTALS) row.total += total(TOTAL);
+      if (wanted_ & SUMS) row.plogp += total(PLOGP) * Weight<T>::UNIT;
+      if (wanted_ & SQUARE_SUMS) row.squares += total(SQUARES);
       if (wanted_ & PEAKS) {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
         row.peak = std::max(row.peak, most<T>(peak));
       }
-      if ((wanted_ & MOMENTS) && cells_[i] > 0) {
-        // Merge the moments of two sets of numbers (Chan, Golub, LeVeque 1979).
-        const double new_count = double(cells_[i]), scale = double(scale_);
-        const double shift = double(sum<T>(load(sum_of(i, DEVIATIONS)))) / new_count * scale;
-        const double count = row.count + new_count, difference = double(centre_[i]) * scale + shift - row.mean;
-        const double new_m2 =
-            std::max(double(sum<T>(load(sum_of(i, SQUARED_DEVIATIONS)))) * scale * scale - shift * shift * new_count, 0.0);
-        row.m2 += new_m2 + difference * difference * row.count * new_count / count;
-        row.mean += difference * new_count / count;
-        row.count = count;
-      }
+      if ((wanted_ & MOMENTS) && cells_[i] > 0)
+        row.moments.merge(double(cells_[i]), double(centre_[i]), total(DEVIATIONS), total(SQUARED_DEVIATIONS), double(scale_));
     }
     // In a loop of its own: its branches are unpredictable, and would delay the sums above.
     for (int64_t i = 0; p_.top_keys && i < rows; ++i) keep_largest(i, places);
-    if (!picture_) return;
-    const int64_t last = int64_t(parts_.size()) - 1;
-    for (int64_t x = 0; x < last; ++x) close_slot((open_ + x) % slots_, parts_[size_t(x)].block_row);
-    open_ = (open_ + last) % slots_;
-    open_row_ = parts_[size_t(last)].block_row;
-  }
-
-  // Divides the rows of a strip by the row of the picture that they lie in, and clears a slot for each. Without a picture
-  // all rows lie in one.
-  void divide_by_picture_row(int64_t r, int64_t rows) {
-    if (!picture_) {
-      if (open_row_ < 0 && (wanted_ & COLUMNS)) clear_slot(0);
-      open_row_ = 0;
-      return;
-    }
-    parts_.clear();
-    const int64_t first = first_ + r;
-    int64_t row = std::upper_bound(p_.row_edges, p_.row_edges + p_.picture_rows + 1, first) - p_.row_edges - 1;
-    for (int64_t from = 0; from < rows;) {
-      while (first + from >= p_.row_edges[row + 1]) ++row;
-      const int64_t to = std::min(rows, p_.row_edges[row + 1] - first);
-      parts_.push_back({from, to, row});
-      from = to;
-    }
-    if (open_row_ >= 0 && open_row_ != parts_[0].block_row) close_slot(open_, open_row_), open_row_ = -1;
-    for (size_t x = open_row_ >= 0 ? 1 : 0; x < parts_.size(); ++x) clear_slot((open_ + int64_t(x)) % slots_);
-  }
-
-  void clear_slot(int64_t slot) const {
-    const int64_t size = stop_ - start_;
-    std::fill_n(mass_.at(size_t(slot) * span_), size, T(0));
-    if (wanted_ & COLUMN_MAXIMA) std::fill_n(column_max_.at(size_t(slot) * span_), size, T(0));
-  }
-
-  // Adds the sums of a slot, all of whose rows were processed, to the columns and to their row of the picture.
-  void close_slot(int64_t slot, int64_t block_row) const {
-    TaskColumns& task_columns = *task_columns_;
-    T *mass = mass_.at(size_t(slot) * span_), *column_max = column_max_.at(size_t(slot) * span_);
-    const int64_t size = stop_ - start_;
-    if (p_.column_mass)
-      for (int64_t j = 0; j < size; j += W) {
-        T* at = task_columns.mass.data() + start_ + j;
-        store(at, load(at) + load(mass + j));
-      }
-    if (p_.column_max)
-      for (int64_t j = 0; j < size; j += W) {
-        T* at = task_columns.column_max.data() + start_ + j;
-        store(at, larger<T>(load(at), load(column_max + j)));
-      }
-    if (!picture_) return;
-    const int part = block_row == task_columns.shared[0] ? 0 : 1;
-    const bool own = block_row != task_columns.shared[part];
-    T* sums = !p_.picture_sum ? nullptr : own ? line_of(p_.picture_sum, block_row) : task_columns.sums[part].data();
-    T* tops = !p_.picture_max ? nullptr : own ? line_of(p_.picture_max, block_row) : task_columns.tops[part].data();
-    const int64_t *edges = p_.column_edges, *last = edges + p_.picture_columns, stop = std::min(stop_, p_.n);
-    for (int64_t x = std::upper_bound(edges, last + 1, start_) - edges - 1; x < p_.picture_columns && edges[x] < stop;) {
-      const int64_t from = std::max(edges[x], start_), end = std::min(edges[x + 1], stop), width = end - from;
-      int64_t blocks = 1;
-      const bool narrow = width < W && !(width & (width - 1));
-      while (narrow && x + blocks < p_.picture_columns && edges[x + blocks + 1] == end + blocks * width &&
-             edges[x + blocks + 1] <= stop)
-        ++blocks;
-      if (narrow && blocks * width >= 2 * W) {
-        T *low = mass + (from - start_), *high = column_max + (from - start_);
-        if (sums) pool(low, width, blocks, sums + x, sum_of_pairs<T>, [](T a, T b) { return a + b; });
-        if (tops) pool(high, width, blocks, tops + x, most_of_pairs<T>, [](T a, T b) { return std::max(a, b); });
-      } else {
-        blocks = 1;
-        if (sums) sums[x] += T(total_of(mass + (from - start_), width));
-        if (tops) tops[x] = std::max(tops[x], top_of(column_max + (from - start_), width));
-      }
-      x += blocks;
-    }
-  }
-
-  // Reduces each of `blocks` blocks of `width` numbers, a power of two, to one number: neighbours are joined again and again.
-  template <class Pairs, class Join>
-  static ATTLAS_INLINE void pool(T* from, int64_t width, int64_t blocks, T* to, Pairs pairs, Join join) {
-    for (; width > 1; width /= 2)
-      for (int64_t j = 0; j < blocks * width / 2; j += W) store(from + j, pairs(load(from + 2 * j), load(from + 2 * j + W)));
-    for (int64_t x = 0; x < blocks; ++x) to[x] = join(to[x], from[x]);
-  }
-
-  static double total_of(const T* from, int64_t size) {
-    double total = 0;
-    int64_t j = 0;
-    if (size >= W) {
-      V sums{};
-      for (; j + W <= size; j += W) sums += load(from + j);
-      total = double(sum<T>(sums));
-    }
-    for (; j < size; ++j) total += double(from[j]);
-    return total;
-  }
-
-  static T top_of(const T* from, int64_t size) {
-    T top = 0;
-    int64_t j = 0;
-    if (size >= W) {
-      V tops{};
-      for (; j + W <= size; j += W) tops = larger<T>(tops, load(from + j));
-      top = most<T>(tops);
-    }
-    for (; j < size; ++j) top = std::max(top, from[j]);
-    return top;
   }
 
   // Adds the diagonals of a strip over this span; diagonal_[x] holds its cells with j - i = left_ - (ROWS - 1) + x.
   void add_diagonals() const {
     const T *even = diagonal_.data, *odd = even + DIAGONAL;
     const int64_t shift = left_ - (M::ROWS - 1) - strip_row_ + count_ - 1;
-    const int64_t stop = std::min(end_ - left_ + M::ROWS - 1, int64_t(task_columns_->diagonals.size()) - shift);
-    double* to = task_columns_->diagonals.data();
+    const int64_t stop = std::min(end_ - left_ + M::ROWS - 1, int64_t(diagonals_->size()) - shift);
+    double* to = diagonals_->data();
     for (int64_t x = std::max<int64_t>(0, -shift); x < stop; ++x) to[shift + x] += double(even[x] + odd[x]);
   }
 
@@ -653,7 +413,6 @@ class StatisticsPass {
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // of a product, to a logit and to the unit of Weight
   const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
-  const bool picture_;
   const int64_t span_;
   int wanted_ = 0;
   AddRows add_rows_[2][2] = {};
@@ -661,24 +420,18 @@ class StatisticsPass {
   int64_t batch_ = 0, head_ = 0, first_ = 0, count_ = 0, start_ = 0, stop_ = 0, strip_row_ = 0, strip_rows_ = 0, left_ = 0, end_ = 0;
   const double* lse_ = nullptr;
   const MaskView* mask_ = nullptr;
-  TaskColumns* task_columns_ = nullptr;
+  std::vector<double>* diagonals_ = nullptr;  // of the task
   typename M::Product product_;  // of the next rectangle; steps_ of it are done during vectors_ vectors of this one
   int64_t steps_ = 0, vectors_ = 1, pending_ = 0;
   Aligned<Number> queries_;
   const int64_t rectangles_;  // rectangles of logits in memory: two, or those of a whole strip for the largest logits
   Aligned<T> logits_, peaks_, sums_, diagonal_;
-  // Sums of columns, for each row of the picture that a strip touches.
-  const int64_t slots_;
-  int64_t open_ = 0, open_row_ = -1;  // the slot and the row of the picture that the next strip may go on with
-  Aligned<T> mass_, column_max_;
-  std::vector<Part> parts_;
+  Columns<M> columns_;
   Shift<T> shift_[M::ROWS] = {};
   T centre_[M::ROWS] = {};
-  bool centred_[M::ROWS] = {};
   int64_t cells_[M::ROWS] = {};
   std::vector<RowSums> rows_;
-  std::vector<T> top_values_;
-  std::vector<int32_t> top_keys_;
+  LargestOfRows<T> largest_;
 };
 
 }  // namespace ATTLAS_ISA

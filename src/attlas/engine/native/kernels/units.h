@@ -86,21 +86,17 @@ struct Units {
 
 // Where 2a or 2b is larger than SINGLE, or the log of a product of four d_u may exceed PRODUCT, tanh is taken instead.
 template <class T>
-struct Limits;
-template <>
-struct Limits<float> {
-  static constexpr float SINGLE = 40, PRODUCT = 82;
-};
-template <>
-struct Limits<double> {
-  static constexpr double SINGLE = 300, PRODUCT = 650;
-};
+constexpr T SINGLE = sizeof(T) == 4 ? T(40) : T(300);
+template <class T>
+constexpr T PRODUCT = sizeof(T) == 4 ? T(82) : T(650);
 
-// What a block of rows keeps in Scratch::rows.
+// What a block of rows keeps in Scratch::rows; a is a hidden unit of a row, A = e^2a, and b one of a column.
 template <class T>
 struct RowParts {
-  T *shared, *plain, *raw, *most, *block;  // A / w and A and a [row][slot], largest 2a [place][group], b [slot][lane]
-  T* ends;                                 // least and largest 2a of all
+  T *shared, *plain, *raw;  // A / w, A and a as [row][slot]
+  T* most;                  // largest 2a as [place in the four][group]
+  T* block;                 // b of one vector of columns as [slot][lane]
+  T* ends;                  // least and largest 2a of all
   static size_t numbers(int64_t slots) { return size_t((3 * ROWS + 1 + WIDTH<T>) * slots + 2); }
   RowParts(T* at, int64_t slots)
       : shared(at),
@@ -201,12 +197,11 @@ struct AdditiveScore final : Score<T> {
 
   // Whether a block of rows and a vector of columns stay in the range of the reciprocals.
   bool in_range(const RowParts<T>& part, int64_t b, int64_t h, int64_t x) const {
-    using L = Limits<T>;
     const T* tops = most.data + (token_head(b, h) * blocks + x) * (slots + 2);
     const T low = std::min(part.ends[0], tops[slots]), high = std::max(part.ends[1], tops[slots + 1]);
-    if (!(low >= -L::SINGLE && high <= L::SINGLE)) return false;
+    if (!(low >= -SINGLE<T> && high <= SINGLE<T>)) return false;
     const T doubled = T(0.6931472) * SHARED;  // 1 + AB is at most twice the larger
-    if ((part.ends[1] + tops[slots + 1]) * SHARED + T(units.most_size) + doubled <= L::PRODUCT) return true;
+    if ((part.ends[1] + tops[slots + 1]) * SHARED + T(units.most_size) + doubled <= PRODUCT<T>) return true;
     bool fits = true;
     for (int64_t g = 0; g < units.groups; ++g) {
       T bound = doubled;
@@ -215,7 +210,7 @@ struct AdditiveScore final : Score<T> {
         const T top = part.most[at] + tops[at];
         bound += units.size[size_t(at)] + (top > 0 ? top : T(0));
       }
-      fits &= bound <= L::PRODUCT;
+      fits &= bound <= PRODUCT<T>;
     }
     return fits;
   }

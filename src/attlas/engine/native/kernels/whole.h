@@ -16,7 +16,6 @@ struct Whole {
   static constexpr int ROWS = TILES * TILE;                 // rows of A that are multiplied together
   static constexpr int VECTORS = 2;
   static constexpr int COLUMNS = VECTORS * WIDTH<T>;  // columns of B that are multiplied together
-  static constexpr int MOST_PARTS = 1;
 
   static int64_t depth_of(int64_t depth) { return depth; }
   static size_t left_size(int64_t rows, int64_t depth, int) { return size_t(round_up(rows, ROWS)) * depth; }
