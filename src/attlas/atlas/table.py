@@ -180,7 +180,7 @@ def _mean(t: Tensor, query_mask: Tensor | None) -> Tensor:
 
 def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> Tensor | None:
     """Return the share of the first token in all mass of counted queries; None where it cannot be told any more."""
-    mass = mass.double().cpu()
+    mass = mass.cpu().double()
     total, first = mass.sum((0, 2)), _first_keys(entry, mass, query_mask)
     if first is None:
         return None

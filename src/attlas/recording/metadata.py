@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     )
 
 
-def _are_ids(t: Any) -> bool:
+def _are_ids(t: Any) -> TypeGuard[Tensor]:
     return isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point() and t.dtype is not torch.bool
 
 
