@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -157,3 +158,27 @@ def test_mask_functions_close_over_what_is_read() -> None:
         make = getattr(masking, name)
         inside = [code for code in make.__code__.co_consts if inspect.iscode(code)]
         assert any(set(code.co_freevars) >= wanted for code in inside), f"{name} closes over other names than {wanted}"
+
+
+class Meeting:
+    """Two objects whose property is computed only where the other's is computed at the same time."""
+
+    both = threading.Barrier(2, timeout=20)
+
+    @_compat.cached_property
+    def met(self) -> int:
+        """Wait for the other object."""
+        self.both.wait()
+        return 1
+
+
+def test_threads_compute_properties_of_two_objects_at_the_same_time() -> None:
+    first, second = Meeting(), Meeting()
+    other = threading.Thread(target=lambda: second.met)
+    other.start()
+    assert first.met == 1
+    other.join()
+    assert (vars(first), vars(second)) == ({"met": 1}, {"met": 1})
+    texts = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    locked = [str(path) for path, text in texts.items() if re.search(r"functools import .*cached_property", text)]
+    assert locked == ["_compat.py"]

@@ -6,8 +6,9 @@ sentence when one disappears. The engine has a few more of torch's, which the sa
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,22 @@ from torch.autograd import forward_ad
 
 # Tensors in nested arguments, found and replaced. torch.utils.pytree is public in newer versions than 2.6 only.
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801 - it stands for the one of Python
+        """That of Python 3.11 holds one lock for all objects of a class: threads wait for each other, even forever."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            values = vars(instance)
+            if self.attrname not in values:
+                values[self.attrname] = self.func(instance)
+            return values[self.attrname]
+
 
 try:
     # Subclasses of a backend are the only way to tell einops of a tensor of one's own; there is no register().
@@ -31,6 +48,7 @@ __all__ = [
     "TO_COPY",
     "VALIDATORS",
     "EinopsBackend",
+    "cached_property",
     "causal_models",
     "changes",
     "in_backward",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas import reads
+from attlas._compat import cached_property
 from attlas.engine import operations, reference, tiled
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout

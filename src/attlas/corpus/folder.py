@@ -9,7 +9,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from heapq import merge
 from itertools import islice, pairwise
 from pathlib import Path
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attlas
+from attlas._compat import cached_property
 from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
 from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.autodiff import rebuilt
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient

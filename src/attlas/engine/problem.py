@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from attlas._compat import cached_property
 from attlas.errors import ModifiedError
 from attlas.inputs import accumulation_dtype, all_finite, holds_numbers, tracing
 from attlas.masks.base import Mask

@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import CACHED, exp, finite_shift, split_lse
 from attlas.engine.problem import Problem

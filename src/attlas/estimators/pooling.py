@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.attend import attend
 from attlas.estimators.kernels import PreparedKeys, profile
 from attlas.estimators.local import lines_from_moments, lines_through

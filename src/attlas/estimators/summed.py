@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.attend import attend
 from attlas.estimators.kernels import product_error
 from attlas.estimators.loo import LeaveOneOut, Objective, Task, factors_with_own

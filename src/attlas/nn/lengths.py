@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState
 from attlas.masks.runs import RunPerRow

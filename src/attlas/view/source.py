@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attlas._compat import cached_property
 from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
 from attlas.engine.plan import Plan
