@@ -306,6 +306,25 @@ def test_spans_stripes_and_equal_logits(name: str, use: Callable[[str], None]) -
                 assert (found.indices == torch.tensor(first)).all()
 
 
+@pytest.mark.skipif(not library.runnable(), reason="the kernels are not compiled")
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        stats.Entropy(), stats.EffectiveKeys(), stats.RowMass(), stats.MaxWeight(), stats.MaxLogit(),
+        stats.LogitMoments(), stats.TopK(3), stats.ArgMax(), stats.TailMass(3), stats.Coverage(), stats.ColumnMass(),
+        stats.ColumnMax(), stats.Offsets(), stats.Spans(ROWS, COLUMNS), stats.Picture(7, 9),
+        stats.Pooled(torch.ones(90, 2)),
+    ],
+    ids=lambda statistic: type(statistic).__name__,
+)  # fmt: skip
+def test_the_kernels_compute_each_statistic(statistic: stats.Statistic, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: stats.Statistic, carry: Any, part: stats.Part, at: attlas.Tile) -> Any:
+        raise AssertionError("the statistic was computed from tiles")
+
+    monkeypatch.setattr(type(statistic), "step", step)
+    attlas.attend(torch.randn(70, 8), torch.randn(90, 8), plan=NATIVE).collect(statistic)
+
+
 class _OneNumber(stats.Statistic):
     """Says for its subclasses which number they are made of, and leaves the definition to them."""
 
