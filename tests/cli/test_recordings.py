@@ -275,7 +275,7 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     assert said("report", folder, "-o", out).startswith(f"{out}  ")
     data, atlas = data_of(out), attlas.load(folder)
     ascii_only = [token for token in atlas.tokens if token.isascii() and token]
-    assert [token for token in data["tokens"] if token.isascii()] == ascii_only
+    assert [token for token in data["texts"]["0"]["tokens"] if token.isascii()] == ascii_only
     assert len(data["packed"]) == 6
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
