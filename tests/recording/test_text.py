@@ -95,6 +95,18 @@ def test_another_text_of_the_encoder_is_not_that_of_earlier_entries(bart: nn.Mod
     assert atlas.texts_of(atlas.entry(("cross.0", 1)))[1] == [words(text) for text in ids.flip(1)]
 
 
+def test_the_output_of_an_encoder_that_is_given_has_no_known_text(bart: nn.Module, ids: Tensor) -> None:
+    output = bart.model.encoder(ids.flip(1))
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart(ids, encoder_outputs=output, decoder_input_ids=ids[:, :4])
+    assert atlas.texts_of(atlas.entry("cross.0")) == ([words(text) for text in ids[:, :4]], None)
+    with record(bart, tokens=Tokenizer()) as atlas:
+        generate(bart, ids, max_new_tokens=4)
+    assert atlas.texts_of(atlas.entry("cross.0"))[1] is None
+    atlas.encoder_texts = [words(text) for text in ids]
+    assert atlas.texts_of(atlas.entry("cross.0"))[1] == atlas.texts_of(atlas.entry("encoder.0"))[0] == atlas.encoder_texts
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_module_that_runs_by_itself_has_no_text(bart: nn.Module, llama: nn.Module, ids: Tensor, first: bool) -> None:
     for model, part, key in ((bart, bart.model.encoder, "encoder.0"), (llama, llama.model, 0)):

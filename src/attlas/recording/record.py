@@ -285,6 +285,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _end(self) -> None:
         super()._end()
+        if not any(site.kind == "encoder" for site in self._visits.values()):
+            self._texts["encoder"].begin(None)  # the model was given the output of another pass
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
                 other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
