@@ -104,7 +104,9 @@ def test_the_output_of_an_encoder_that_is_given_has_no_known_text(bart: nn.Modul
         generate(bart, ids, max_new_tokens=4)
     assert atlas.texts_of(atlas.entry("cross.0"))[1] is None
     atlas.encoder_texts = [words(text) for text in ids]
-    assert atlas.texts_of(atlas.entry("cross.0"))[1] == atlas.texts_of(atlas.entry("encoder.0"))[0] == atlas.encoder_texts
+    assert (
+        atlas.texts_of(atlas.entry("cross.0"))[1] == atlas.texts_of(atlas.entry("encoder.0"))[0] == atlas.encoder_texts
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])
