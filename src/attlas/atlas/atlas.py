@@ -17,8 +17,6 @@ from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, lis
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 
-__all__ = ["FIRST_CALLS", "Atlas"]
-
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas
 
 

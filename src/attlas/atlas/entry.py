@@ -16,8 +16,6 @@ from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 from attlas.value_weighted import value_weighted
 
-__all__ = ["KINDS", "VALUES", "Entry", "statistic_names"]
-
 KINDS = ("self", "encoder", "cross")
 VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
 

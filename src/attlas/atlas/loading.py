@@ -9,8 +9,6 @@ from attlas.atlas.atlas import Atlas
 from attlas.atlas.deserialization import read
 from attlas.atlas.serialization import UserScores
 
-__all__ = ["load"]
-
 
 def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Atlas:
     """Return the atlas that was saved in a folder; q and k stay on disk until they are read.

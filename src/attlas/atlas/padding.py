@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from attlas.atlas.entry import Entry
     from attlas.engine.problem import Problem
 
-__all__ = ["included_rows", "token_queries"]
-
 
 def token_queries(problem: Problem) -> Tensor | None:
     """Return which queries of a self-attention are tokens, by what its mask says about the keys.

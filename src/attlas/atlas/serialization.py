@@ -17,20 +17,6 @@ from attlas.stats import Largest, Moments
 from attlas.value_weighted import KeyWeighted
 from attlas.windows import TranslatedScore
 
-__all__ = [
-    "FormatError",
-    "LoadTensor",
-    "StoreTensor",
-    "UserScores",
-    "check_type",
-    "mask_from",
-    "mask_spec",
-    "result_from",
-    "result_spec",
-    "score_from",
-    "score_spec",
-]
-
 Spec: TypeAlias = "dict[str, Any]"
 # Stores a tensor under a name and returns the plain data that finds it again; and the way back.
 StoreTensor: TypeAlias = Callable[[str, Tensor], Spec]

@@ -31,8 +31,6 @@ from attlas.scores import Score
 if TYPE_CHECKING:
     from attlas.atlas.atlas import Atlas
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 
-__all__ = ["Written", "fingerprint", "header_of", "sha256_of", "storable", "write_tensors"]
-
 _SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
 _NAMES = {

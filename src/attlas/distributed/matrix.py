@@ -24,8 +24,6 @@ from attlas.inputs import check_values
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic, TopK
 
-__all__ = ["DistributedMatrix"]
-
 
 class DistributedMatrix:
     """softmax(score(Q, K)) of queries and keys that are divided over the ranks of a mesh. Made by `attlas.attend`.

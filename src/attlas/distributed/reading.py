@@ -13,8 +13,6 @@ from attlas.errors import BackendError
 from attlas.indexing import Axes, Where, parse
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["own_cells", "parsed"]
-
 
 def parsed(key: object, layout: Layout) -> Where:
     """Return the index of some cells, batches and heads by number, or raise an error for one that is not supported."""

@@ -21,8 +21,6 @@ from attlas.distributed.agree import agreed, gathered
 from attlas.distributed.recordings import Divided, described, joined, tensors_of
 from attlas.errors import RecordingError, ShapeError, kind
 
-__all__ = ["save"]
-
 _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 

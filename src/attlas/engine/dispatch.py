@@ -14,8 +14,6 @@ from attlas.engine.sdpa import Sdpa
 from attlas.engine.tiled import Tiled
 from attlas.errors import BackendError
 
-__all__ = ["BACKENDS", "Choice", "allowed_backends", "candidates", "choose"]
-
 #: The fallback: it supports every request.
 TILED = Tiled()
 

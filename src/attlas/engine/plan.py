@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 
-__all__ = ["Plan"]
-
 BACKENDS = ("auto", "native", "reference", "sdpa", "tiled")
 
 

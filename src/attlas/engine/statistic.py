@@ -20,8 +20,6 @@ from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "keep_larger", "lowest", "merge_sums"]
-
 # Columns of a group; the maxima of groups show where the largest numbers of a row are. With c columns there are
 # c // GROUP groups, and a group is every (c // GROUP)-th column, so that maxima over a group read memory in order.
 GROUP = 16

@@ -30,8 +30,6 @@ from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
 
-__all__ = ["Tiled", "collect", "log_sum_exp", "lse_of", "parts", "read", "read_tile"]
-
 
 class Tiled(Backend):
     """Any device, any score, any mask, any numbers, in linear memory."""

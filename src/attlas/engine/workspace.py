@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Workspace"]
-
 
 class Workspace:
     """Buffers by name, for one pass over a matrix.

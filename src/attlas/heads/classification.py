@@ -15,21 +15,6 @@ from attlas.heads.patterns import NEAR, Diagonal
 from attlas.heads.scores import HeadScores
 from attlas.matrix import AttentionMatrix
 
-__all__ = [
-    "MIXED",
-    "PATTERNS",
-    "Head",
-    "Pattern",
-    "by_token",
-    "classify",
-    "detectable",
-    "from_statistics",
-    "measure",
-    "measure_block",
-    "repeated_block",
-    "text_statistics",
-]
-
 
 @dataclass(frozen=True)
 class Pattern:

@@ -18,8 +18,6 @@ from attlas.progress import Progress
 from attlas.recording.hooks import Pool
 from attlas.stats.spans import Span, place_span
 
-__all__ = ["effect"]
-
 Target: TypeAlias = "tuple[int, int] | Callable[[Tensor], Tensor] | None"
 Record: TypeAlias = "dict[str, Any]"
 

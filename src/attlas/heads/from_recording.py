@@ -12,8 +12,6 @@ from attlas.atlas.padding import included_rows
 from attlas.heads.classification import Head, from_statistics
 from attlas.heads.scores import HeadScores
 
-__all__ = ["STATISTIC_NAMES", "classify_entry", "text_ids"]
-
 #: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
 STATISTIC_NAMES = ("entropy", "effective_keys", "head_scores")
 

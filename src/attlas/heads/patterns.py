@@ -16,24 +16,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = [
-    "NEAR",
-    "CurrentToken",
-    "Diagonal",
-    "DuplicateToken",
-    "Induction",
-    "Local",
-    "PreviousToken",
-    "Separator",
-    "current_token",
-    "diagonal",
-    "duplicate_token",
-    "induction",
-    "local",
-    "previous_token",
-    "separator",
-]
-
 NEAR = 16  # keys, the query's own included, that count as its neighbourhood
 
 

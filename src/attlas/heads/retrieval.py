@@ -12,8 +12,6 @@ from attlas.errors import ShapeError
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
 
-__all__ = ["Retrieval", "retrieval_score", "rows_in_blocks"]
-
 _CELLS = 2**24  # cells that are read at a time
 
 

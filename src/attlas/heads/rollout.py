@@ -13,8 +13,6 @@ from attlas.atlas.padding import token_queries
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["flow", "rollout"]
-
 _VECTORS = 64  # vectors that one product carries
 
 

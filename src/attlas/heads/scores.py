@@ -18,8 +18,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["HeadScores", "scores"]
-
 
 class HeadScores(Statistic):
     """All measures of a head on a text from which its patterns are named, in one tensor.

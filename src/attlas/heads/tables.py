@@ -15,8 +15,6 @@ from attlas.heads.targets import query_offset
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
 
-__all__ = ["SpanTable", "span_table"]
-
 Record: TypeAlias = dict[str, int | float | str]
 
 

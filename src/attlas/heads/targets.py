@@ -15,19 +15,6 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
 
-__all__ = [
-    "Agreement",
-    "TargetSums",
-    "TargetWeight",
-    "batches_of",
-    "check_query_mask",
-    "mean_of_rows",
-    "per_batch",
-    "query_offset",
-    "rows_of_tile",
-]
-
-
 _RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 
 

@@ -16,8 +16,6 @@ from attlas.heads.targets import check_query_mask, mean_of_rows
 from attlas.matrix import AttentionMatrix
 from attlas.stats.rows import AllowedKeys
 
-__all__ = ["ClipFactors", "Collapse", "EntropyAlarm", "qk_clip"]
-
 
 class ClipFactors(NamedTuple):
     """What the projections of each head are multiplied with after a step; made by `qk_clip`.

@@ -21,8 +21,6 @@ from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 from attlas.tensorlike import dropped_product
 
-__all__ = ["attention_forward"]
-
 
 def attention_forward(
     module: nn.Module,

@@ -29,8 +29,6 @@ from attlas.recording.hooks import is_recording_anywhere
 from attlas.recording.parallel import text_of_ranks
 from attlas.tiles import Tile
 
-__all__ = ["LazyMask", "attention_mask", "both", "mask_of", "writes_out_masks"]
-
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
 

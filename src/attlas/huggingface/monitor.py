@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from attlas.atlas import Entry
     from attlas.recording import Recording
 
-__all__ = ["AttentionMonitor"]
-
 Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-__all__ = ["dense_attention", "dense_mask"]
-
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
     """Return the mask of one forward pass as a tensor of booleans, by transformers' own function for SDPA.

@@ -11,8 +11,6 @@ from attlas.errors import BackendError
 from attlas.huggingface.ranks import world
 from attlas.masks import Causal, Documents, Mask, Window
 
-__all__ = ["mask_of_positions"]
-
 _CAUSAL = {"full_attention", "sliding_attention", None}
 
 

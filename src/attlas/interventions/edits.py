@@ -30,17 +30,6 @@ from attlas.windows import Translated, cut_out
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = [
-    "Ablate",
-    "Call",
-    "DetachWeights",
-    "Intervention",
-    "ReplaceWeights",
-    "ScaleLogits",
-    "Suppress",
-    "Temperature",
-]
-
 Layers: TypeAlias = "Iterable[int | str] | int | str | None"
 
 

@@ -15,8 +15,6 @@ from attlas.masks import BlockState, Mask
 from attlas.masks.base import edges
 from attlas.tiles import Tile
 
-__all__ = ["Outside", "Positions", "Where"]
-
 # A position, a span (slice, range or pair), or a list of positions.
 Where: TypeAlias = "int | slice | range | tuple[int, int] | Sequence[int] | Tensor"
 

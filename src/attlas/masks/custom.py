@@ -14,8 +14,6 @@ from attlas.masks.stored import AdditiveMask, TensorMask
 from attlas.tiles import Tile
 from attlas.tilewise import TileFunction
 
-__all__ = ["FunctionMask", "from_function", "from_tensor"]
-
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

@@ -13,8 +13,6 @@ from attlas.errors import DtypeError, ShapeError, describe
 from attlas.masks.base import BlockState, Mask, edges
 from attlas.tiles import Tile
 
-__all__ = ["Documents", "Padding", "Prefix"]
-
 Lengths: TypeAlias = "int | Sequence[int] | Tensor"
 
 

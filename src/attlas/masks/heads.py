@@ -13,8 +13,6 @@ from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
 from attlas.tiles import Tile
 
-__all__ = ["Heads"]
-
 
 class Heads(Combined):
     """Each head obeys a mask of its own.

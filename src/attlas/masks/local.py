@@ -12,8 +12,6 @@ from attlas.errors import DtypeError, ShapeError
 from attlas.masks.base import BlockState, Mask, edges
 from attlas.tiles import Tile
 
-__all__ = ["Causal", "Dilated", "Window"]
-
 
 class _Local(Mask):
     """Masks of the distance between a key and the aligned place of a query."""

@@ -15,8 +15,6 @@ from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import cells_of
 from attlas.tiles import Tile, cut
 
-__all__ = ["Bits", "RunPerRow", "Runs", "runs_of"]
-
 _CELLS = 1 << 22  # pairs that are asked for at once
 _SMALL = 1 << 20  # bytes of runs below which they are never packed
 _BITS_LIMIT = 1 << 30  # bytes of packed bits that a mask may take, 92,000 tokens squared

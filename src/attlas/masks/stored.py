@@ -16,8 +16,6 @@ from attlas.scores.base import Score
 from attlas.scores.position import TensorBias, cells_of, heads_of
 from attlas.tiles import Tile, cut
 
-__all__ = ["AdditiveMask", "TensorMask"]
-
 _BLOCK = 64  # rows and columns of the blocks whose coverage is kept
 
 

@@ -10,8 +10,6 @@ from attlas._compat import ATTENTION
 from attlas.errors import RecordingError, RecordingWarning, listed
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
-__all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
-
 _AS = {"record()": " as atlas", "intervene()": ""}
 _CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
 _EAGER = (

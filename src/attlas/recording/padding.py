@@ -9,8 +9,6 @@ from torch.nn import functional
 from attlas.atlas.padding import token_queries
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["real_queries"]
-
 
 @torch.no_grad()
 def real_queries(

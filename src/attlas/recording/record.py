@@ -34,8 +34,6 @@ from attlas.recording.text import RecordedText
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
 
-__all__ = ["Recording", "record"]
-
 Keep = Literal["device", "cpu", "disk", "statistics"]
 
 

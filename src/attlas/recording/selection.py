@@ -8,8 +8,6 @@ from typing import Any
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """Layers, heads and queries that are asked for; None is all of them.

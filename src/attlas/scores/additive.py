@@ -13,8 +13,6 @@ from attlas.inputs import tracing, whole_number
 from attlas.scores.base import Score, Tokens, check_sizes, with_parameters
 from attlas.tiles import Tile, cut
 
-__all__ = ["Additive"]
-
 # Hidden units times cells held at once. On a processor this block stays in a core's cache, which is 1.5 times
 # faster than the whole tile; an accelerator needs enough work for each launch.
 _BLOCK = {"cpu": 1 << 17}

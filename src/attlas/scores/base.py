@@ -17,9 +17,6 @@ from attlas.inputs import check_floating, tracing
 from attlas.stored import Stored
 from attlas.tiles import Tile
 
-__all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
-           "finite_number", "with_parameters"]  # fmt: skip
-
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
 _Score = TypeVar("_Score", bound="Score")

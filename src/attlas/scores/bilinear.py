@@ -12,8 +12,6 @@ from attlas.inputs import whole_number
 from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number, with_parameters
 from attlas.tiles import Tile
 
-__all__ = ["Bilinear"]
-
 
 class Bilinear(Score):
     """Bilinear score, ``s_ij = scale * q_iᵀ W k_j``, Luong's "general" score.

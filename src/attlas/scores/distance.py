@@ -12,8 +12,6 @@ from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import as_floats, as_plain
 from attlas.tiles import cut
 
-__all__ = ["Distance", "checked_bandwidth"]
-
 # Cells that the loop over coordinates holds at once: three tensors of this size stay in a core's cache.
 _CELLS = 1 << 16
 

@@ -13,8 +13,6 @@ from attlas.errors import DtypeError, kind
 from attlas.scores.base import Derived, Dot, Score, Tokens, check_same_size, finite_number
 from attlas.tiles import Tile
 
-__all__ = ["Cosine", "ScaledDot", "SoftCap"]
-
 
 class ScaledDot(Score):
     """Scaled dot product, ``s_ij = scale * q_i · k_j``.

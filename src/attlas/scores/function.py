@@ -13,8 +13,6 @@ from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile
 from attlas.tilewise import TileFunction
 
-__all__ = ["ScoreMod"]
-
 
 class ScoreMod(Derived):
     """A score changed by a FlexAttention ``score_mod(score, b, h, i, j)``, as it is.

@@ -17,8 +17,6 @@ from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_paramet
 from attlas.scores.distance import Distance, checked_bandwidth
 from attlas.tiles import Tile
 
-__all__ = ["Boxcar", "Epanechnikov", "Gaussian", "Laplace", "Triangular"]
-
 # From this size of token on, one matrix product beats a loop over coordinates by 5 times and more.
 _DOT_SIZE = 8
 # Largest error of a log-weight that the dot-product form may cause; see Gaussian, Notes.

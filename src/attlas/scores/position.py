@@ -14,8 +14,6 @@ from attlas.inputs import as_floats, as_plain, check_floating, tracing, whole_nu
 from attlas.scores.base import Score, with_parameters
 from attlas.tiles import Tile
 
-__all__ = ["Alibi", "RelativeBias", "TensorBias", "cells_of", "heads_of"]
-
 
 class Alibi(Score):
     """Attention with linear biases, ``s_ij = -slope_h |i' - j|``: the further away, the lower.

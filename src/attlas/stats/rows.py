@@ -21,11 +21,6 @@ from attlas.scores.base import Dot
 from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
 
-__all__ = [
-    "EffectiveKeys", "Entropy", "LogitMoments", "MaxLogit", "MaxWeight", "Moments", "RowMass", "effective_keys",
-    "entropy", "logit_moments", "max_logit", "max_weight", "row_mass",
-]  # fmt: skip
-
 
 def zeros_for_rows(problem: Problem) -> Tensor:
     """Return a 0 for each row, shape (batch, heads, m)."""

@@ -17,8 +17,6 @@ from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
 from attlas.tiles import Tile
 
-__all__ = ["Span", "Spans", "spans"]
-
 Span: TypeAlias = slice | range | tuple[int, int]
 
 

@@ -15,8 +15,6 @@ from attlas.errors import ShapeError
 from attlas.inputs import check_floating
 from attlas.tiles import Tile
 
-__all__ = ["Pooled"]
-
 
 class Pooled(Statistic):
     """Pooled values ``A @ v``, computed in the same pass as other statistics.

@@ -26,8 +26,6 @@ from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
 
-__all__ = ["DENSE_LIMIT", "Replay", "collect", "collect_of", "dense"]
-
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
 
 

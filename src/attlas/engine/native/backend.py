@@ -25,8 +25,6 @@ from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
 
-__all__ = ["FusedKernels", "PairwiseKernels"]
-
 # What a gradient may have beside its product, of each row.
 _TERMS = ("log", "square", "mean", "linear", "centre")
 # Cells from which the kernels are faster than a few tiles, by measurement. For statistics of a dot product they are

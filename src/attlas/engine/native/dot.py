@@ -14,10 +14,6 @@ from attlas.engine.problem import Problem, match_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
 
-__all__ = [
-    "ONE_THREAD", "align_heads", "compute", "contiguous_vectors", "is_faster", "params", "read", "succeeded", "tensor4",
-]  # fmt: skip
-
 ONE_THREAD = 1 << 23  # products below which threads cost more than they save
 # Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
 # many queries and products on; by measurement against torch's kernel.

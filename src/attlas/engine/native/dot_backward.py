@@ -12,8 +12,6 @@ from attlas.engine.native import decode, dot, library, request
 from attlas.engine.problem import Problem, sum_heads
 from attlas.scores.base import Dot
 
-__all__ = ["backward", "is_faster"]
-
 _AVX2_WORTH = 1 << 24  # products from which gradients of 16-bit tokens are faster with AVX2, by measurement
 
 

@@ -20,20 +20,6 @@ import torch
 
 from attlas.errors import BackendError, TooLargeError, listed
 
-__all__ = [
-    "SETS",
-    "available",
-    "call",
-    "code",
-    "fast",
-    "instruction_set",
-    "row_statistics",
-    "runnable",
-    "structure",
-    "why_not",
-    "wide",
-]
-
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
 _FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")

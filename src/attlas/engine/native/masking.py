@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["of_cells", "of_runs"]
-
 
 def of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the fields for one run of keys a row, and the tensors that they point to.

@@ -17,8 +17,6 @@ from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
 
-__all__ = ["PairwiseFamily", "pairwise_params", "unsupported_reason"]
-
 
 def unsupported_reason(problem: Problem) -> str | None:
     """Return why the kernels cannot compute this problem, whatever its score; None where they can."""

@@ -15,8 +15,6 @@ from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
 from attlas.masks.base import Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["NEEDS_LSE", "Picture", "RowBlock", "compute", "row_blocks"]
-
 _MASK_BYTES = 1 << 25  # bytes of a mask that are written out at a time
 _MASK_ROWS = 512  # rows written out at a time: of more rows, fewer segments of keys are hidden from all
 # Results that are not in the dtype of the sums.
