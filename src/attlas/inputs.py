@@ -113,10 +113,14 @@ def as_floats(value: Any) -> Tensor:
 
 def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
     """Raise a DtypeError where a value is no tensor of floating point."""
-    if not isinstance(t, Tensor):
-        raise DtypeError(where, rule, {name: type(t).__name__}, found=kind(t), fix=fix)
-    if not t.is_floating_point():
-        raise DtypeError(where, rule, {name: t}, found=str(t.dtype).removeprefix("torch."), fix=fix)
+    if not (isinstance(t, Tensor) and t.is_floating_point()):
+        raise wrong_type(where, rule, name, t, fix)
+
+
+def wrong_type(where: str, rule: str, name: str, t: object, fix: str) -> DtypeError:
+    """Return the error of a value that is no tensor, or one of another dtype."""
+    given, found = (t, str(t.dtype).removeprefix("torch.")) if isinstance(t, Tensor) else (type(t).__name__, kind(t))
+    return DtypeError(where, rule, {name: given}, found=found, fix=fix)
 
 
 def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
