@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from attlas.indexing import Axes
 
 __all__ = [
     "Inputs", "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
-    "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "whole_number",
+    "check_sink", "check_values", "holds_numbers", "is_integer", "tracing", "transforming", "whole_number",
+    "wrong_type",
 ]  # fmt: skip
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -123,9 +124,14 @@ def wrong_type(where: str, rule: str, name: str, t: object, fix: str) -> DtypeEr
     return DtypeError(where, rule, {name: given}, found=found, fix=fix)
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an int and not a bool, which Python counts among them."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
     """Return a count, or raise a ShapeError where it is no int above 0."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if is_integer(value) and value >= 1:
         return value
     fix = fix or f"give {name} as an int, such as 8."
     raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)

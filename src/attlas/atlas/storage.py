@@ -331,9 +331,8 @@ def _check_plain(content: Mapping[str, Any]) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             rule = f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts."
-            raise DtypeError(
-                "save()", rule, found=str(error), fix=f"atlas.{key} = ... without other objects."
-            ) from error
+            fix = f"atlas.{key} = ... without other objects."
+            raise DtypeError("save()", rule, found=str(error), fix=fix) from error
 
 
 # ------------------------------------------------------------------------------------------------------- the folder

@@ -22,9 +22,8 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
-from attlas.engine.statistic import Part, Statistic, lowest
+from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
-from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError
 from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.atlas.padding import token_queries
 from attlas.errors import ShapeError
-from attlas.inputs import wrong_type
+from attlas.inputs import is_integer, wrong_type
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
@@ -267,7 +267,7 @@ def query_offset(where: str, shift: int | None, problem: Any) -> int:
     m, n = problem.shape[2:]
     if shift is None and m <= n:
         return int(n - m)
-    if isinstance(shift, int) and not isinstance(shift, bool):
+    if is_integer(shift):
         return shift
     rule = "distance needs a place for each query: the last stands at the last key, or shift says where."
     found, fix = f"m = {m} queries, n = {n} keys", "shift=0 where query 0 stands at key 0."

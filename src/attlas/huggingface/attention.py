@@ -11,9 +11,8 @@ from torch.nn import functional
 from attlas._compat import changes
 from attlas.attend import attend
 from attlas.context_parallel import refuse_context_parallel
-from attlas.huggingface.masks import LazyMask, both, mask_of, writes_out_masks
+from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
 from attlas.huggingface.traced import dense_attention
-from attlas.huggingface.ulysses import mask_of_positions
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled

@@ -2,12 +2,11 @@
 
 from attlas.mask_picture import picture
 from attlas.masks.base import And, BlockState, Mask, Not, Or
-from attlas.masks.custom import FunctionMask, from_function, from_tensor
+from attlas.masks.custom import AdditiveMask, FunctionMask, TensorMask, from_function, from_tensor
 from attlas.masks.documents import Documents, Padding, Prefix
 from attlas.masks.heads import Heads
 from attlas.masks.local import Causal, Dilated, Window
 from attlas.masks.runs import Bits, Runs, runs_of
-from attlas.masks.stored import AdditiveMask, TensorMask
 
 __all__ = [
     "AdditiveMask", "And", "Bits", "BlockState", "Causal", "Dilated", "Documents", "FunctionMask", "Heads", "Mask",

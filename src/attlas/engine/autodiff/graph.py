@@ -17,9 +17,8 @@ from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Part, Statistic, lowest
+from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
-from attlas.engine.workspace import Workspace
 from attlas.errors import BackendError, TooLargeError
 from attlas.inputs import transforming
 from attlas.masks.base import BlockState

@@ -123,13 +123,8 @@ def params(dot: Dot, v: Tensor | None) -> dict[str, Any]:
 def succeeded(status: int, dot: Dot) -> bool:
     """Return True for a kernel that computed its results, False for one that found NaN, infinity or an overflow."""
     if status not in (library.code("DONE"), library.code("NOT_FINITE")):
-        raise BackendError(
-            "attlas.engine.native",
-            "a kernel must do what it was asked for.",
-            {"q": dot.q, "k": dot.k},
-            found=f"status {status}",
-            fix="Plan(backend='tiled'), and please report it.",
-        )
+        rule, fix = "a kernel must do what it was asked for.", "Plan(backend='tiled'), and please report it."
+        raise BackendError("attlas.engine.native", rule, {"q": dot.q, "k": dot.k}, found=f"status {status}", fix=fix)
     return status == library.code("DONE")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.native import library, request
+from attlas.engine.native.dot import tensor4
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
@@ -49,8 +50,7 @@ def pairwise_params(
     # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
     buffers = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
     buffers = [t if t.stride(-1) == 1 else t.contiguous() for t in buffers]
-    tensor4 = library.structure("Tensor4")
-    tensors = [tensor4(t.data_ptr(), *t.stride()[:3]) for t in buffers]
+    tensors = [tensor4(t) for t in buffers]
     batch, heads, m, d = rows.shape
     params = library.structure("PairwiseParams")(
         batch=batch,
