@@ -351,7 +351,7 @@ class ScaledByTensor(Derived):
 
 def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
     """Return a setting of a score as a float, or raise a ShapeError."""
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > above:
+    if isinstance(value, Real) and not isinstance(value, bool) and above < value < math.inf:
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
