@@ -109,13 +109,11 @@ class PairwiseFamily(ABC):
 
     def run_backward(self, params: Any, left: Tensor, delta: Tensor, **results: Tensor | None) -> bool:
         """Run the kernel of gradients; return False where it does not take the problem."""
+        own = library.structure(self.entry.capitalize())(pairs=params, **self.fields())
         slopes = library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr())
         addresses = {name: 0 if t is None else t.data_ptr() for name, t in results.items()}
-        status = library.call(f"{self.entry}_backward", of=self._structure(params), slopes=slopes, **addresses)
+        status = library.call(f"{self.entry}_backward", of=own, slopes=slopes, **addresses)
         return status == library.code("DONE")
-
-    def _structure(self, params: Any) -> Any:
-        return library.structure(self.entry.capitalize())(pairs=params, **self.fields())
 
     @abstractmethod
     def parameters(self) -> Tensor:

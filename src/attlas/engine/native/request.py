@@ -133,13 +133,7 @@ def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
     if size is not None:
         shapes["out"] = (m, size)
     return {
-        name: torch.zeros(
-            batch,
-            heads,
-            *shape,
-            dtype=_DTYPES.get(name, problem.dtype),
-            device="cpu",  # whatever torch makes by default
-        )
+        name: torch.zeros(batch, heads, *shape, dtype=_DTYPES.get(name, problem.dtype), device="cpu")
         for name, shape in shapes.items()
     }
 
