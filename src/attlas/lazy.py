@@ -243,23 +243,17 @@ LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality
 
 
 def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
-    return GradientError(
-        f"{owner.label}.{name}()",
-        "truths and counts have no gradient.",
-        {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"},
-        found=f"{owner.label}.dtype = {owner.dtype}",
-        fix="a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1.",
-    )
+    rule = "truths and counts have no gradient."
+    given = {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"}
+    fix = "a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1."
+    return GradientError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.dtype = {owner.dtype}", fix=fix)
 
 
 def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
-    return StoredOnlyError(
-        f"{owner.label}.{name}()",
-        "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for.",
-        {owner.label: f"shape {tuple(owner.shape)}"},
-        found=f"{owner.label}.{name}",
-        fix=f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :].",
-    )
+    rule = "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for."
+    given = {owner.label: f"shape {tuple(owner.shape)}"}
+    fix = f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :]."
+    return StoredOnlyError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.{name}", fix=fix)
 
 
 def written_out(where: str, given: Any) -> Any:

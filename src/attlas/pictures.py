@@ -140,21 +140,12 @@ def plot(
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
     if len(axes) > 2 or math.prod(lead) > _MAX_HEADS or 0 in A.shape:
-        raise ShapeError(
-            "plot()",
-            f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"{math.prod(lead)} heads in axes {lead}",
-            fix="pick some first: A[0].plot() or A[0, 3].plot().",
-        )
+        rule = f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis."
+        given, fix = {"A": f"shape {tuple(A.shape)}"}, "pick some first: A[0].plot() or A[0, 3].plot()."
+        raise ShapeError("plot()", rule, given, found=f"{math.prod(lead)} heads in axes {lead}", fix=fix)
     if ax is not None and axes:
-        raise ShapeError(
-            "plot()",
-            "ax takes one map.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"{math.prod(lead)} heads",
-            fix="A[0, 3].plot(ax=ax), or leave ax out for a grid.",
-        )
+        rule, fix = "ax takes one map.", "A[0, 3].plot(ax=ax), or leave ax out for a grid."
+        raise ShapeError("plot()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"{math.prod(lead)} heads", fix=fix)
     window = _window("rows", rows, int(A.shape[-2])), _window("columns", columns, int(A.shape[-1]))
     texts = None if labels is None else _label_pair(labels, window, A.shape, bool(axes))
     size = size or (256 if axes else 512)
@@ -657,12 +648,8 @@ def sheet(width: float, height: float) -> Figure:
     try:
         from attlas.figure import NotebookFigure
     except ImportError as error:
-        raise MissingExtraError(
-            "attlas.pictures",
-            "matplotlib must be installed to draw.",
-            found="no module named matplotlib",
-            fix="pip install 'attlas[plot]'",
-        ) from error
+        rule, fix = "matplotlib must be installed to draw.", "pip install 'attlas[plot]'"
+        raise MissingExtraError("attlas.pictures", rule, found="no module named matplotlib", fix=fix) from error
     # A figure of its own, not one of pyplot: nothing global changes, and no window opens.
     return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -200,12 +200,8 @@ def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple
     whole_number("corpus()", "length", chosen, "length=512")
     whole_number("corpus()", "stride", chosen if stride is None else stride, "stride=512")
     if chosen < 2 or (context is not None and chosen > context):
-        raise ShapeError(
-            "corpus()",
-            "length must be 2 or more, and fit into the context of the model.",
-            found=f"length = {chosen}, context = {context}",
-            fix=f"length={context}",
-        )
+        rule = "length must be 2 or more, and fit into the context of the model."
+        raise ShapeError("corpus()", rule, found=f"length = {chosen}, context = {context}", fix=f"length={context}")
     return chosen, chosen if stride is None else stride
 
 
@@ -382,13 +378,9 @@ class Run:
             self._too_many()
 
     def _too_many(self) -> None:
-        raise RecordingError(
-            "corpus()",
-            "only a small share of the texts may fail.",
-            {"folder": str(self.folder)},
-            found=f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it",
-            fix="mend the source, or raise failures=.",
-        )
+        rule, fix = "only a small share of the texts may fail.", "mend the source, or raise failures=."
+        found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
+        raise RecordingError("corpus()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
 
     def finish(self, units: int, failures: float) -> Corpus | None:
         """Write the result if all processes are done, and return it."""

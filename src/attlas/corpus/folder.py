@@ -525,10 +525,5 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _broken(folder: Path, found: str) -> RecordingError:
-    return RecordingError(
-        "load()",
-        "the folder must be a whole corpus that attlas wrote.",
-        {"folder": str(folder)},
-        found=found,
-        fix="attlas corpus MODEL SOURCE -o DIR, or copy the folder again.",
-    )
+    given, fix = {"folder": str(folder)}, "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
+    return RecordingError("load()", "the folder must be a whole corpus that attlas wrote.", given, found=found, fix=fix)

@@ -188,13 +188,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(
-            "corpus()",
-            "the folder must be one that can be written.",
-            {"folder": str(folder)},
-            found=getattr(error, "strerror", None) or str(error).splitlines()[0],
-            fix="make room, and run the same command again: it goes on where it was.",
-        ) from error
+        rule = "the folder must be one that can be written."
+        found = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        fix = "make room, and run the same command again: it goes on where it was."
+        raise FileError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix) from error
 
 
 @contextmanager
@@ -212,13 +209,9 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
             for path in folder.glob(f"{_LOCK}-*"):
                 _, processes, number = path.name.split("-")
                 if (int(processes) != world or int(number) == rank) and not _free(path):
-                    raise RecordingError(
-                        "corpus()",
-                        "one run at a time may write into a folder.",
-                        {"folder": str(folder.parent)},
-                        found="another run that writes into it",
-                        fix="wait for it, or give -o another folder.",
-                    )
+                    rule = "one run at a time may write into a folder."
+                    given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
+                    raise RecordingError("corpus()", rule, given, found="another run that writes into it", fix=fix)
             handle = os.open(folder / f"{_LOCK}-{world}-{rank}", os.O_RDWR | os.O_CREAT, 0o644)
             stack.callback(os.close, handle)
             lock(handle)

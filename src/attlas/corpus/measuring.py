@@ -202,13 +202,9 @@ def _measure(
     batch, _, m, n = problem.shape
     runs = interval_of(problem)
     if m != n or runs is None or runs[0].shape[1] != 1:
-        raise RecordingError(
-            "corpus()",
-            "each row must attend to one run of keys of its own text, the same in all heads.",
-            {"matrix": f"{m} queries × {n} keys"},
-            found="another mask",
-            fix="a causal, sliding, chunked or full self-attention, read without padding.",
-        )
+        rule = "each row must attend to one run of keys of its own text, the same in all heads."
+        fix = "a causal, sliding, chunked or full self-attention, read without padding."
+        raise RecordingError("corpus()", rule, {"matrix": f"{m} queries × {n} keys"}, found="another mask", fix=fix)
     first, stop = (end[:, 0].expand(batch, -1).cpu() for end in runs)
     texts = [TextIndex(row.numpy()) for row in ids] if texts is None else texts
     rows = [text.rows(*ends) for text, *ends in zip(texts, first, stop, strict=True)]

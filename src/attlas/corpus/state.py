@@ -122,12 +122,8 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Return everything as tensors, for a file."""
         if max(int(t.max(initial=0)) for t in (self.tokens, self.distances)) >= 1 << _LIMB:
-            raise TooLargeError(
-                "corpus()",
-                "the weight of one token must stay below that of 2³² queries.",
-                found="a longer corpus",
-                fix="attlas.corpus() for each half of it.",
-            )
+            rule = "the weight of one token must stay below that of 2³² queries."
+            raise TooLargeError("corpus()", rule, found="a longer corpus", fix="attlas.corpus() for each half of it.")
         found = {name: torch.from_numpy(getattr(self, name)) for name in (*_ARRAYS, "low", "high", "block")}
         for name in ("sums", "totals"):
             x = getattr(self, name)

@@ -60,13 +60,9 @@ def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str], where: str) 
     for chunk in chunks:
         table = chunk.reshape(len(chunk), -1)
         if table.shape[1] != len(names):
-            raise ShapeError(
-                where,
-                "every column that is written must have a name.",
-                {"names": ", ".join(names)},
-                found=f"{len(names)} names, {table.shape[1]} columns",
-                fix="names=[...], one for each output.",
-            )
+            rule = "every column that is written must have a name."
+            given, fix = {"names": ", ".join(names)}, "names=[...], one for each output."
+            raise ShapeError(where, rule, given, found=f"{len(names)} names, {table.shape[1]} columns", fix=fix)
         yield table
 
 

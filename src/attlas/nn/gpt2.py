@@ -150,12 +150,9 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         if config.activation_function not in _ACTIVATIONS:
-            raise ShapeError(
-                "GPT2()",
-                "activation_function must be one of " + ", ".join(_ACTIVATIONS) + ".",
-                found=f"activation_function = {config.activation_function!r}",
-                fix='GPT2Config(activation_function="gelu_new")',
-            )
+            rule = "activation_function must be one of " + ", ".join(_ACTIVATIONS) + "."
+            fix = 'GPT2Config(activation_function="gelu_new")'
+            raise ShapeError("GPT2()", rule, found=f"activation_function = {config.activation_function!r}", fix=fix)
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
@@ -243,12 +240,9 @@ class GPT2(nn.Module):
 
     def _check_length(self, length: int) -> None:
         if length > self.config.n_positions:
-            raise ShapeError(
-                "GPT2()",
-                "a text must not be longer than the places that the model knows.",
-                found=f"{length} tokens, n_positions = {self.config.n_positions}",
-                fix=f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens.",
-            )
+            rule = "a text must not be longer than the places that the model knows."
+            fix = f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens."
+            raise ShapeError("GPT2()", rule, found=f"{length} tokens, n_positions = {self.config.n_positions}", fix=fix)
 
     @torch.no_grad()
     def generate(
@@ -305,13 +299,9 @@ class GPT2(nn.Module):
         cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
         first, end = cache.get_seq_length(), begun
         if first >= begun:
-            raise ShapeError(
-                "generate()",
-                "input_ids must hold what the cache has read, and at least one token more.",
-                {"input_ids": input_ids},
-                found=f"{begun} tokens, {first} in the cache",
-                fix="pass the whole text so far, or cache.crop(-1) first.",
-            )
+            rule = "input_ids must hold what the cache has read, and at least one token more."
+            given, fix = {"input_ids": input_ids}, "pass the whole text so far, or cache.crop(-1) first."
+            raise ShapeError("generate()", rule, given, found=f"{begun} tokens, {first} in the cache", fix=fix)
         padded = attention_mask is not None and not bool(attention_mask.all())
         ids = functional.pad(input_ids, (0, max_new_tokens))
         seen = functional.pad(attention_mask, (0, max_new_tokens), value=1) if attention_mask is not None else ids

@@ -98,12 +98,8 @@ class GPT2Attention(nn.Module):
         self.embed_dim, self.num_heads = config.n_embd, config.n_head
         self.head_dim = self.embed_dim // self.num_heads
         if self.head_dim * self.num_heads != self.embed_dim:
-            raise ShapeError(
-                "GPT2Attention()",
-                "n_head must divide n_embd.",
-                found=f"n_embd = {self.embed_dim}, n_head = {self.num_heads}",
-                fix="GPT2Config(n_embd=768, n_head=12)",
-            )
+            found, fix = f"n_embd = {self.embed_dim}, n_head = {self.num_heads}", "GPT2Config(n_embd=768, n_head=12)"
+            raise ShapeError("GPT2Attention()", "n_head must divide n_embd.", found=found, fix=fix)
         self.is_cross_attention = is_cross_attention
         self.layer_idx = 0 if layer_idx is None else layer_idx
         self.scaling = self.head_dim**-0.5 if config.scale_attn_weights else 1.0

@@ -51,20 +51,15 @@ class PoolingLayer(nn.Module):
             If there was no call, or the parameters of the layer have changed since.
         """
         if self._kept is None:
-            raise RecordingError(
-                f"{type(self).__name__}.weights",
-                "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
-                found="no call that can be read",
-                fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
-            )
+            rule = "the layer must have been called, outside of torch.compile, torch.export and torch.func."
+            fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
+            raise RecordingError(f"{type(self).__name__}.weights", rule, found="no call that can be read", fix=fix)
         matrix, versions = self._kept
         if versions != _versions(self):
-            raise RecordingError(
-                f"{type(self).__name__}.weights",
-                "weights are computed when they are read, with the parameters that made them.",
-                found="parameters that have changed since the call",
-                fix="read layer.weights before optimizer.step(), or call the layer again.",
-            )
+            rule = "weights are computed when they are read, with the parameters that made them."
+            found = "parameters that have changed since the call"
+            fix = "read layer.weights before optimizer.step(), or call the layer again."
+            raise RecordingError(f"{type(self).__name__}.weights", rule, found=found, fix=fix)
         return matrix
 
     def forget(self) -> None:

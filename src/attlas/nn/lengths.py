@@ -31,21 +31,13 @@ class ValidLengths(RunPerRow):
         if not isinstance(lengths, Tensor):
             lengths = torch.as_tensor(lengths)
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
-            raise DtypeError(
-                f"{where}()",
-                "valid_lens must be whole numbers.",
-                {"valid_lens": lengths},
-                found=str(lengths.dtype).removeprefix("torch."),
-                fix="count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :].",
-            )
+            rule, given = "valid_lens must be whole numbers.", {"valid_lens": lengths}
+            fix = "count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :]."
+            raise DtypeError(f"{where}()", rule, given, found=str(lengths.dtype).removeprefix("torch."), fix=fix)
         if lengths.ndim not in (1, 2):
-            raise ShapeError(
-                f"{where}()",
-                "valid_lens must have the shape (batch,) or (batch, m).",
-                {"valid_lens": lengths},
-                found=f"{lengths.ndim} axes",
-                fix="give one length for each sequence: torch.tensor([7, 5]).",
-            )
+            rule = "valid_lens must have the shape (batch,) or (batch, m)."
+            fix = "give one length for each sequence: torch.tensor([7, 5])."
+            raise ShapeError(f"{where}()", rule, {"valid_lens": lengths}, found=f"{lengths.ndim} axes", fix=fix)
         self.where = where
         self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
         stop = self.lengths.long().unsqueeze(1)
@@ -71,13 +63,11 @@ class ValidLengths(RunPerRow):
         size = math.prod(batch)
         if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
             return
-        raise ShapeError(
-            f"{self.where}()",
-            "valid_lens must hold one length for each sequence, or one for each query.",
-            {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"},
-            found=f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}",
-            fix=f"give {size} lengths, or a tensor of shape ({size}, {m}).",
-        )
+        rule = "valid_lens must hold one length for each sequence, or one for each query."
+        given = {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"}
+        found = f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}"
+        fix = f"give {size} lengths, or a tensor of shape ({size}, {m})."
+        raise ShapeError(f"{self.where}()", rule, given, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         return None, self._ends[1]

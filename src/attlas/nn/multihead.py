@@ -352,9 +352,6 @@ def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
     whole = all(isinstance(n, int) and n > 0 for n in (embed_dim, num_heads, num_kv_heads))
     if whole and embed_dim % num_heads == 0 and num_heads % num_kv_heads == 0:
         return
-    raise ShapeError(
-        "MultiHeadAttention()",
-        "num_heads must divide embed_dim, and num_kv_heads must divide num_heads.",
-        found=f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}",
-        fix="MultiHeadAttention(embed_dim=512, num_heads=8)",
-    )
+    rule = "num_heads must divide embed_dim, and num_kv_heads must divide num_heads."
+    found = f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}"
+    raise ShapeError("MultiHeadAttention()", rule, found=found, fix="MultiHeadAttention(embed_dim=512, num_heads=8)")

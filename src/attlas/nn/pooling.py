@@ -82,13 +82,9 @@ class AttentionPooling(PoolingLayer):
         kernel: type[Score] = Gaussian,
     ) -> None:
         if not (isinstance(kernel, type) and issubclass(kernel, Score)):
-            raise DtypeError(
-                "AttentionPooling()",
-                "kernel must be a class of score that takes (bandwidth, learn=...).",
-                {"kernel": repr(kernel)},
-                found=f"a {type(kernel).__name__}",
-                fix="kernel=attlas.Laplace",
-            )
+            rule = "kernel must be a class of score that takes (bandwidth, learn=...)."
+            given, fix = {"kernel": repr(kernel)}, "kernel=attlas.Laplace"
+            raise DtypeError("AttentionPooling()", rule, given, found=f"a {type(kernel).__name__}", fix=fix)
         make: Callable[..., Score] = kernel
         super().__init__(make(bandwidth, learn=learn))
 
