@@ -12,13 +12,14 @@ import torch
 
 from attlas import pictures, scaling
 from attlas.cli.checks import check_least, check_target, need
-from attlas.cli.files import read_text, save_text
+from attlas.cli.files import read_text
 from attlas.cli.formatting import json_text, percent
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
+from attlas.files import save_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

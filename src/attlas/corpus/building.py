@@ -23,7 +23,7 @@ from attlas.corpus.sampling import hash_of
 from attlas.corpus.sources import Cutter, Text, check_installed, documents, name_of
 from attlas.corpus.state import State
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.files import whole_file
+from attlas.files import save_text
 from attlas.inputs import whole_number
 
 if TYPE_CHECKING:
@@ -301,10 +301,8 @@ class Run:
         with mutex(self.folder / PARTS):
             if not path.is_file():
                 words = [f"#{i}" if tokenizer is None else str(tokenizer.decode([i])) for i in range(self.vocabulary)]
-                with whole_file(path, "corpus()") as file:
-                    file.write_text(
-                        json.dumps(about | {"vocabulary": words, "modules": self.reader.modules}), encoding="utf-8"
-                    )
+                facts = about | {"vocabulary": words, "modules": self.reader.modules}
+                save_text(json.dumps(facts), path, "corpus()")
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _check_same(self.folder, about, known)
         return known

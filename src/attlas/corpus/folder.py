@@ -32,13 +32,14 @@ from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.state import State
 from attlas.errors import MissingExtraError, OutOfRangeError, RecordingError
-from attlas.files import sync_folder, whole_file
+from attlas.files import save_text, sync_folder, whole_file
 
 __all__ = ["CONFIG", "FORMAT", "VERSION", "Corpus", "HeadPage", "Sample", "Source", "merged", "open_folder", "write"]
 
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
 _ROWS = 4096  # rows of a table that are written at once
+_TEXT = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
 
 
 class Source(Protocol):
@@ -95,15 +96,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     counts = {"texts": 0, "tokens": 0, "failed": 0}
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
-    schema = pa.schema(
-        [
-            ("text", pa.int64()),
-            ("source", pa.string()),
-            ("start", pa.int64()),
-            ("tokens", pa.int32()),
-            ("hash", pa.string()),
-        ]
-    )
+    schema = pa.schema(_TEXT | {"tokens": pa.int32(), "hash": pa.string()})
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
         last = -1
@@ -124,11 +117,9 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     _write_samples(folder, state, rows, sources, vocabulary)
     with whole_file(folder / _STATE, "corpus()") as file:
         save_file(state.tensors(), file)
-    with whole_file(folder / _VOCABULARY, "corpus()") as file:
-        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY, "corpus()")
     config = _config(state, facts, counts, complete=complete) | {"files": _digests(folder)}
-    with whole_file(folder / CONFIG, "corpus()") as file:
-        file.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG, "corpus()")
     sync_folder(folder)
 
 
@@ -154,19 +145,9 @@ def _write_samples(
         with whole_file(folder / "samples" / payload_name(text), "corpus()") as file:
             save_file(some | {"ids": held["ids"]}, file)
         ids = held["ids"].tolist()
-        texts.append(
-            {name: row[name] for name in ("text", "source", "start")}
-            | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
-        )
-    schema = pa.schema(
-        [
-            ("text", pa.int64()),
-            ("source", pa.string()),
-            ("start", pa.int64()),
-            ("ids", pa.list_(pa.int32())),
-            ("tokens", pa.list_(pa.string())),
-        ]
-    )
+        tokens = [vocabulary[one] for one in ids]
+        texts.append({name: row[name] for name in _TEXT} | {"ids": ids, "tokens": tokens})
+    schema = pa.schema(_TEXT | {"ids": pa.list_(pa.int32()), "tokens": pa.list_(pa.string())})
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from attlas.corpus.folder import Corpus, Sample
 from attlas.corpus.sketch import edges_of
 from attlas.errors import RecordingError
-from attlas.files import whole_file
+from attlas.files import save_text
 
 __all__ = ["METRICS", "export_headvis"]
 
@@ -87,8 +87,7 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, what: Any) -> None:
-    with whole_file(path, "export") as file:
-        file.write_text(json.dumps(what, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path, "export")
 
 
 def _number(x: float) -> float:

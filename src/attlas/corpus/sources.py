@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import importlib.util
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import FileError, MissingExtraError, ShapeError
+from attlas.errors import FileError, ShapeError, import_extra
 
 __all__ = ["Cutter", "Document", "Text", "check_installed", "document_of", "documents", "name_of"]
 
@@ -42,9 +41,7 @@ class Text(NamedTuple):
 
 def check_installed() -> None:
     """Raise a MissingExtraError without pyarrow."""
-    if importlib.util.find_spec("pyarrow") is None:
-        rule, fix = "pyarrow must be installed.", "pip install 'attlas[corpus]'"
-        raise MissingExtraError("corpus()", rule, found="no module named pyarrow", fix=fix)
+    import_extra("pyarrow", "corpus()", "pyarrow must be installed.", "pip install 'attlas[corpus]'")
 
 
 def name_of(source: Any) -> str:

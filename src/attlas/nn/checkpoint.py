@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attlas.errors import CheckpointError, listed
-from attlas.files import whole_file
+from attlas.files import save_text, whole_file
 
 __all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
 
@@ -126,8 +126,7 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     tensors = {name: t.detach().contiguous() for name, t in state.items()}
     with whole_file(folder / _SINGLE, "save_pretrained()", CheckpointError) as unfinished:
         save_file(tensors, unfinished, {"format": "pt"})
-    with whole_file(folder / "config.json", "save_pretrained()", CheckpointError) as unfinished:
-        unfinished.write_text(settings, encoding="utf-8")
+    save_text(settings, folder / "config.json", "save_pretrained()", CheckpointError)
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:
