@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import MissingExtraError, ShapeError, kind
+from attlas.errors import ShapeError, import_extra, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
 from attlas.stats.pooled import Pool, block_edges, count_blocks
@@ -645,11 +645,10 @@ def sheet(width: float, height: float) -> Figure:
     >>> pictures.sheet(3, 2).get_size_inches().tolist()
     [3.0, 2.0]
     """
-    try:
-        from attlas.figure import NotebookFigure
-    except ImportError as error:
-        rule, fix = "matplotlib must be installed to draw.", "pip install 'attlas[plot]'"
-        raise MissingExtraError("attlas.pictures", rule, found="no module named matplotlib", fix=fix) from error
+    rule = "matplotlib must be installed to draw."
+    import_extra("matplotlib.figure", "attlas.pictures", rule, "pip install 'attlas[plot]'")
+    from attlas.figure import NotebookFigure
+
     # A figure of its own, not one of pyplot: nothing global changes, and no window opens.
     return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 

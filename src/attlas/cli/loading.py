@@ -15,7 +15,7 @@ from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
 from attlas.devices import usable_device
-from attlas.errors import DeviceError, MissingExtraError
+from attlas.errors import DeviceError, import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,11 +80,8 @@ def load(
         place = usable_device("", device)
     except DeviceError as error:
         raise error.replaced(fix="--device cpu") from None
-    try:
-        import transformers
-    except ImportError as error:
-        rule, found = "transformers must be installed to run a model.", "no module named transformers"
-        raise MissingExtraError("", rule, found=found, fix="pip install 'attlas[hf]'") from error
+    rule = "transformers must be installed to run a model."
+    transformers = import_extra("transformers", "", rule, "pip install 'attlas[hf]'")
     import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, MissingExtraError, ShapeError
+from attlas.errors import DtypeError, ShapeError, import_extra
 
 __all__ = ["ParquetFile", "write_parquet"]
 
@@ -86,8 +86,5 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
 
 def _pyarrow_parquet(path: Path, where: str) -> Any:
     """Return the module ``pyarrow.parquet``, or raise a MissingExtraError."""
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        rule, found = "pyarrow must be installed for Parquet files.", "no module named pyarrow"
-        raise MissingExtraError(where, rule, {"file": str(path)}, found=found, fix="pip install pyarrow") from error
+    rule = "pyarrow must be installed for Parquet files."
+    return import_extra("pyarrow.parquet", where, rule, "pip install pyarrow", {"file": str(path)})

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, MissingExtraError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, import_extra, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
 
@@ -176,11 +176,7 @@ def no_rows() -> ShapeError:
 
 def dask_module() -> Any:
     """Return Dask, or raise a MissingExtraError."""
-    try:
-        return importlib.import_module("dask")
-    except ImportError as error:
-        found, fix = "no module named dask", "pip install 'attlas[dask]'"
-        raise MissingExtraError("predict()", "Dask must be installed.", found=found, fix=fix) from error
+    return import_extra("dask", "predict()", "Dask must be installed.", "pip install 'attlas[dask]'")
 
 
 def _merged(parts: list[Sums | None]) -> Sums | None:

@@ -72,9 +72,7 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
         place = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
         place[way] = torch.arange(len(way), device="cpu")
         place = place[of_queries.order]
-    weights = None if task.weights is None else task.weights[way]
-    task = replace(task, x=task.x[of_queries.order], keys=task.keys[way], values=task.values[way], weights=weights)
-    return Forest(task, of_queries, of_keys, place)
+    return Forest(replace(task.of_keys(way), x=task.x[of_queries.order]), of_queries, of_keys, place)
 
 
 def box_sums(task: Task) -> Sums:
@@ -88,8 +86,7 @@ def box_sums(task: Task) -> Sums:
         before = count.cumsum(0) - count
         total = int(count.sum())
         way = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
-        weights = None if task.weights is None else task.weights[way]
-        near = replace(task, x=task.x[some], keys=task.keys[way], values=task.values[way], weights=weights)
+        near = replace(task.of_keys(way), x=task.x[some])
         runs: tuple[Run | None, ...] = (None,)
         if forest.place is not None:
             runs = _others(forest.place[some], way, total)

@@ -121,17 +121,9 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
         busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0
         high = int(stop[busy].max()) if bool(busy.any()) else 0
-        weights = None if task.weights is None else task.weights[low:high]
         # The window decides which keys are inside; at its rim rounding must not decide otherwise.
         h = task.bandwidth * (1 + 16 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
-        part = replace(
-            task,
-            x=x.unsqueeze(-1),
-            keys=task.keys[low:high],
-            values=task.values[low:high],
-            weights=weights,
-            bandwidth=h,
-        )
+        part = replace(task.of_keys(slice(low, high)), x=x.unsqueeze(-1), bandwidth=h)
         sums = sum_run(part, Run(first - low, torch.where(busy, stop, first) - low))
         if bool(far.any()):
             there = far.nonzero().squeeze(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,6 +70,11 @@ class Task:
             return KERNELS[self.kernel](self.bandwidth)
         # The reciprocal of a bandwidth is rounded: a key at exactly one bandwidth must not come inside by that.
         return Boxcar(self.bandwidth * (1 - 4 * torch.finfo(self.x.dtype).eps))
+
+    def of_keys(self, index: Tensor | slice) -> Task:
+        """Return the task with some of its keys."""
+        weights = None if self.weights is None else self.weights[index]
+        return replace(self, keys=self.keys[index], values=self.values[index], weights=weights)
 
     def report(self, done: int) -> None:
         """Report how many queries are done."""
