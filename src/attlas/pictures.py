@@ -204,11 +204,7 @@ def _label_pair(
 
 
 def blocks(
-    A: AttentionMatrix | Tensor,
-    size: int,
-    pool: Pool = "max",
-    rows: range | None = None,
-    columns: range | None = None,
+    A: AttentionMatrix | Tensor, size: int, pool: Pool = "max", rows: range | None = None, columns: range | None = None
 ) -> Tensor:
     """Return the blocks of a picture, at most `size` a side; NaN where nothing may attend.
 

@@ -63,13 +63,7 @@ def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namesp
     loaders = [_loader(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
-        stay(
-            service,
-            port=arguments.port,
-            browser=not arguments.no_browser,
-            announce=announce,
-            at=arguments.at or "",
-        )
+        stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
     terminal.complain("the viewer is closed.")
 
 

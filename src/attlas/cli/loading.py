@@ -57,11 +57,7 @@ class LoadedModel:
 
 
 def load(
-    source: Path | str,
-    *,
-    attention: str | None = "attlas",
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    source: Path | str, *, attention: str | None = "attlas", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> LoadedModel:
     """Load a model and its tokenizer: a folder without the network, a name on the hub, or ``shipped``.
 

@@ -25,15 +25,7 @@ from attlas.cli.terminal import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "DELIMITERS",
-    "Table",
-    "choose_features",
-    "number",
-    "plural",
-    "read",
-    "split",
-]
+__all__ = ["DELIMITERS", "Table", "choose_features", "number", "plural", "read", "split"]
 
 Floats = NDArray[np.float64]
 

@@ -326,10 +326,7 @@ class GPT2(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
+        cls, folder: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> GPT2:
         """Load a GPT-2 from a Hugging Face folder: ``config.json`` and safetensors, one file or several.
 

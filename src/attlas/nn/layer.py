@@ -92,12 +92,7 @@ class PoolingLayer(nn.Module):
 
 
 def pooled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score: Score,
-    mask: Mask | Tensor | Callable[..., Any] | None,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask | Tensor | Callable[..., Any] | None, dropout: float
 ) -> tuple[Tensor, AttentionMatrix]:
     """Return the pooled values and the matrix of weights, before dropout."""
     matrix = attend(q, k, score, mask)

@@ -76,10 +76,7 @@ class AttentionPooling(PoolingLayer):
     """
 
     def __init__(
-        self,
-        bandwidth: float | Sequence[float] | Tensor = 1.0,
-        learn: bool = True,
-        kernel: type[Score] = Gaussian,
+        self, bandwidth: float | Sequence[float] | Tensor = 1.0, learn: bool = True, kernel: type[Score] = Gaussian
     ) -> None:
         if not (isinstance(kernel, type) and issubclass(kernel, Score)):
             rule = "kernel must be a class of score that takes (bandwidth, learn=...)."
