@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from attlas.cli.file_lock import hold
@@ -18,7 +18,7 @@ __all__ = ["run"]
 _ROUNDS = 20
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, and print the limits and the tables."""
     for name in ("tokens", "heads", "size", "seconds"):
         if not getattr(arguments, name) > 0:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise UsageError(rule, str(error), fix, {"folder": file.parent}) from error
 
 
-def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _measure(arguments: Namespace, terminal: Terminal) -> None:
     import torch
 
     from attlas import processor

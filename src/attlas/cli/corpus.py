@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shlex
 import sysconfig
 import time
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ _UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_str
            "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the texts, or export what was read before."""
     if arguments.export is not None:
         _export(arguments, terminal)
@@ -74,7 +74,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
-def _export(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _export(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.corpus import Corpus
     from attlas.corpus.headvis import export_headvis
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ def is_corpus(folder: Path) -> bool:
         return False
 
 
-def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namespace) -> None:
+def show(folders: Sequence[Path], terminal: Terminal, arguments: Namespace) -> None:
     """Serve the page of some corpora until Ctrl-C.
 
     Parameters

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
+from argparse import Namespace
 from pathlib import Path
 
 from attlas import models, pictures
@@ -48,7 +48,7 @@ _COLOURS = {
 }
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
     text_file, text = read_text(arguments.text)
     out = arguments.out

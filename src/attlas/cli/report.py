@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +21,7 @@ __all__ = ["run", "write"]
 _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder, and write the page."""
     check_target(arguments.out, "-o", (".html", ".htm"))
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]

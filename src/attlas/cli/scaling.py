@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ _MOST = 2**28  # numbers in the keys of one query
 _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, print the table, and write what was asked for."""
     if arguments.plot is not None:
         check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     (_random if arguments.model is None else _model)(arguments, terminal)
 
 
-def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _random(arguments: Namespace, terminal: Terminal) -> None:
     """Measure random vectors."""
     for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
@@ -70,7 +70,7 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
     _write(arguments, terminal, settings, study.table(), lambda: study_figure(study))
 
 
-def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _model(arguments: Namespace, terminal: Terminal) -> None:
     """Measure the heads of a model."""
     for name in _RANDOM:
         if getattr(arguments, name) is not None:
@@ -266,7 +266,7 @@ def _number(value: float | None, name: str) -> str:
 
 
 def _write(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     terminal: Terminal,
     head: dict[str, Any],
     table: list[dict[str, Any]],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import difflib
 import io
 import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _NOT_MEASURES = ("layer", "head", "entropy", "effective_keys", "tokens")  # fiel
 _REPLACED = ("first_key_mass",)
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder and print its heads."""
     check_least("top", arguments.top, 1, 5)
     atlas = open_atlas(arguments.atlas, terminal)
@@ -99,7 +99,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     return rows
 
 
-def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace) -> list[dict[str, Any]]:
     """Return the rows that were asked for, in the order that was asked for."""
     if arguments.layer is not None:
         entry = entry_of(atlas, arguments.layer)
