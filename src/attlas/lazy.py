@@ -271,14 +271,11 @@ def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") ->
     """Raise a TooLargeError if what a call writes out takes more than 1 GiB."""
     if size <= graph.DENSE_LIMIT:
         return
-    some = found[0]
-    raise TooLargeError(
-        where,
-        "it needs whole matrices, and they would be larger than the limit.",
-        {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)},
-        found=f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}",
-        fix=fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.",
-    )
+    some, rule = found[0], "it needs whole matrices, and they would be larger than the limit."
+    given = {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)}
+    fix = fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist."
+    bytes_found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
+    raise TooLargeError(where, rule, given, found=bytes_found, fix=fix)
 
 
 if EinopsBackend is not None:

@@ -162,9 +162,8 @@ def plot(
 
 def _check_options(pool: str, size: int | None) -> None:
     if pool not in ("max", "mean"):
-        raise ShapeError(
-            "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
-        )
+        fix = "leave pool out for max."
+        raise ShapeError("plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix=fix)
     if size is not None:
         whole_number("plot()", "size", size, "size=256")
 
@@ -192,14 +191,12 @@ def _label_pair(
         few = [min(size, 40) for size in sizes]
         texts = f"tokens[:{few[0]}]" if sizes[0] == sizes[1] else f"(queries[:{few[0]}], keys[:{few[1]}])"
         head = f"A[{', '.join('0' * (len(shape) - 2))}]" if several else "A"
-        raise ShapeError(
-            "plot()",
-            f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token.",
-            {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"},
-            found=f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}",
-            fix=f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
-            ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights.",
-        )
+        rule = f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token."
+        given = {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"}
+        found = f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}"
+        fix = f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
+        fix += ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights."
+        raise ShapeError("plot()", rule, given, found=found, fix=fix)
     return of_rows, of_columns
 
 

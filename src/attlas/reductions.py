@@ -44,15 +44,9 @@ def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
     """Return an axis counted from 0."""
     if isinstance(dim, int) and not isinstance(dim, bool) and -A.ndim <= dim < A.ndim:
         return dim % A.ndim
-    raise ShapeError(
-        f"A.{name}()",
-        "dim must be an axis of the matrix, or several.",
-        {"A": f"shape {tuple(A.shape)}"},
-        found=f"dim = {dim!r}",
-        fix=f"A.{name}(-1) over keys, A.{name}(-2) over queries, A.{name}({A.ndim - 3}) over heads."
-        if A.ndim > 2
-        else f"A.{name}(-1) over keys, A.{name}(-2) over queries.",
-    )
+    rule, heads = "dim must be an axis of the matrix, or several.", f", A.{name}({A.ndim - 3}) over heads"
+    fix = f"A.{name}(-1) over keys, A.{name}(-2) over queries{heads if A.ndim > 2 else ''}."
+    raise ShapeError(f"A.{name}()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"dim = {dim!r}", fix=fix)
 
 
 def axes_of(A: LazyTensor, name: str, dim: Dim) -> set[int]:

@@ -58,9 +58,8 @@ def merged(sources: Sequence[Source]) -> State:
     """Return the sums of several sources together."""
     states = [source.state for source in sources if source.state.heads]
     if not states:
-        raise RecordingError(
-            "corpus()", "some text must have been read.", found="none", fix="look at failed.jsonl, or wait for it."
-        )
+        fix = "look at failed.jsonl, or wait for it."
+        raise RecordingError("corpus()", "some text must have been read.", found="none", fix=fix)
     total = State.of(states[0].tensors())
     for state in states[1:]:
         if state.heads != total.heads:
@@ -357,9 +356,8 @@ class Corpus:
 
     def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
         if (layer, head) not in self.heads:
-            raise OutOfRangeError(
-                "Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix="see corpus.heads"
-            )
+            fix = "see corpus.heads"
+            raise OutOfRangeError("Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix=fix)
         table = self._tables[name]
         chosen = pc.and_(pc.equal(table["layer"], layer), pc.equal(table["head"], head))
         rows: list[dict[str, Any]] = table.filter(chosen).to_pylist()

@@ -35,15 +35,11 @@ def check_kernel(where: str, kernel: object) -> None:
     """Raise unless a kernel is one of the names, or a score."""
     if isinstance(kernel, Score) or (isinstance(kernel, str) and kernel in KERNELS):
         return
-    known = ", ".join(map(repr, KERNELS))
+    rule, fix = f"kernel must be {', '.join(map(repr, KERNELS))}, or an attlas.Score.", "kernel='gaussian'"
     if isinstance(kernel, str):
-        raise ShapeError(
-            where, f"kernel must be {known}, or an attlas.Score.", found=f"kernel = {kernel!r}", fix="kernel='gaussian'"
-        )
-    fix = (
-        f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
-    )
-    raise DtypeError(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix)
+        raise ShapeError(where, rule, found=f"kernel = {kernel!r}", fix=fix)
+    fix = f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else fix
+    raise DtypeError(where, rule, found=kind(kernel), fix=fix)
 
 
 class PreparedKeys:

@@ -70,9 +70,8 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
         found.update(_tensors(folder, folder / name, device))
     absent = sorted(places.keys() - found.keys())
     if absent:
-        raise _error(
-            folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), "download it again."
-        )
+        fix = "download it again."
+        raise _error(folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), fix)
     return found
 
 

@@ -369,9 +369,8 @@ class GPT2(nn.Module):
 def _check_ids(input_ids: Tensor) -> None:
     if input_ids.ndim != 2:
         rule = "input_ids must have the shape (batch, tokens)."
-        raise ShapeError(
-            "GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix="input_ids[None]"
-        )
+        fix = "input_ids[None]"
+        raise ShapeError("GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix=fix)
 
 
 def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:

@@ -154,13 +154,11 @@ class GPT2Attention(nn.Module):
             If it is asked for cross-attention and was not made for it, or the other way round.
         """
         if (encoder_hidden_states is not None) != self.is_cross_attention:
-            raise ShapeError(
-                "GPT2Attention()",
-                "encoder_hidden_states belong to cross-attention, and only to it.",
-                found=f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states "
-                + ("missing" if encoder_hidden_states is None else "given"),
-                fix=f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})",
-            )
+            rule = "encoder_hidden_states belong to cross-attention, and only to it."
+            given = "missing" if encoder_hidden_states is None else "given"
+            found = f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states {given}"
+            fix = f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})"
+            raise ShapeError("GPT2Attention()", rule, found=found, fix=fix)
         if encoder_hidden_states is not None:
             (q,) = self._heads(self.q_attn(hidden_states), 1)
             k, v = self._encoded(encoder_hidden_states, past_key_values)

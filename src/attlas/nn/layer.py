@@ -110,9 +110,8 @@ def checked_dropout(name: str, dropout: float) -> float:
     """Return a probability as a float, or raise."""
     if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
         return float(dropout)
-    raise ShapeError(
-        f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
-    )
+    rule = "dropout must be a probability, from 0 to 1."
+    raise ShapeError(f"{name}()", rule, found=f"dropout = {dropout!r}", fix="dropout=0.1")
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:

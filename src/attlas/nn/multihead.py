@@ -226,14 +226,11 @@ class MultiHeadAttention(nn.Module):
             order = "(batch, tokens, size)" if self.batch_first else "(tokens, batch, size)"
             if t.ndim == 3 and t.shape[-1] == size:
                 found = f"query has {batch} sequences, {name} has {t.shape[0]}, with the axes {order}"
-            given = [part if self.batch_first or part.ndim < 2 else part.transpose(0, 1) for part in tokens]
-            raise ShapeError(
-                "MultiHeadAttention()",
-                "tokens must have the sizes of the layer, and one batch.",
-                {"query": given[0], "key": given[1], "value": given[2], "batch_first": self.batch_first},
-                found=found,
-                fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
-            )
+            shown = [part if self.batch_first or part.ndim < 2 else part.transpose(0, 1) for part in tokens]
+            given = {"query": shown[0], "key": shown[1], "value": shown[2], "batch_first": self.batch_first}
+            rule = "tokens must have the sizes of the layer, and one batch."
+            fix = f"give them as {order}, or make the layer with batch_first={not self.batch_first}."
+            raise ShapeError("MultiHeadAttention()", rule, given, found=found, fix=fix)
         if self.in_proj_weight is not None and shared:
             parts = functional.linear(tokens[0], self.in_proj_weight, self.in_proj_bias).split(sizes, dim=-1)
         else:

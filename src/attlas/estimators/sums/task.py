@@ -110,9 +110,8 @@ def checked_task(
         raise ShapeError(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
         found = ", ".join(sorted({str(t.dtype) for t in given.values()}))
-        raise DtypeError(
-            _WHERE, "all tensors must be float32, or all float64.", given, found=found, fix="x.double(), ..."
-        )
+        rule = "all tensors must be float32, or all float64."
+        raise DtypeError(_WHERE, rule, given, found=found, fix="x.double(), ...")
     if any(t.device != x.device for t in given.values()):
         found = ", ".join(sorted({str(t.device) for t in given.values()}))
         raise DeviceError(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ...")
