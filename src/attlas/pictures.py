@@ -29,22 +29,9 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "DEPTH",
-    "FLOOR",
-    "blocks",
-    "color_norm",
-    "depth",
-    "draw",
-    "grid",
-    "label",
-    "labelled",
-    "palette",
-    "plot",
-    "save",
-    "scale",
-    "sheet",
-    "weight_words",
-]
+    "DEPTH", "FLOOR", "blocks", "color_norm", "depth", "draw", "grid", "label", "labelled", "palette", "plot", "save",
+    "scale", "sheet", "weight_words",
+]  # fmt: skip
 
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
 # order of colours is seen in grey and without colour vision too.

@@ -23,18 +23,9 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "Dim",
-    "argmax_of_rows",
-    "axes_of",
-    "axis_of",
-    "cells_reduced",
-    "exchanged",
-    "max_along",
-    "over_leading",
-    "reduced",
-    "reduced_shape",
-    "unskipped",
-]
+    "Dim", "argmax_of_rows", "axes_of", "axis_of", "cells_reduced", "exchanged", "max_along", "over_leading", "reduced",
+    "reduced_shape", "unskipped",
+]  # fmt: skip
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]

@@ -10,14 +10,6 @@ from attlas.nn.multihead import MultiHeadAttention
 from attlas.nn.pooling import AttentionPooling, DotProductAttention
 
 __all__ = [
-    "GPT2",
-    "AdditiveAttention",
-    "AttentionPooling",
-    "DotProductAttention",
-    "GPT2Attention",
-    "GPT2Config",
-    "GPT2Output",
-    "HeadMean",
-    "KVCache",
-    "MultiHeadAttention",
-]
+    "GPT2", "AdditiveAttention", "AttentionPooling", "DotProductAttention", "GPT2Attention", "GPT2Config", "GPT2Output",
+    "HeadMean", "KVCache", "MultiHeadAttention",
+]  # fmt: skip
