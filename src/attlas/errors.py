@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
 __all__ = [
     "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
     "GradientError", "MissingExtraError", "ModifiedError", "PortError", "RecordingError", "RecordingWarning",
-    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "import_extra", "kind", "listed",
+    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind", "listed",
 ]  # fmt: skip
 
 
@@ -131,15 +130,6 @@ class FileError(AttlasError, OSError):
 
 class PortError(AttlasError, OSError):
     """A port of this machine that cannot be listened on."""
-
-
-def import_extra(module: str, where: str, rule: str, fix: str, arguments: Mapping[str, object] | None = None) -> Any:
-    """Return an optional module, or raise a MissingExtraError with this rule and fix."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        found = f"no module named {module.partition('.')[0]}"
-        raise MissingExtraError(where, rule, arguments, found=found, fix=fix) from error
 
 
 def describe(value: object) -> str:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, import_extra, kind
+from attlas.errors import ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
+from attlas.lazily import import_extra
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
 

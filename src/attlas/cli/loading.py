@@ -15,7 +15,8 @@ from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
 from attlas.devices import usable_device
-from attlas.errors import DeviceError, import_extra
+from attlas.errors import DeviceError
+from attlas.lazily import import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

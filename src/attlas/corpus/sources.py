@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import FileError, ShapeError, import_extra
+from attlas.errors import FileError, ShapeError
+from attlas.lazily import import_extra
 
 __all__ = ["Cutter", "Document", "Text", "check_installed", "document_of", "documents", "name_of"]
 

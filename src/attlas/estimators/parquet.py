@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, ShapeError, import_extra
+from attlas.errors import DtypeError, ShapeError
+from attlas.lazily import import_extra
 
 __all__ = ["ParquetFile", "write_parquet"]
 

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, import_extra, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
+from attlas.lazily import import_extra
 
 __all__ = [
     "Partition", "dask_module", "features_of", "is_dask", "merged_partitions", "names_of", "no_rows",

@@ -82,18 +82,7 @@ class Task:
             self.progress(done, self.x.shape[0])
 
 
-def checked_task(
-    kernel: str,
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    bandwidth: float | Tensor,
-    weights: Tensor | None,
-    tolerance: float,
-    leave_one_out: bool,
-    moments: int,
-    progress: Callable[[int, int], None] | None,
-) -> Task:
+def checked_task(task: Task) -> Task:
     """Check the arguments of `kernel_sums` against each other.
 
     Raises
@@ -101,11 +90,12 @@ def checked_task(
     ShapeError, DtypeError, DeviceError
         If they do not fit together.
     """
+    x, keys, values, weights, h = task.x, task.keys, task.values, task.weights, task.bandwidth.detach().cpu()
     given = {"x (m, d)": x, "keys (n, d)": keys, "values (n, e)": values}
     if weights is not None:
         given["weights (n,)"] = weights
-    _check_settings(kernel, tolerance, moments)
-    fault, fix = _shapes(x, keys, values, weights, leave_one_out)
+    _check_settings(task.kernel, task.tolerance, task.moments)
+    fault, fix = _shapes(x, keys, values, weights, task.leave_one_out)
     if fault:
         raise ShapeError(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
@@ -118,14 +108,13 @@ def checked_task(
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
         raise ShapeError(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()")
-    h = torch.as_tensor(bandwidth, dtype=torch.float64).detach().cpu()
     if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
         found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
         raise ShapeError(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix)
     x, keys, values = (t.detach() for t in (x, keys, values))
     weights = None if weights is None else weights.detach()
     h = h.expand(x.shape[1]).contiguous()
-    return Task(kernel, x, keys, values, h, weights, float(tolerance), leave_one_out, moments, progress)
+    return replace(task, x=x, keys=keys, values=values, bandwidth=h, weights=weights, tolerance=float(task.tolerance))
 
 
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
