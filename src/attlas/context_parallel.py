@@ -8,8 +8,6 @@ from torch.nn import functional
 from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError
 
-__all__ = ["refuse_context_parallel"]
-
 
 def refuse_context_parallel(where: str) -> None:
     """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.

@@ -16,8 +16,6 @@ from safetensors import SafetensorError
 
 from attlas.errors import AttlasError, FileError
 
-__all__ = ["discard_folder", "lock", "lock_folder", "replace_folder", "save_text", "sync_folder", "whole_file"]
-
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 _NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
 _RULE = "the file must be one that can be written."

@@ -11,8 +11,6 @@ from torch import Tensor
 from attlas.errors import DtypeError, kind
 from attlas.tiles import Tile
 
-__all__ = ["groups_of_heads", "head_mapping", "merged_heads"]
-
 T = TypeVar("T")
 
 

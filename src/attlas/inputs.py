@@ -12,11 +12,6 @@ from attlas._compat import transforming
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
-__all__ = [
-    "Inputs", "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
-    "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "whole_number",
-]  # fmt: skip
-
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

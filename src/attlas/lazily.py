@@ -14,9 +14,6 @@ from typing import Any
 
 from attlas.errors import MissingExtraError
 
-__all__ = ["__dir__", "__getattr__", "import_extra"]
-
-
 _FUNCTIONS = {"attend", "corpus"}
 
 

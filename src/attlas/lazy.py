@@ -17,8 +17,6 @@ from attlas._compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.engine.autodiff import graph
 from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
-__all__ = ["LazyTensor", "check_size", "lazy_result", "like_tensors", "written_out"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Methods that hang something on a tensor, or change it: a copy would keep that to itself.

@@ -16,8 +16,6 @@ import torch
 
 from attlas.files import save_text
 
-__all__ = ["Limits", "cache_folder", "known", "name", "store"]
-
 _DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
 
 

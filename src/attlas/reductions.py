@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attlas import reads
+from attlas._compat import transforming
 from attlas.engine import operations, tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
-from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, check_size
 from attlas.masks.base import Mask
 from attlas.stats import columns, largest, rows
@@ -21,11 +21,6 @@ from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = [
-    "Dim", "argmax_of_rows", "axes_of", "axis_of", "cells_reduced", "exchanged", "max_along", "over_leading", "reduced",
-    "reduced_shape", "unskipped",
-]  # fmt: skip
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]

@@ -10,8 +10,6 @@ from torch import Tensor
 from attlas.engine.problem import spread_heads
 from attlas.errors import GradientError
 
-__all__ = ["WeightGradient"]
-
 
 class WeightGradient:
     """What flows back into the weights of a matrix: from its products, and from cells that were read with a graph.

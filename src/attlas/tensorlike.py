@@ -16,19 +16,16 @@ import torch
 from torch import Tensor
 
 from attlas import products
-from attlas._compat import parse_to
+from attlas._compat import parse_to, transforming
 from attlas.cellwise import Cellwise, cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
-from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, max_along, reduced_shape
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = ["TensorLike", "dropped_product"]
 
 _PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 

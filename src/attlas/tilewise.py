@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
 from attlas.tiles import Tile
 
-__all__ = ["TileFunction"]
-
 # What a function raises that is not written for whole tiles, or not for vmap.
 _FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
 _FEW = 8  # rows, and columns, on which both ways of asking are compared

@@ -23,8 +23,6 @@ from attlas.stats import rows
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["LogitMatrix", "TransposedMatrix"]
-
 R = TypeVar("R")
 
 

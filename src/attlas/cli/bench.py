@@ -13,8 +13,6 @@ from attlas.cli.timing import ratios
 if TYPE_CHECKING:
     from attlas.processor import Limits
 
-__all__ = ["run"]
-
 _ROUNDS = 20
 
 

@@ -21,8 +21,6 @@ from attlas.cli.terminal import Terminal, UsageError
 if TYPE_CHECKING:
     from attlas.corpus import Corpus
 
-__all__ = ["run", "say", "write_demo"]
-
 _SHOWN = 8  # heads in the list at the end
 # Held out of the shipped model's training: its card lists them.
 _UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse", "collections",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor th
     from attlas.corpus import Corpus
     from attlas.view.corpus import Loader, NoModelError
 
-__all__ = ["export", "is_corpus", "show"]
-
 
 def is_corpus(folder: Path) -> bool:
     """Tell whether a folder holds a corpus, finished or not, and no recording."""

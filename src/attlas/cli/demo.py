@@ -20,8 +20,6 @@ from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import open_if_attended
 from attlas.heads import MIXED, PATTERNS
 
-__all__ = ["run"]
-
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (
     ("layer", "layer", "d"),

@@ -11,8 +11,6 @@ from pathlib import Path
 from attlas.cli.terminal import UsageError
 from attlas.files import lock
 
-__all__ = ["hold"]
-
 
 @contextmanager
 def hold(file: Path, rule: str) -> Iterator[None]:

@@ -11,8 +11,6 @@ from attlas.atlas import Atlas, Entry, load
 from attlas.cli.terminal import UsageError
 from attlas.errors import ShapeError
 
-__all__ = ["entry_of", "open_folder", "read_text", "title_of"]
-
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
 

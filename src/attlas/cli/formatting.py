@@ -11,8 +11,6 @@ from typing import Any
 from attlas.cli.terminal import Terminal
 from attlas.heads import Head
 
-__all__ = ["in_bytes", "json_text", "percent", "print_heads", "secondary_patterns", "visible"]
-
 
 def secondary_patterns(head: Head) -> list[str]:
     """Return the patterns of a head after the first; for a mixed head, the nearest pattern."""

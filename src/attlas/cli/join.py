@@ -8,8 +8,6 @@ import attlas
 from attlas.cli.corpus import say
 from attlas.cli.terminal import Terminal
 
-__all__ = ["run"]
-
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Join, and say what there is now."""

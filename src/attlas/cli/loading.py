@@ -21,8 +21,6 @@ from attlas.lazily import import_extra
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "load", "texts", "tokenize"]
-
 DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
 _CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average

@@ -19,8 +19,6 @@ from attlas.cli.terminal import Terminal, UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["run"]
-
 _OVERVIEW = 96  # blocks along a side of each of many heads, at most
 _LABELLED = 48  # tokens up to which every row and column has its text
 

@@ -35,8 +35,6 @@ from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
 from attlas.stats import Statistic
 
-__all__ = ["run", "write"]
-
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Record, and say what there is now."""

@@ -28,8 +28,6 @@ from attlas.files import whole_file
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["run"]
-
 Floats = NDArray[np.float64]
 
 _RULES = ("loo", "scott", "silverman")

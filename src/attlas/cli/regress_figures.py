@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["figure"]
-
 Floats = NDArray[np.float64]
 
 _BAND = "#8fcbc8"

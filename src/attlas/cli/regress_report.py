@@ -9,8 +9,6 @@ from attlas.cli.formatting import percent
 from attlas.cli.regress_table import number, plural
 from attlas.cli.terminal import Terminal
 
-__all__ = ["FLAT", "print_report"]
-
 FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
 _SHOWN = 24  # features that are listed
 

@@ -25,8 +25,6 @@ from attlas.cli.terminal import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DELIMITERS", "Table", "choose_features", "number", "plural", "read", "split"]
-
 Floats = NDArray[np.float64]
 
 DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}

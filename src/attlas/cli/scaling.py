@@ -24,8 +24,6 @@ from attlas.files import save_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["run"]
-
 _MOST = 2**28  # numbers in the keys of one query
 _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
 

@@ -18,8 +18,7 @@ from attlas.cli.formatting import json_text, print_heads, secondary_patterns
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import detectable
-
-__all__ = ["open_atlas", "run"]
+from attlas.heads.from_recording import classify_entry
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (
@@ -80,7 +79,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
-        for head in head_statistics.classify_entry(atlas, entry)
+        for head in classify_entry(atlas, entry)
     }
     records: list[dict[str, Any]] = atlas.table()
     if not heads:

@@ -16,8 +16,6 @@ from typing import Any, TextIO
 
 from attlas.errors import AttlasError
 
-__all__ = ["Help", "Terminal", "UsageError"]
-
 _CODES = {
     "bold": "1",
     "dim": "2",

@@ -23,8 +23,6 @@ from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
 
-__all__ = ["open_if_attended", "run"]
-
 _SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
 

@@ -29,8 +29,6 @@ from attlas.inputs import whole_number
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
-__all__ = ["Progress", "Run", "about_run", "corpus", "join"]
-
 _COMPARED = 64  # texts that must be those of the run before
 _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
 _FEW = 50  # texts before which a share of failures tells nothing

@@ -34,8 +34,6 @@ from attlas.corpus.state import State
 from attlas.errors import MissingExtraError, OutOfRangeError, RecordingError
 from attlas.files import save_text, sync_folder, whole_file
 
-__all__ = ["CONFIG", "FORMAT", "VERSION", "Corpus", "HeadPage", "Sample", "Source", "merged", "open_folder", "write"]
-
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
 _ROWS = 4096  # rows of a table that are written at once

@@ -14,8 +14,6 @@ from attlas.corpus.sketch import edges_of
 from attlas.errors import RecordingError
 from attlas.files import save_text
 
-__all__ = ["METRICS", "export_headvis"]
-
 _LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
 _BARS = 50
 _LAST_EDGE = 4096

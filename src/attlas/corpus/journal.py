@@ -22,8 +22,6 @@ from attlas.corpus.state import State
 from attlas.errors import FileError, RecordingError
 from attlas.files import lock, whole_file
 
-__all__ = ["PARTS", "Journal", "Part", "hold", "mutex", "parts_of", "payload_name", "read_tensors"]
-
 PARTS = "parts"
 _LOCK = "lock"
 

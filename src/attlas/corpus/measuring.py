@@ -20,10 +20,6 @@ from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
 
-__all__ = [
-    "BINS", "KEPT", "LEAST", "SINGLE", "TextIndex", "TextNumbers", "bin_edges", "measure_layer", "pool_and_measure",
-]  # fmt: skip
-
 KEPT = 8  # keys of each row that are kept
 LEAST = 0.005  # the least weight that is kept
 SINGLE = 64  # distances that have a bin of their own; behind them bins double

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "COUNTS", "NUMBERS", "SUMS", "Number", "values"]
-
 # Sums of a head over the rows of a text, and counts of the rows (or texts) that they are over.
 SUMS = (
     "entropy", "effective_keys", "max_weight", "diagonal", "subdiagonal", "current", "previous", "near", "first",

@@ -27,8 +27,6 @@ from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 
-__all__ = ["ModelReader", "fingerprint", "model_facts"]
-
 _PERIOD, _BLOCKS = 128, 4
 
 

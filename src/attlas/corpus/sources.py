@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from attlas.errors import FileError, ShapeError
 from attlas.lazily import import_extra
 
-__all__ = ["Cutter", "Document", "Text", "check_installed", "document_of", "documents", "name_of"]
-
 _LINES = {".jsonl", ".ndjson"}
 _ARROW = {".arrow", ".feather", ".ipc"}
 _COLUMNS = ("text", "input_ids", "ids", "content")  # names that are looked for where none is given

@@ -16,8 +16,6 @@ from attlas.corpus.numbers import BLOCK, COUNTS, NUMBERS, SUMS, values
 from attlas.corpus.sampling import Samples
 from attlas.errors import TooLargeError
 
-__all__ = ["SIDES", "State"]
-
 _SUM_BITS = 40  # after the binary point, of sums over rows; they grow without limit
 _BITS = 30  # after the binary point, of weight by token and by distance: 64 bits hold that of 2³³ queries
 _LIMB = 62

@@ -15,11 +15,6 @@ from attlas.corpus.numbers import BLOCK, NUMBERS
 from attlas.corpus.state import SIDES, State
 from attlas.heads import Head, classify
 
-__all__ = [
-    "INTERVALS", "QUANTILES", "TOP", "distances_table", "distributions_table", "heads_table", "samples_table",
-    "tokens_table",
-]  # fmt: skip
-
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 INTERVALS = 5
 TOP = 50  # tokens of each side

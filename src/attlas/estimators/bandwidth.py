@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from attlas.errors import ShapeError
 from attlas.scores.distance import checked_bandwidth
 
-__all__ = ["RULES", "Spread", "bandwidth_of_features", "check_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
-
 Floats = NDArray[np.float64]
 
 RULES = ("loo", "scott", "silverman")

@@ -11,8 +11,6 @@ from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.sums.task import KERNELS
 from attlas.scores import Score
 
-__all__ = ["PreparedKeys", "Profile", "check_kernel", "product_error", "profile"]
-
 # Cells of one coordinate's differences that are held at once: two tensors of this size stay in a core's cache.
 _CELLS = 1 << 17
 # Log-weights end here, relative to the largest of a row: far below rounding, and above the numbers that are not

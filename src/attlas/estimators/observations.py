@@ -10,8 +10,6 @@ from sklearn.utils.validation import _check_sample_weight
 
 from attlas.errors import ShapeError
 
-__all__ = ["Observations", "are_copies", "average_copies", "distinct", "used_weights"]
-
 Array = NDArray[Any]
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from attlas.errors import DtypeError, ShapeError
 from attlas.lazily import import_extra
 
-__all__ = ["ParquetFile", "write_parquet"]
-
 
 class ParquetFile:
     """Columns of a Parquet file as numbers, some rows at a time.

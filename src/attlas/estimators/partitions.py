@@ -16,11 +16,6 @@ from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.lazily import import_extra
 
-__all__ = [
-    "Partition", "dask_module", "features_of", "is_dask", "merged_partitions", "names_of", "no_rows",
-    "predicted_partitions", "predictions_of", "refuse_dask",
-]  # fmt: skip
-
 _MERGED = 8  # partial sums that one task merges
 
 

@@ -32,8 +32,6 @@ from attlas.estimators.partitions import (
 )
 from attlas.estimators.sums import Sums
 
-__all__ = ["AttentionRegressor"]
-
 Array = NDArray[Any]
 
 

@@ -21,8 +21,6 @@ from attlas.scores import Score
 if TYPE_CHECKING:
     from attlas.estimators.base import AttentionEstimator
 
-__all__ = ["read_fit", "write_fit"]
-
 _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
 _ARRAYS = ("X_", "support_", "bandwidth_")

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from attlas.errors import DtypeError, ShapeError
 from attlas.estimators.parquet import write_parquet
 
-__all__ = ["SUFFIXES", "write_chunks"]
-
 SUFFIXES = (".npy", ".csv", ".parquet", ".pq")
 
 

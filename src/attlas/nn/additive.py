@@ -5,8 +5,6 @@ from __future__ import annotations
 from attlas.nn.layer import PoolingLayer
 from attlas.scores import Additive
 
-__all__ = ["AdditiveAttention"]
-
 
 class AdditiveAttention(PoolingLayer):
     """Additive attention as a layer, ``softmax(w_vᵀ tanh(W_q q + W_k k)) V``, for tokens of any two sizes.

@@ -14,8 +14,6 @@ from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
 from attlas.inputs import whole_number
 
-__all__ = ["KVCache"]
-
 _SMALLEST = 64  # tokens that are made room for at first
 
 

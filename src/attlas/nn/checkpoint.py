@@ -16,8 +16,6 @@ from torch import Tensor
 from attlas.errors import CheckpointError, listed
 from attlas.files import save_text, whole_file
 
-__all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
-
 _WHERE = "GPT2.from_pretrained()"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Buffers of old checkpoints: the causal mask and the number that it was filled with.

@@ -23,8 +23,6 @@ from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask, mask_of
 from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.sampling import Sampler
 
-__all__ = ["GPT2", "GPT2Output"]
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),

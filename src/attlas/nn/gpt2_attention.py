@@ -15,8 +15,6 @@ from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.layer import checked_dropout, pooled, returned_weights
 from attlas.scores import ScaledDot
 
-__all__ = ["Conv1D", "GPT2Attention", "causal_mask", "mask_of_keys"]
-
 
 class Conv1D(nn.Module):
     """A linear layer whose weight is stored as (inputs, outputs), as GPT-2's checkpoints have it.

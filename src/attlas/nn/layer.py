@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import changes
+from attlas._compat import changes, transforming
 from attlas.attend import attend, attention
 from attlas.errors import RecordingError, ShapeError
-from attlas.inputs import tracing, transforming
+from attlas.inputs import tracing
 from attlas.mask_argument import as_mask
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.nn.lengths import ValidLengths
 from attlas.scores import Score
-
-__all__ = ["PoolingLayer", "checked_dropout", "pooled", "returned_weights"]
 
 
 class PoolingLayer(nn.Module):

@@ -13,8 +13,6 @@ from attlas.masks import BlockState
 from attlas.masks.runs import RunPerRow
 from attlas.tiles import Tile
 
-__all__ = ["ValidLengths"]
-
 
 class ValidLengths(RunPerRow):
     """Each query sees the first keys of its sequence: key j where ``j < length``.

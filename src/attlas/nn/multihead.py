@@ -20,8 +20,6 @@ from attlas.nn.mean import HeadMean
 from attlas.scores import ScaledDot, Score
 from attlas.tiles import Tile
 
-__all__ = ["MultiHeadAttention"]
-
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention, in place of `torch.nn.MultiheadAttention`, with weights that cost nothing.

@@ -12,8 +12,6 @@ from attlas.masks import Mask
 from attlas.nn.layer import PoolingLayer
 from attlas.scores import Gaussian, ScaledDot, Score
 
-__all__ = ["AttentionPooling", "DotProductAttention"]
-
 
 class AttentionPooling(PoolingLayer):
     """Kernel regression as a layer, ``f(x) = Σ_i softmax_i(-½ ‖(x - x_i) / h‖²) y_i``.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 
-__all__ = ["Sampler"]
-
 
 class Sampler:
     """Chooses a token from each row of logits: the likeliest, or one drawn.

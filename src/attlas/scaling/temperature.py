@@ -18,8 +18,6 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 from attlas.tiles import Tile
 
-__all__ = ["Temperature", "temperature"]
-
 _WIDEST = 16.0  # the factor lies between e^-16 and e^16
 _CLOSE = 1e-5  # nats of the mean entropy that count as met
 _STEPS = 60

@@ -14,8 +14,6 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.scaling.gaussian import Expected, expected
 
-__all__ = ["DISTRIBUTIONS", "MEASURES", "SIZES", "Estimate", "Measured", "Sampler", "Study", "study"]
-
 Sampler: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)

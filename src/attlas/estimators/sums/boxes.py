@@ -23,8 +23,6 @@ from attlas.estimators.sums.task import Task
 from attlas.estimators.sums.tree import Leaves, gaps, leaves_of
 from attlas.masks.runs import RunPerRow
 
-__all__ = ["Forest", "box_sums", "forest_of", "share_to_compute"]
-
 KEYS, QUERIES = 256, 256  # points of a leaf, about
 _FIRST = 2  # leaves that are summed for the lower bound
 _SAMPLE = 4096

@@ -13,8 +13,6 @@ from attlas.estimators.sums.result import Moments, Sums, concatenate, put_rows, 
 from attlas.estimators.sums.task import Task
 from attlas.masks.runs import RunPerRow
 
-__all__ = ["Run", "direct_sums", "sum_run", "sum_runs", "without_own"]
-
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
 _ROWS = 65_536  # queries of one call, between two reports

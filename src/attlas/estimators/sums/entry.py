@@ -14,8 +14,6 @@ from attlas.estimators.sums.choose import SumsPlan, choose_plan, run_plan
 from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.task import Task, checked_task
 
-__all__ = ["kernel_sums", "plan_sums"]
-
 
 @torch.no_grad()
 def kernel_sums(

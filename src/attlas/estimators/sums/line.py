@@ -11,8 +11,6 @@ from attlas.estimators.sums.direct import Run, sum_run, sum_runs, without_own
 from attlas.estimators.sums.result import Sums, concatenate, put_rows
 from attlas.estimators.sums.task import Task
 
-__all__ = ["Line", "exact_sums", "exact_sums_without_own", "neighbours", "sorted_line", "sums_in_windows"]
-
 _PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
 _POINTS = 1 << 17  # points of one call of the kernels
 _REMOTE = 100.0  # bandwidths from which on a log-weight has lost digits of the difference between two keys

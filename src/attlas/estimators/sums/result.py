@@ -9,8 +9,6 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 
-__all__ = ["Moments", "Sums", "concatenate", "put_rows", "unsort"]
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:

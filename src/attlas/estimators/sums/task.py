@@ -11,8 +11,6 @@ from torch import Tensor
 from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
-__all__ = ["BOUNDED", "KERNELS", "Task", "checked_task"]
-
 KERNELS: dict[str, type[Score]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves", "gaps", "leaves_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
