@@ -14,6 +14,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
 from attlas.heads.classification import detectable
+from attlas.heads.from_recording import classify_entry
 from attlas.view.service import Service
 
 # Name in `heads.scores`, and field of a Head.

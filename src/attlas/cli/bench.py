@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attlas.cli.file_lock import hold
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.timing import ratios
+from attlas.files import lock
 
 if TYPE_CHECKING:
     from attlas.processor import Limits
@@ -88,3 +93,22 @@ def _say_limits(limits: Limits, terminal: Terminal) -> None:
     terminal.say("  limits per second")
     for name, rate in shown:
         terminal.say(f"    {name:24s}  {rate / 1e9:8.1f} billion")
+
+
+@contextmanager
+def hold(file: Path, rule: str) -> Iterator[None]:
+    """Hold the lock of a file, or raise a UsageError with this rule, which names the process that holds it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            lock(handle)
+        except OSError:
+            holder = file.read_text(encoding="utf-8") or "a process that has just begun"
+            raise UsageError(rule, holder, "wait until it has ended.", {"lock": file}) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode())
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)  # ends the lock too
