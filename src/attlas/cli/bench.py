@@ -49,7 +49,7 @@ def _measure(arguments: Namespace, terminal: Terminal) -> None:
     instruction_set = kernels()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    terminal.say(terminal.style("attlas bench", "bold"))
+    terminal.say("attlas bench", "bold")
     terminal.say(f"  {processor.name()}; threads: {threads}; kernels: {instruction_set}; torch {torch.__version__}")
     known = processor.known(instruction_set)
     if known is None or arguments.again:
@@ -80,7 +80,7 @@ def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal
     wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")
-    terminal.say(terminal.style(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim"))
+    terminal.say(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim")
     for name, ratio in measured.items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
         terminal.say(f"  {name:{wide}}  {1000 * ratio.seconds:6.1f} ms  {ratio.median:6.2f}  {spread}")

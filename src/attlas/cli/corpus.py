@@ -100,7 +100,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     table = corpus.table("arrow").to_pylist()
     kinds = Counter(row["kind"] for row in table).most_common()
     terminal.prose(", ".join(f"{number} {kind}" for kind, number in kinds))
-    terminal.say(terminal.style("  head   entropy  previous  induction  distance  largest  kind", "dim"))
+    terminal.say("  head   entropy  previous  induction  distance  largest  kind", "dim")
     for row in sorted(table, key=lambda row: -row["induction_score"])[:_SHOWN]:
         numbers = (
             f"{row['entropy']:8.2f}{row['previous']:10.2f}{row['induction_score']:11.2f}{row['qk_distance']:10.0f}"

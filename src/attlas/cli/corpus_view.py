@@ -50,13 +50,13 @@ def show(folders: Sequence[Path], terminal: Terminal, arguments: Namespace) -> N
     corpora = _opened(folders, terminal)
 
     def announce(url: str) -> None:
-        terminal.say(terminal.style(url, "bold"))
+        terminal.say(url, "bold")
         for corpus in corpora:
             counts = corpus.config["counts"]
             size = f"{counts['tokens']:,} tokens in {counts['texts']:,} texts"
             name = corpus.config["model"]["name"]
-            terminal.say(terminal.style(f"  {len(corpus.heads):,} heads of {name}, {size}", "dim"))
-        terminal.say(terminal.style("  Ctrl-C closes it", "dim"))
+            terminal.say(f"  {len(corpus.heads):,} heads of {name}, {size}", "dim")
+        terminal.say("  Ctrl-C closes it", "dim")
 
     loaders = [_loader(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]

@@ -51,7 +51,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     text_file, text = read_text(arguments.text)
     out = arguments.out
     run_folder = _run_folder(out)
-    terminal.say(terminal.style("attlas demo", "bold"))
+    terminal.say("attlas demo", "bold")
     with terminal.step("loading the model"):
         loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)

@@ -251,7 +251,7 @@ def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
     if arguments.keep == "disk":  # tiles are made of queries and keys
         lines.append(f"attlas view {shown}")
     for line in lines:
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _list(name: str, text: str | None) -> list[int] | None:

@@ -57,7 +57,7 @@ def _random(arguments: Namespace, terminal: Terminal) -> None:
         raise UsageError(rule, f"--distribution {distribution}", "--distribution normal")
     sizes = _sizes(arguments.sizes, settings["keys"])
     rows: list[scaling.Measured] = []
-    terminal.say(terminal.style("attlas scaling", "bold"))
+    terminal.say("attlas scaling", "bold")
     with terminal.step("drawing random queries and keys", len(sizes)) as tick:
         for d in sizes:
             rows += scaling.study([d], **settings).rows
@@ -75,7 +75,7 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
     target, wanted = _target(arguments.target)
     text_file, text = read_text(arguments.text)
-    terminal.say(terminal.style("attlas scaling", "bold"))
+    terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
         loaded = load(arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
@@ -138,7 +138,7 @@ def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Termin
         "  " + "   ".join(parts) for parts in zip(*(g.lines(terminal) for g in groups), strict=True)
     )
     terminal.say(titles.rstrip())
-    terminal.say(terminal.style(names.rstrip(), "dim"))
+    terminal.say(names.rstrip(), "dim")
     for index, row in enumerate(rows):
         if index in breaks:
             terminal.say()
@@ -167,7 +167,7 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
     table = [*table[::2], *table[1::2]]  # without, then with the scale
     title = f"{study.queries:,} random queries with {study.keys:,} keys each, "
     title += f"{study.distribution} coordinates of mean 0 and variance 1"
-    terminal.say(terminal.style(title, "bold"))
+    terminal.say(title, "bold")
     terminal.say()
     headings = {
         "variance": "variance of the logits",
@@ -200,12 +200,12 @@ def _conclude(study: scaling.Study, terminal: Terminal) -> None:
         "theory: Var(q·k) = d for every distribution; the rest for Gaussian logits, which q·k tends to as d grows.",
         "J = diag(p) - p pᵀ is the Jacobian of softmax, with trace 1 - Σ p² and Frobenius norm ‖J‖.",
     ):
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
     heads = result.heads
-    terminal.say(terminal.style(title, "bold"))
+    terminal.say(title, "bold")
     terminal.say()
     table = result.table()
     headings = {
@@ -228,7 +228,7 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
         "factor: what to multiply the logits with for this target. The scale 1 / sqrt(d) gives variance 1 only at the",
         "  start of training; J = diag(p) - p pᵀ is the Jacobian of softmax.",
     ):
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _verdict(result: scaling.Heads) -> str:

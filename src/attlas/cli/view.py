@@ -107,10 +107,10 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
     tokens = f", {len(atlas.tokens):,} tokens" if atlas.tokens else ""
 
     def announce(url: str) -> None:
-        terminal.say(terminal.style(url, "bold"))
+        terminal.say(url, "bold")
         heads = max(len(entry.heads) for entry in atlas.entries)
         of = f" of {atlas.model}" if atlas.model else ""
-        terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
+        terminal.say(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim")
 
     compared: dict[str, Any] = {}
     if arguments.compare is not None:
