@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attlas
 from attlas._compat import cached_property
 from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
-from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors
+from attlas.corpus.journal import PARTS, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.state import State
@@ -134,7 +134,7 @@ def _write_samples(
     texts = []
     for row in sorted(rows, key=lambda row: row["text"]):
         text = row["text"]
-        held = read_tensors(next(path for s in sources if (path := s.payload(text)).exists()))
+        held = load_file(next(path for s in sources if (path := s.payload(text)).exists()))
         heads = state.samples.heads_of(text)
         order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
         places = torch.tensor([order[state.heads[head]] for head in heads])
@@ -436,7 +436,7 @@ class Finished:
 
     def __init__(self, corpus: Corpus, first: int = 0) -> None:
         self._corpus, self._first = corpus, first
-        self.state = State.of(read_tensors(corpus.folder / _STATE))
+        self.state = State.of(load_file(corpus.folder / _STATE))
         self.state.samples.renumber(first)
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attlas.corpus.state import State
@@ -31,12 +31,6 @@ def payload_name(text: int) -> str:
     return f"{text:08d}.safetensors"
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return what a file of tensors holds."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-
-
 class Part:
     """What one process has read, as it was at the last commit.
 
@@ -50,7 +44,7 @@ class Part:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
-        tensors = read_tensors(self._file("safetensors"))
+        tensors = load_file(self._file("safetensors"))
         self.done: NDArray[np.uint8] = np.unpackbits(tensors.pop("done").numpy())
         self.sizes = dict(zip(("texts", "failed"), tensors.pop("sizes").tolist(), strict=True))
         self.state = State.of(tensors)
