@@ -11,11 +11,6 @@ from attlas._compat import transforming
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
-__all__ = [
-    "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs", "check_sink",
-    "check_values", "holds_numbers", "is_integer", "tracing", "transforming", "whole_number", "wrong_type",
-]  # fmt: skip
-
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -1,8 +1,8 @@
 """What record, stats, picture and report say when something cannot be done; exit status 2."""
 
-import builtins
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,7 @@ def test_pickled_weights_are_not_read(model_folder: Path, tmp_path: Path, out: P
 
 
 def test_without_transformers(out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: object, **more: object) -> object:
-        if name == "transformers":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert complaint("record", "-o", out) == "record: no module named transformers"
 
 

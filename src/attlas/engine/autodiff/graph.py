@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
+from attlas._compat import cached_property, transforming
 from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
 from attlas.engine.plan import Plan
@@ -20,7 +20,6 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
 from attlas.errors import BackendError, TooLargeError
-from attlas.inputs import transforming
 from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
