@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.recording.conftest import SIZES, causal_model
+from tests.recording.conftest import share_heads, two_layers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import attlas
 from attlas import stats
@@ -29,23 +27,12 @@ STATISTICS = (stats.Entropy(), stats.TopK(3), stats.ColumnMass(), stats.LogitMom
 IDS = torch.randint(3, 60, (5, 14), generator=torch.Generator().manual_seed(0))
 PADDING = torch.ones(5, 14, dtype=torch.int64)
 PADDING[1, :3], PADDING[3, :6] = 0, 0
-HEADS = {"o_proj": RowwiseParallel()} | {f"{name}_proj": ColwiseParallel() for name in "qkv"}
-
-
-def base(window: int | None = None) -> nn.Module:
-    sizes = SIZES | {"num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes)
-    if window is not None:
-        config = transformers.MistralConfig(**sizes, sliding_window=window)
-    return causal_model(config)
 
 
 def of_rank(model: nn.Module, mesh: Any = None) -> nn.Module:
     """Return a copy for one rank; with a mesh its heads are shared by the ranks of that mesh."""
     model = copy.deepcopy(model)
-    for layer in () if mesh is None else model.model.layers:
-        parallelize_module(layer.self_attn, mesh, HEADS)
-    return model
+    return model if mesh is None else share_heads(model, mesh)
 
 
 @torch.no_grad()
@@ -89,7 +76,7 @@ def same(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("padding", [None, PADDING])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_texts_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, ranks: int, padding: Tensor | None) -> None:
-    model = base(window=5)
+    model = two_layers(window=5)
     whole = recorded(model, padding=padding)
 
     def job(rank: int, world: int) -> None:
@@ -106,7 +93,7 @@ def test_texts_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, ranks: int, paddi
 
 @pytest.mark.parametrize("heads", [None, [1, 2, 3], [0]])
 def test_heads_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, heads: list[int] | None) -> None:
-    model = base()
+    model = two_layers()
     whole = recorded(model, heads=heads)
 
     def job(rank: int, world: int) -> None:
@@ -123,7 +110,7 @@ def test_heads_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, heads: list[int] 
 
 
 def test_texts_and_heads(on_ranks: OnRanks, tmp_path: Path) -> None:
-    model = base()
+    model = two_layers()
     tokens = [[f"{i}.{j}" for j in range(14)] for i in range(4)]
     whole = recorded(model, slice(0, 4), tokens=tokens)
 
@@ -140,7 +127,7 @@ def test_texts_and_heads(on_ranks: OnRanks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", [Shard(1), Replicate()])
 def test_the_same_on_all_ranks_is_stored_once(on_ranks: OnRanks, tmp_path: Path, placement: Any) -> None:
-    model = base()
+    model = two_layers()
     whole = recorded(model, keep="statistics")
 
     def job(rank: int, world: int) -> None:
@@ -152,7 +139,7 @@ def test_the_same_on_all_ranks_is_stored_once(on_ranks: OnRanks, tmp_path: Path,
 
 
 def test_generation(on_ranks: OnRanks, tmp_path: Path) -> None:
-    model, options = base(window=5), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    model, options = two_layers(window=5), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
     def generated(model: nn.Module, rows: slice) -> Any:
         with attlas.record(model, statistics=STATISTICS) as atlas:
