@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.test_idioms import Dense
+from tests.stats.definitions import allowed_by_mask
 from torch import Tensor
 
 import attlas
@@ -125,8 +126,7 @@ def check(case: Any, plan: Plan, same: Any, name: str, tables: list[dict[str, An
     logits, weights, lse, _ = case.plain()
     leaves = case.leaves()
     A = case.matrix(plan)
-    at = A.problem.tile(*map(range, A.problem.shape))
-    seen = torch.ones_like(weights, dtype=torch.bool) if A.mask is None else A.mask.allows(at).expand(weights.shape)
+    seen = allowed_by_mask(A.problem)
     alike = weights[weights > 0].unique().numel() < int((weights > 0).sum())
     table = dict(ChainMap(*(some for some in tables if not alike or some is not OF_ONE_CELL)))
     found = flat([*A.collect(*(make(case.v) for make, _ in table.values())), A.lse])

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tests.messages import said
 from tests.recording.test_traps import Windows, albert
-from tests.tiny_models import VOCABULARY, lively
+from tests.tiny_models import FALCON, VOCABULARY, lively
 from torch import Tensor, nn
 
 import attlas
@@ -172,9 +172,7 @@ def test_nothing_that_is_called_an_attention() -> None:
 
 @pytest.mark.parametrize("patch_sdpa", [False, True])
 def test_a_model_whose_eager_code_nobody_hears(ids: Tensor, patch_sdpa: bool) -> None:
-    config = transformers.FalconConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
-    )
+    config = transformers.FalconConfig(**FALCON | {"num_hidden_layers": 1})
     falcon = lively(transformers.FalconForCausalLM._from_config(config, attn_implementation="eager"))
     assert run(falcon, ids, patch_sdpa=patch_sdpa).endswith(
         '  fix: load the model with attn_implementation="sdpa", then attlas.record(model, patch_sdpa=True)'

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import transformers
+from tests.atlas.conftest import make_entry
+from tests.tiny_models import FALCON, T5, lively
 from tests.tiny_models import SIZES as TINY
-from tests.tiny_models import T5, lively
 from torch import nn
 
 import attlas
@@ -60,8 +61,8 @@ def record(model, call, **settings):
 @pytest.mark.parametrize("keep", ["device", "cpu", "disk", "statistics"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_table_is_the_mean_over_the_tokens_of_the_texts_alone(gpt2, words, side, keep, tmp_path) -> None:
-    folder = {"folder": tmp_path / "run.atlas"} if keep == "disk" else {}
-    both = record(gpt2, padded(words, side), keep=keep, **folder)
+    folder = tmp_path / "run.atlas" if keep == "disk" else None
+    both = record(gpt2, padded(words, side), keep=keep, folder=folder)
     alone = [record(gpt2, {"input_ids": text}).table() for text in words]
     for found, *parts in zip(both.table(), *alone, strict=True):
         for name in list(found)[7:]:
@@ -175,9 +176,7 @@ def test_an_encoder_and_what_attends_to_it(words) -> None:
 
 def test_a_model_that_calls_torch_itself(words) -> None:
     torch.manual_seed(1)
-    config = transformers.FalconConfig(
-        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False, pad_token_id=0
-    )
+    config = transformers.FalconConfig(**FALCON, alibi=False, pad_token_id=0)
     model = lively(transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa"))
     call = padded(words, "right")
     both = record(model, call, patch_sdpa=True)
@@ -209,8 +208,7 @@ def test_rows_without_a_key_are_left_out_with_a_sink_too(words) -> None:
     q = torch.randn(2, 2, 6, 4)
     mask = attlas.Causal() & attlas.Padding([6, 2], side="left")
     A = attlas.attend(q, q, mask=mask, sink=torch.randn(2))
-    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, 6), 0, (2, 2, 6, 6), A)
-    atlas = attlas.atlas.Atlas([entry])
+    atlas = attlas.Atlas([make_entry(A)])
     atlas.collect(stats.MaxWeight(), stats.ColumnMass())
     weights = A.to_dense().double()
     rows = torch.tensor([[1] * 6, [0, 0, 0, 0, 1, 1]]).bool()

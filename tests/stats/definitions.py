@@ -14,6 +14,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine import reference
+from attlas.engine.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class Case:
     @functools.cached_property
     def seen(self) -> np.ndarray:
         """Which pairs the mask allows: a bounded kernel does not count as a mask."""
-        mask, shape = self.A.problem.mask, self.weights.shape
-        at = self.A.problem.tile(*map(range, shape))
-        return np.ones(shape, bool) if mask is None else mask.allows(at).expand(shape).numpy()
+        return allowed_by_mask(self.A.problem).numpy()
 
     def close(self, found: Tensor, expected: np.ndarray, scale: float = 1.0) -> None:
         assert found.dtype == self.A.dtype
@@ -77,13 +76,17 @@ def make_case(
     return Case(A, *definition(A), tolerance or (1e-11 if dtype is torch.float64 else 2e-5))
 
 
+def allowed_by_mask(problem: Problem) -> Tensor:
+    """Return which pairs the mask of a problem allows, (batch, heads, m, n)."""
+    if problem.mask is None:
+        return torch.ones(problem.shape, dtype=torch.bool)
+    return problem.mask.allows(problem.tile(*map(range, problem.shape))).expand(problem.shape)
+
+
 def definition(A: attlas.AttentionMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return weights, logits and allowed cells of a matrix from the reference; nobody may write to them."""
-    batch, heads, m, n = A.shape
     exact = reference.dense(reference.in_float64(A.problem))
-    at = A.problem.tile(range(batch), range(heads), range(m), range(n))
-    allowed = torch.ones(1, dtype=torch.bool) if A.problem.mask is None else A.problem.mask.allows(at)
-    allowed = allowed.expand(batch, heads, m, n) & (exact.logits > -math.inf)
+    allowed = allowed_by_mask(A.problem) & (exact.logits > -math.inf)
     found = exact.weights.detach().numpy(), exact.logits.detach().numpy(), allowed.numpy()
     for array in found:
         array.flags.writeable = False
