@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -135,35 +133,17 @@ def test_an_error_in_the_backward_ends_the_other_rank(tmp_path: Path) -> None:
     assert "onnection" in (tmp_path / "error0").read_text()  # that of the other rank was closed
 
 
-RANK = """
-import os, pathlib, sys, warnings
-warnings.simplefilter("ignore")
-import transformers
-from tests.distributed.test_saving import recorded
-from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
-from attlas.distributed import save
-
-distributed.init_process_group("gloo")
-rank, folder = distributed.get_rank(), pathlib.Path(sys.argv[1])
-mesh = init_device_mesh("cpu", (2,))
-load = transformers.AutoModelForCausalLM.from_pretrained
-atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
-assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
-save(atlas, folder / "run.atlas", mesh, [Shard(1)])
-distributed.barrier()
-distributed.destroy_process_group()
-"""
+def record_rank(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun says them
+    mesh, load = init_device_mesh("cpu", (2,)), transformers.AutoModelForCausalLM.from_pretrained
+    atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
+    assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
+    save(atlas, folder / "run.atlas", mesh, [Shard(1)])
 
 
 def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
-    """A model under transformers' tensor parallelism, started by torchrun, is recorded and saved as one atlas."""
+    """A model under transformers' tensor parallelism is recorded and saved as one atlas."""
     model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2, "vocab_size": 62}))
     model.save_pretrained(tmp_path / "model")
-    (tmp_path / "rank.py").write_text(RANK)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    given = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*torchrun, "--nproc-per-node=2", str(tmp_path / "rank.py"), str(tmp_path)]
-    subprocess.run(command, check=True, env=given, capture_output=True, timeout=300)
+    on_two(record_rank, tmp_path, tmp_path)
     same(attlas.load(tmp_path / "run.atlas"), recorded(model))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed.conftest import check_same_error
 from tests.recording.conftest import share_heads, two_layers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -244,12 +245,8 @@ def not_empty(rank: int, folder: Path, mesh: Any) -> None:
 
 
 def full_disk(rank: int, folder: Path, mesh: Any) -> None:
-    atlas = atlas_of(rank)
-    if rank == 1:
-        atlas.entries[0].statistics["own"] = Broken(torch.zeros(1, 2))
-    else:
-        atlas.entries[0].statistics["own"] = torch.zeros(1, 2)
-    save(atlas, folder, mesh, [Shard(1)])
+    number = torch.zeros(1, 2)
+    save(atlas_of(rank, statistics={"own": Broken(number) if rank == 1 else number}), folder, mesh, [Shard(1)])
 
 
 class Broken(Tensor):
@@ -281,16 +278,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("work", REFUSED, ids=lambda work: work.__name__)
-def test_all_ranks_raise_and_nothing_is_left(on_ranks: OnRanks, tmp_path: Path, work: Callable[..., None]) -> None:
-    error, text = REFUSED[work]
-
-    def job(rank: int, world: int) -> str:
-        with pytest.raises(error, match=text) as caught:
-            work(rank, tmp_path / "run.atlas", init_device_mesh("cpu", (2,)))
-        return str(caught.value)
-
-    first, second = on_ranks(2, job, 20)
-    assert first == second
+def test_all_ranks_raise_and_nothing_is_left(tmp_path: Path, work: Callable[..., None]) -> None:
+    check_same_error(lambda rank: work(rank, tmp_path / "run.atlas", init_device_mesh("cpu", (2,))), *REFUSED[work])
     assert [path.name for path in tmp_path.iterdir()] == (["run.atlas"] if work is not_empty else [])
     with pytest.raises(AttlasError):
         attlas.load(tmp_path / "run.atlas")
