@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.test_idioms import Dense
-from tests.stats.definitions import allowed_by_mask
+from tests.stats.definitions import allowed_by_mask, diagonals
 from torch import Tensor
 
 import attlas
@@ -35,11 +35,6 @@ def moments(logits: Tensor) -> tuple[Tensor, Tensor]:
     x = torch.where(seen, logits, 0.0)
     mean = ratio(x.sum(-1, keepdim=True), keys.to(x))
     return mean.squeeze(-1), ratio(torch.where(seen, x - mean, 0.0).square().sum(-1), keys.squeeze(-1).to(x))
-
-
-def diagonals(x: Tensor) -> Tensor:
-    m, n = x.shape[-2:]
-    return torch.stack([x.diagonal(offset, -2, -1).sum(-1) for offset in range(1 - m, n)], dim=-1)
 
 
 def spans(weights: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Masks combined with & | ~, and a mask of the user's own."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,23 @@ def test_a_mask_is_not_asked_where_the_other_decides(tile):
     with pytest.raises(AssertionError):
         (everything & Untouched()).allows(below)
     assert bool((Window(0, 0) & everything).allows(tile(9, 9)).sum() == 9)
+
+
+def test_two_masks_know_of_a_tile_what_both_know(tile):
+    class Says(Mask):
+        def __init__(self, state):
+            self.state = state
+
+        def allows(self, at):
+            raise AssertionError("the state of the tile is asked for")
+
+        def coverage(self, at):
+            return self.state
+
+    states = [BlockState.EMPTY, BlockState.PARTIAL, BlockState.FULL]
+    for left, right in itertools.product(states, repeat=2):
+        assert (Says(left) & Says(right)).coverage(tile(9, 9)) is min(left, right, key=states.index)
+        assert (Says(left) | Says(right)).coverage(tile(9, 9)) is max(left, right, key=states.index)
 
 
 def test_names_have_the_brackets_of_python():

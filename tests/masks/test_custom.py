@@ -81,6 +81,9 @@ def test_predicates_that_broadcast_are_called_with_whole_tiles(tile, cells):
         cells(mask, tile(100, 100, range(start, start + 10)))
     assert shapes.count((1, 1, 10, 100)) == 10
     assert len(shapes) <= 12  # and one comparison with single pairs
+    shapes.clear()
+    cells(from_function(mask_mod, broadcasts=False), tile(100, 100, range(10)))
+    assert set(shapes) == {()}
 
 
 def test_a_predicate_that_vmap_cannot_ask_is_called_with_whole_tiles(dense):

@@ -27,6 +27,11 @@ def test_lengths_of_chosen_sequences(tile, cells):
     mask.check((2, 2), 1, 5, 5)
     at = tile(5, 5, batch_ids=[3, 1])
     assert cells(mask, at).sum(-1)[:, 0, 0].tolist() == [4, 2]
+    packed = Documents(torch.tensor([[0, 0, 1], [0, 1, 1], [2, 2, 2]]))
+    assert cells(packed, tile(3, 3, [1], batch_ids=[1, 0]))[:, 0, 0].tolist() == [
+        [False, True, True],
+        [True, True, False],
+    ]
 
 
 @settings(max_examples=100)

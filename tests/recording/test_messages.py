@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.messages import said
+from tests.messages import refusal, said
 from tests.recording.test_traps import Windows, albert
 from tests.tiny_models import FALCON, VOCABULARY, lively
 from torch import Tensor, nn
@@ -64,9 +64,7 @@ BAD: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_arguments(name: str) -> None:
     kind, call, text = BAD[name]
-    with pytest.raises(kind) as error:
-        call()
-    assert said(error.value).endswith(f": {text}")
+    assert refusal(kind, call).endswith(f": {text}")
 
 
 def run(given: nn.Module, *args: Tensor, **options: Any) -> attlas.AttlasError:
@@ -109,9 +107,8 @@ def test_a_recording_is_entered_once() -> None:
     recording = record(given := model())
     with recording:
         given(x)
-        with pytest.raises(attlas.RecordingError) as error:
-            recording.__enter__()
-    assert said(error.value) == "record(): the same recording in a second `with`"
+        again = refusal(attlas.RecordingError, recording.__enter__)
+    assert again == "record(): the same recording in a second `with`"
 
 
 def test_a_model_that_does_not_run() -> None:

@@ -40,7 +40,7 @@ def words() -> list[torch.Tensor]:
     return [torch.randint(5, 60, (1, n), generator=generator) for n in TEXTS]
 
 
-def padded(words, side):
+def padded(words, side, *, positions=True):
     """Return the arguments of a call with both texts, the shorter one padded."""
     width = max(TEXTS)
     ids, mask = (torch.zeros(len(words), width, dtype=torch.int64) for _ in range(2))
@@ -48,8 +48,8 @@ def padded(words, side):
         n = text.shape[1]
         span = slice(0, n) if side == "right" else slice(width - n, width)
         ids[row, span], mask[row, span] = text[0], 1
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    call = {"input_ids": ids, "attention_mask": mask}
+    return call | {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positions else call
 
 
 def record(model, call, **settings):
@@ -147,8 +147,7 @@ def test_rollout_of_padded_texts(gpt2, words, side) -> None:
 def test_generation_goes_on_after_padding(words) -> None:
     config = transformers.LlamaConfig(**TINY)
     model = lively(transformers.LlamaForCausalLM(config))
-    call = padded(words, "left")
-    del call["position_ids"]
+    call = padded(words, "left", positions=False)
     with attlas.record(model, statistics=STATISTICS[:2]) as atlas:
         model.generate(**call, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     mask = atlas.entry(0).query_mask
@@ -160,8 +159,7 @@ def test_generation_goes_on_after_padding(words) -> None:
 def test_an_encoder_and_what_attends_to_it(words) -> None:
     config = transformers.T5Config(**T5 | {"num_layers": 1})
     model = lively(transformers.T5ForConditionalGeneration(config))
-    call = padded(words, "right")
-    del call["position_ids"]
+    call = padded(words, "right", positions=False)
     answers = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]])
     real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     atlas = record(model, call | {"decoder_input_ids": answers, "decoder_attention_mask": real})
@@ -279,8 +277,7 @@ def test_the_share_of_the_first_token_is_that_of_the_first_token(gpt2, words, si
 
 def test_the_share_of_the_first_token_of_an_encoder_padded_on_the_left(words) -> None:
     model = lively(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
-    call = padded(words, "left")
-    del call["position_ids"]
+    call = padded(words, "left", positions=False)
     call["decoder_input_ids"] = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 1]])
     atlas = record(model, call)
     model.set_attn_implementation("eager")

@@ -124,13 +124,13 @@ def blocks(weights: np.ndarray, allowed: np.ndarray, height: int, width: int, po
     return np.where(counts > 0, pooled, np.nan)
 
 
-def diagonals(x: np.ndarray) -> np.ndarray:
-    """Sum every diagonal, from the first key of the last query on."""
+def diagonals(x: Any) -> Any:
+    """Sum every diagonal of an array or a tensor, from the first key of the last query on."""
     m, n = x.shape[-2:]
     if m + n < 2:
-        return np.zeros((*x.shape[:-2], 0))
-    sums = [np.trace(x, offset, axis1=-2, axis2=-1) for offset in range(1 - m, n)]
-    return np.moveaxis(np.array(sums, dtype=float).reshape(m + n - 1, *x.shape[:-2]), 0, -1)
+        return x.reshape(*x.shape[:-2], 0)
+    sums = [x.diagonal(offset, -2, -1).sum(-1) for offset in range(1 - m, n)]
+    return torch.stack(sums, -1) if isinstance(x, Tensor) else np.stack(sums, -1)
 
 
 def needed(weights: np.ndarray, level: float) -> np.ndarray:

@@ -182,10 +182,19 @@ def check_results(found: dict[str, Tensor], exact: attlas.AttentionMatrix, slack
         "variance": attlas.stats.logit_moments(exact).variance,
         "column_mass": weights.sum(-2),
         "column_max": weights.amax(-2),
-        "offsets": torch.from_numpy(diagonals(weights.numpy())),
+        "offsets": diagonals(weights),
         "top_values": weights.topk(k).values,
     }
     for name, numbers in wanted.items():
         torch.testing.assert_close(
             found[name].double(), numbers, rtol=slack, atol=slack, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+def check_run(
+    found: tuple[Tensor, Tensor], numbers: dict[str, Tensor], v: Tensor, exact: attlas.AttentionMatrix, slack: float
+) -> None:
+    """Compare output, log-sum-exp and what a pass found with the matrix in float64."""
+    for one, wanted in zip(found, (exact @ v.double(), exact.lse), strict=True):
+        close(one.double(), wanted, slack)
+    check_results(numbers, exact, 10 * slack)
