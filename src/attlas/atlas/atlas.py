@@ -10,14 +10,14 @@ from typing import Any, cast
 from torch import Tensor
 
 from attlas.atlas.bookmarks import Bookmark
+from attlas.atlas.deserialization import read
 from attlas.atlas.entry import KINDS, Entry, statistic_names
+from attlas.atlas.serialization import UserScores
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
-
-__all__ = ["FIRST_CALLS", "Atlas"]
 
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas
 
@@ -39,6 +39,8 @@ class Atlas:
         Token ids of the text.
     tokens : list of str, or list of such, optional
         Text of each token of a single sequence, or of sequence 0; or a list for each sequence of the batch.
+    encoder_texts : list of list of str, optional
+        Of an encoder that feeds a decoder: text of each token of every sequence; `tokens` are those of the decoder.
     spans : mapping, optional
         Named stretches of the text, ``{"system": (0, 12)}``.
     details : mapping, optional
@@ -52,6 +54,8 @@ class Atlas:
         The attentions, in the order of the model.
     texts : list of list of str, or None
         Text of each token of every sequence of the batch, padding included; `tokens` is the first of them.
+    encoder_texts : list of list of str, or None
+        The same for the encoder of a decoder; `texts_of` says which texts an entry is about.
     divided : bool
         Whether other processes recorded further heads of the same layers (tensor parallelism).
 
@@ -87,6 +91,7 @@ class Atlas:
         model: str = "",
         ids: Tensor | None = None,
         tokens: list[str] | list[list[str]] | None = None,
+        encoder_texts: list[list[str]] | None = None,
         spans: Mapping[str, tuple[int, int]] | None = None,
         details: Mapping[str, Any] | None = None,
         bookmarks: Iterable[Bookmark] = (),
@@ -101,6 +106,7 @@ class Atlas:
             self.texts = [list(text) for text in tokens]
         else:
             self.tokens = cast("list[str] | None", tokens)
+        self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
 
@@ -159,13 +165,9 @@ class Atlas:
         name, call = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         for part, types in ((name, (int, str)), (call, (int,))):
             if not isinstance(part, types) or isinstance(part, bool):
-                raise DtypeError(
-                    "atlas[...]",
-                    "an attention is named by its layer or its path, and a pass by its number.",
-                    {"key": repr(key)[:80]},
-                    found=kind(part),
-                    fix='atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.',
-                )
+                rule = "an attention is named by its layer or its path, and a pass by its number."
+                fix = 'atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.'
+                raise DtypeError("atlas[...]", rule, {"key": repr(key)[:80]}, found=kind(part), fix=fix)
         passes = self._passes(name)
         numbers = sorted(entry.call for entry in passes)
         if call < 0 and -call <= len(numbers):
@@ -173,13 +175,9 @@ class Atlas:
         for entry in passes:
             if entry.call == call:
                 return entry
-        raise OutOfRangeError(
-            "atlas[...]",
-            "the second number names a pass of the layer.",
-            {"key": repr(key)},
-            found=f"passes {listed(numbers)} of {passes[0].path}",
-            fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
-        )
+        rule, found = "the second number names a pass of the layer.", f"passes {listed(numbers)} of {passes[0].path}"
+        fix = f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0."
+        raise OutOfRangeError("atlas[...]", rule, {"key": repr(key)}, found=found, fix=fix)
 
     def _passes(self, name: int | str) -> list[Entry]:
         """Return all passes of the attention that a layer or a path names."""
@@ -195,13 +193,9 @@ class Atlas:
             passes = [entry for entry in self.entries if entry.name == name]
         if passes:
             return passes
-        raise OutOfRangeError(
-            "atlas[...]",
-            "there must be such an attention in the recording.",
-            {"key": repr(name)[:80]},
-            found=self._contents(),
-            fix=f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`.",
-        )
+        rule, given = "there must be such an attention in the recording.", {"key": repr(name)[:80]}
+        fix = f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`."
+        raise OutOfRangeError("atlas[...]", rule, given, found=self._contents(), fix=fix)
 
     def _example(self) -> str:
         """Return a key of the first entry, as a user types it."""
@@ -319,10 +313,10 @@ class Atlas:
         c → a 0.881, 0.119
         """
         entry = self.entry(key)
-        known = self.texts is not None and 0 <= sequence < len(self.texts) and self.has_text(entry)
-        text = self.texts[sequence] if known and self.texts else None
-        keys = None if entry.kind == "cross" else text
-        return frame(token_records(entry, head, sequence, text, keys), data, "atlas.token_table()")
+        queries, keys = (
+            texts[sequence] if texts and 0 <= sequence < len(texts) else None for texts in self.texts_of(entry)
+        )
+        return frame(token_records(entry, head, sequence, queries, keys), data, "atlas.token_table()")
 
     def has_text(self, entry: Entry) -> bool:
         """Return whether `ids` and `texts` are those of the queries of an entry.
@@ -342,9 +336,43 @@ class Atlas:
         >>> Atlas([entry]).has_text(entry), Atlas([entry], details={"first_calls": {"attn": 1}}).has_text(entry)
         (True, False)
         """
+        main = self._main()
+        return (entry.kind == main or (entry.kind, main) == ("cross", "self")) and self._is_of_last_text(entry)
+
+    def texts_of(self, entry: Entry) -> tuple[list[list[str]] | None, list[list[str]] | None]:
+        """Return the texts of the queries and of the keys of an entry, each with a list for every sequence.
+
+        Parameters
+        ----------
+        entry : Entry
+            An entry of the atlas.
+
+        Returns
+        -------
+        queries, keys : list of list of str, or None
+            Text of each token, by its position in the sequence, padding included; None where it is not known. In
+            cross-attention the queries are tokens of the decoder, and the keys are tokens of the encoder.
+
+        Examples
+        --------
+        >>> from attlas.atlas import Atlas, Entry
+        >>> entry = Entry("attn", 0, "cross", 0, (0,), (0, 1), 0, (1, 1, 1, 2))
+        >>> Atlas([entry], tokens=["ja"], encoder_texts=[["yes", "."]]).texts_of(entry)
+        ([['ja']], [['yes', '.']])
+        """
+        known = self.texts if self.has_text(entry) else None
+        if entry.kind == "self" or entry.kind == self._main() != "cross":
+            return known, known
+        encoder = self.texts if self._main() == "encoder" else self.encoder_texts
+        sizes = [entry.shape[3]] * entry.shape[0]  # an encoder reads whole texts: others are not those of the keys
+        fits = encoder is not None and [len(text) for text in encoder] == sizes and self._is_of_last_text(entry)
+        keys = encoder if fits else None
+        return (known if entry.kind == "cross" else keys), keys
+
+    def _is_of_last_text(self, entry: Entry) -> bool:
         calls = self.details.get(FIRST_CALLS)
         first = calls.get(entry.name, 0) if isinstance(calls, dict) else 0
-        return entry.kind in ("cross", self._main()) and not (isinstance(first, int) and entry.call < first)
+        return not (isinstance(first, int) and entry.call < first)
 
     def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
         """Compute statistics of every entry that keeps q and k, and keep the results in the entries.
@@ -520,3 +548,51 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Atlas:
+    """Return the atlas that was saved in a folder; q and k stay on disk until they are read.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of `Atlas.save`, or of a recording with ``keep="disk"``.
+    verify : bool, default True
+        Whether the checksum of every file is computed. Without it the checksum of ``atlas.json``, and the
+        sizes and headers of all files, are still looked at.
+    score : Score or mapping, optional
+        A score of your own that the recording used; several by the name of their class. It is not stored, but
+        for what its `to_dict` gives: then the class itself will do.
+
+    Returns
+    -------
+    Atlas
+
+    Raises
+    ------
+    RecordingError
+        If the folder is not one that attlas wrote, was changed or cut off, or is of a newer format.
+
+    See Also
+    --------
+    Atlas.save : the way there.
+
+    Notes
+    -----
+    Nothing in the folder is executed: numbers come from safetensors, the rest is JSON of known words.
+    Time: reading every file once, about 1 GB a second and core; ``verify=False`` takes milliseconds.
+    Memory: none for q and k, which are mapped and not read. Changing a loaded tensor does not change its
+    file; changing the file under a loaded atlas does change the atlas.
+
+    Examples
+    --------
+    >>> import tempfile, torch, attlas
+    >>> from attlas.atlas import Atlas, Entry, load
+    >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), mask=attlas.Causal())
+    >>> atlas = Atlas([Entry("attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), A)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     atlas.save(f"{folder}/run.atlas")
+    ...     bool((load(f"{folder}/run.atlas")[0].to_dense() == A.to_dense()).all())
+    True
+    """
+    return Atlas(**read(Path(folder), verify=verify, score=score))

@@ -12,8 +12,7 @@ from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.terminal import UsageError
-from attlas.heads.classification import measure_block, text_statistics
-from attlas.heads.from_recording import STATISTIC_NAMES, classify_entry
+from attlas.heads.classification import STATISTIC_NAMES, classify_entry, measure_block, text_statistics
 from attlas.matrix import AttentionMatrix
 from attlas.stats.pooled import count_blocks
 

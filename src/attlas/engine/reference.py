@@ -13,8 +13,6 @@ from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map, without_graph
 from attlas.scores.base import Tokens
 
-__all__ = ["Dense", "Reference", "dense", "in_float64"]
-
 
 class Dense(NamedTuple):
     """The whole matrix: logits (-inf where masked), log-sum-exp and weights."""
@@ -45,6 +43,9 @@ class Reference(Backend):
             weights = weights * dropout.keep(problem.tile(*map(range, problem.shape)))
         v = spread_heads(v, problem.shape[1])
         return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype), result.lse.detach()
+
+
+BACKENDS = (Reference(),)
 
 
 @full_precision

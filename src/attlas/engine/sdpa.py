@@ -28,8 +28,6 @@ from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile, cut
 
-__all__ = ["Sdpa"]
-
 _ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 
 
@@ -155,6 +153,9 @@ class Sdpa(Backend):
         d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, right.shape[1])
         d_q, d_k = d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]]
         return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]], delta)
+
+
+BACKENDS = (Sdpa(),)
 
 
 def _plain(problem: Problem, dot: Dot) -> bool:

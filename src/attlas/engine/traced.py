@@ -20,8 +20,6 @@ from attlas.inputs import transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 
-__all__ = ["multiply", "multiply_transposed"]
-
 
 def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Tensor:
     """Return ``A @ v``, shape (batch, heads, m, e); drops come from torch's generator."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.errors import ShapeError
-from attlas.scores.distance import checked_bandwidth
+from attlas.scores.kernel import checked_bandwidth
 
 __all__ = ["RULES", "Spread", "bandwidth_of_features", "check_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
 

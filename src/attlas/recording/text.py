@@ -12,8 +12,6 @@ from attlas.recording.snapshot import fingerprint
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = ["RecordedText"]
-
 
 class RecordedText:
     """Token ids of a text that a model reads in one or more passes.
@@ -27,7 +25,6 @@ class RecordedText:
 
     def __init__(self) -> None:
         self.ids: Tensor | None = None  # shape (batch, tokens)
-        self._passes = 0
         self._keys: Tensor | None = None  # fingerprints, shape (batch, keys)
         self._first_key = 0  # position of the first of them
         self.begin(None)
@@ -84,9 +81,8 @@ class RecordedText:
     def end(self) -> bool:
         """End a pass; return whether the ids do not begin with those of the passes before."""
         before, self.ids = self.ids, self._joined()
-        self._passes += 1
         if before is None or self.ids is None:
-            return self._passes > 1 and before is not self.ids
+            return before is not self.ids
         return not torch.equal(self.ids[:, : before.shape[1]], before)
 
     def _joined(self) -> Tensor | None:

@@ -15,8 +15,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import MIXED, PATTERNS
-from attlas.heads.classification import text_statistics
-from attlas.heads.from_recording import classify_entry, text_ids
+from attlas.heads.classification import classify_entry, text_ids, text_statistics
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
 from attlas.view.columns import Column
