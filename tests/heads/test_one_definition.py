@@ -6,11 +6,12 @@ import io
 import pytest
 import torch
 import transformers
+from tests.atlas.conftest import make_entry
 
 import attlas
 import attlas.models
 from attlas import heads
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
 from attlas.heads.classification import classify_entry, detectable
@@ -99,8 +100,7 @@ def test_short_texts_name_nothing_that_chance_reaches(tmp_path, capsys) -> None:
     sharp = torch.eye(11)[None, None]
     A = attlas.attend(torch.cat([sharp.roll(1, 2) * 30, sharp * 0], 1), sharp.expand(1, 2, 11, 11),
                       attlas.ScaledDot(1.0), attlas.Causal())  # fmt: skip
-    atlas = Atlas([Entry("attn", 0, "self", 0, (0, 1), (0, 11), 0, (1, 2, 11, 11), A)], ids=ids)
-    atlas.save(tmp_path / "run.atlas")
+    Atlas([make_entry(A)], ids=ids).save(tmp_path / "run.atlas")
     assert main(["stats", str(tmp_path / "run.atlas")]) == 0
     said = capsys.readouterr().out
     assert said.count("too short a text (11 tokens) to name heads local, broad") == 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from tests.huggingface.conftest import CONFIGS
+from tests.tiny_models import T5
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import masking_utils
@@ -66,9 +67,7 @@ def test_encoders_and_biases(kind: str) -> None:
         model: Any = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes))
         given = {"input_ids": text(), "attention_mask": padding("right")}
     else:
-        config = transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-        )
+        config = transformers.T5Config(**T5 | {"num_layers": 1})
         model = transformers.T5Model(config)
         given = {"input_ids": text(), "attention_mask": padding("right"), "decoder_input_ids": text()[:, :5]}
         given["use_cache"] = False  # type: ignore[assignment]
