@@ -22,8 +22,6 @@ from attlas.view.columns import Column
 from attlas.view.source import Source
 from attlas.view.worker import Worker
 
-__all__ = ["HeadTable"]
-
 # Cells of all heads together, and of one, up to which numbers that were not recorded are computed: those that tell
 # the kinds of heads cost ten times as much as the others. Half a minute of one core, two seconds a step.
 _KINDS = 1 << 31, 1 << 27
