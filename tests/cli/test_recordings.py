@@ -27,14 +27,6 @@ from attlas.cli.terminal import Terminal
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
-    out = tmp_path_factory.mktemp("recordings") / "run.atlas"
-    given = [*model_and_text, "--tokens", "120"]
-    assert main(["record", *given, "-o", str(out)]) == 0
-    return out
-
-
-@pytest.fixture(scope="session")
 def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
     out = tmp_path_factory.mktemp("recordings") / "numbers.atlas"
     given = [*model_and_text, "--tokens", "120", "--keep", "statistics"]
@@ -247,26 +239,37 @@ def test_the_table_fits_the_terminal(width: int, recorded: Path, monkeypatch: py
     assert rows == [[str(layer), str(head)] for layer in range(2) for head in range(3)]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_of_one_head_and_of_all(
-    suffix: str, recorded: Path, numbers_only: Path, tmp_path: Path, said: Run
+    recorded: Path, numbers_only: Path, tmp_path: Path, said: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = b"\x89PNG" if suffix == ".png" else b"<?xml"
-    some = 6 if suffix == ".png" else 2
+    titles: list[str] = []
+    grid = pictures.grid
+
+    def drawn(*given: object, **options: object) -> object:
+        titles.append(options["title"])
+        return grid(*given, **options)
+
+    monkeypatch.setattr(pictures, "grid", drawn)
     head = ("--layer", "-1", "--head", 2)
     for number, (folder, options) in enumerate(
         [
             (recorded, ()),
+            (recorded, ("--rows", "0:4")),
+            (numbers_only, ()),
+            (recorded, ("--columns", "100:")),
             (recorded, (*head, "--size", 50, "--pool", "mean", "--scale", "linear")),
             (recorded, (*head, "--rows", "10:40", "--columns", "10:40")),
             (recorded, ("--layer", "self.0", "--rows", "60:", "--columns", ":60")),
-            (numbers_only, ()),
             (numbers_only, head),
-        ][:some]
+        ]
     ):
-        out = tmp_path / f"{number}{suffix}"
+        out = tmp_path / f"{number}{'.svg' if number % 3 == 1 else '.png'}"
         assert said("picture", folder, *options, "-o", out) == f"{out}\n"
-        assert out.read_bytes().startswith(begins)
+        assert out.read_bytes().startswith(b"<?xml" if out.suffix == ".svg" else b"\x89PNG")
+    assert titles[:4] == [
+        *("tiny: 120 queries × 120 keys", "tiny: 4 queries (0:4) × 120 keys"),
+        *("tiny: 120 queries × 120 keys", "tiny: 120 queries × 20 keys (100:120)"),
+    ]
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
@@ -339,34 +342,3 @@ def test_the_shipped_model_is_the_default(tmp_path: Path, said: Run) -> None:
     said("record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas")
     rows = json.loads(said("stats", tmp_path / "a.atlas", "--json"))["rows"]
     assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
-
-
-@pytest.mark.parametrize("command", ["record", "stats", "picture", "report"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([command, "--help"])
-    assert left.value.code == 0
-    assert f"  attlas {command} " in capsys.readouterr().out.split("example", 1)[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "title"),
-    [
-        ((), "tiny: 120 queries × 120 keys"),
-        (("--rows", "0:4"), "tiny: 4 queries (0:4) × 120 keys"),
-        (("--columns", "100:"), "tiny: 120 queries × 20 keys (100:120)"),
-    ],
-)
-def test_the_title_of_a_picture_says_which_part_it_shows(
-    recorded: Path, tmp_path: Path, options: tuple[str, ...], title: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    titles: list[str] = []
-    grid = pictures.grid
-
-    def drawn(*given: object, **options: object) -> object:
-        titles.append(options["title"])
-        return grid(*given, **options)
-
-    monkeypatch.setattr(pictures, "grid", drawn)
-    assert main(["picture", str(recorded), *options, "-o", str(tmp_path / "a.png")]) == 0
-    assert titles == [title]
