@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.atlases import atlas_of, random_matrix
 from tests.comms import FakeComm
 
 import attlas
@@ -30,8 +31,7 @@ SHARED = {"entry": "0", "head": "1"}
 
 @pytest.fixture
 def small() -> attlas.AttentionMatrix:
-    torch.manual_seed(0)
-    return attlas.attend(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), mask=attlas.Causal())
+    return random_matrix(40)
 
 
 @pytest.fixture
@@ -270,10 +270,7 @@ def test_large_ones_are_sampled_and_say_so() -> None:
 
 
 def test_an_atlas_shows_some_heads_of_some_layers() -> None:
-    A = attlas.attend(torch.randn(1, 9, 30, 4), torch.randn(1, 9, 30, 4))
-    heads, shape = tuple(range(9)), (1, 9, 30, 30)
-    entries = [Entry(f"<i>{at}", at, "self", 0, heads, (0, 30), 0, shape, A) for at in range(6)]
-    html = Atlas(entries, model="<script>alert(1)</script>")._repr_html_()
+    html = atlas_of(*[random_matrix(30, heads=9)] * 6, model="<script>alert(1)</script>")._repr_html_()
     assert len(pictures(html)) == 24
     assert "24 of 54 heads" in html
     assert "layer 5, head 8" in html
