@@ -63,6 +63,7 @@ def launcher() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_two_processes_write_the_same_files_as_one(words: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", *launcher(), "-m", "attlas"]

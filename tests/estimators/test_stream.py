@@ -1,11 +1,8 @@
 """Chunk by chunk gives what a whole gives: arrays on disk, Parquet, keys in parts; and no half file is ever seen."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -262,42 +259,6 @@ def test_keys_may_come_in_chunks(kernel: str) -> None:
     assert seen == [170, 340, 510, 680, 850, 1000]
     reverse = sum_chunks(x, [(keys[a:b], Y[a:b]) for a, b in ((600, 1000), (0, 600))], 0.7, kernel=kernel)
     torch.testing.assert_close(reverse.mean(), whole.mean()[:, :1], rtol=1e-6, atol=1e-6, equal_nan=True)
-
-
-# --------------------------------------------------------------------------------------------------------------- files
-
-
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    out = tmp_path / "out.csv"
-    out.write_text("before")
-
-    def chunks() -> Iterator[np.ndarray]:
-        yield X[:10]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        predict_file(MODEL, chunks(), out)
-    assert out.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
-def test_a_killed_process_leaves_no_half_file(tmp_path: Path) -> None:
-    program = (
-        "import sys, time, numpy as np\n"
-        "from attlas.estimators.stream import predict_file\n"
-        "class Slow:\n"
-        "    def predict(self, X):\n"
-        "        print('chunk', flush=True); time.sleep(0.05); return X[:, 0]\n"
-        f"predict_file(Slow(), np.zeros((10_000, 2)), {str(tmp_path / 'out.npy')!r}, rows=10)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(3):
-            assert process.stdout.readline() == "chunk\n"
-        process.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "out.npy").exists()
-    assert all(file.name.startswith(".out-") for file in tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
