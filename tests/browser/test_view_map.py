@@ -307,17 +307,6 @@ def under(tab: Any, x: int, y: int) -> list[str]:
     return tab.locator(".tip .place").all_inner_texts()
 
 
-def test_zoomed_out_a_click_pins_the_largest_of_the_block(opened: Callable[..., Any], dense: np.ndarray) -> None:
-    tab = opened("e=0&h=0&z=-2&r=320&c=320")
-    (one,) = pixels(tab, [(402.0, 202.0)])
-    tab.mouse.move(one["x"], one["y"])
-    tab.wait_for_function("() => !document.querySelector('.tip .place').textContent.includes('–')")
-    tab.mouse.click(one["x"], one["y"])
-    block = dense[0, 0, 400:404, 200:204]
-    i, j = np.unravel_index(block.argmax(), block.shape)
-    assert state(tab)["pin"] == f"{400 + i}.{200 + j}"
-
-
 def test_keys_alone_do_everything(opened: Callable[..., Any]) -> None:
     tab = opened()
     canvas = tab.get_by_role("application")
@@ -374,15 +363,6 @@ def test_a_link_restores_everything(opened: Callable[..., Any]) -> None:
     changed = state(tab)
     assert (changed["h"], changed["z"], changed.get("e")) == ("1", "2", None)
     assert "pin" not in changed
-
-
-def test_a_link_to_what_is_not_there_is_repaired(opened: Callable[..., Any]) -> None:
-    tab = opened("e=77&h=900&b=4&pin=9999.1&z=900&r=-5e99&c=NaN&lo=7&hi=-3&pal=%3Cb%3E&s=5.5&m=ratio")
-    view = state(tab)
-    assert "e" not in view
-    assert int(view.get("h", 0)) < HEADS
-    assert "pin" not in view
-    assert "pal" not in view
 
 
 def test_recolouring_asks_for_nothing(opened: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
+from tests.cli.conftest import Run
 
 from attlas.cli import main, regress
 from attlas.cli.options import parser
@@ -63,12 +64,6 @@ def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["regress", *arguments]) == 2
-    err = capsys.readouterr().err
-    return err[err.index("attlas: ") :]
-
-
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
@@ -99,7 +94,9 @@ def test_copied_rows_change_no_error(data: str, tmp_path: Path, capsys: pytest.C
     assert "copies of other rows: 60 rows" in capsys.readouterr().out
 
 
-def test_weights_reach_the_estimator_and_the_linear_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_reach_the_estimator_and_the_linear_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Run
+) -> None:
     w = np.random.default_rng(4).integers(0, 3, len(Y)).astype(float)
     path = put(tmp_path / "weighted.csv", ["a", "w", "b", "sex", "y"], np.column_stack([X[:, 0], w, X[:, 1:], Y]))
     found = report([path, "--target", "y", "--weights", "w"], capsys)
@@ -116,7 +113,7 @@ def test_weights_reach_the_estimator_and_the_linear_model(tmp_path: Path, capsys
         np.sqrt(np.average(np.square(left), weights=w[used]))
     )
     negative = put(tmp_path / "t.csv", ["a", "w", "y"], np.column_stack([X[:, 0], -w, Y]))
-    assert "found: -2 in the column w" in refusal([negative, "--target", "y", "--weights", "w"], capsys)
+    assert "found: -2 in the column w" in refusal("regress", negative, "--target", "y", "--weights", "w")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +169,7 @@ def test_other_cells_stay_as_they_were(tmp_path: Path) -> None:
 
 
 def test_no_file_that_is_read_is_written(
-    data: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Run
 ) -> None:
     (tmp_path / "link.csv").symlink_to(data)
     (tmp_path / "hard.csv").hardlink_to(new)
@@ -180,8 +177,8 @@ def test_no_file_that_is_read_is_written(
     monkeypatch.chdir(tmp_path / "sub")
     before = Path(data).read_bytes(), Path(new).read_bytes()
     for out in (data, "../data.csv", str(tmp_path / "link.csv"), new, "../new.csv", str(tmp_path / "hard.csv")):
-        text = refusal([data, "--target", "y", "--bandwidth", H, "--predict", new, "-o", out], capsys)
-        assert text.startswith("attlas: regress: -o must not be a file that is read.\n")
+        text = refusal("regress", data, "--target", "y", "--bandwidth", H, "--predict", new, "-o", out)
+        assert text.startswith("regress: -o must not be a file that is read.\n")
         assert (Path(data).read_bytes(), Path(new).read_bytes()) == before
 
 
@@ -272,7 +269,9 @@ electric,2022-01-01,2024-01-05T00:00Z,False,12
 """
 
 
-def test_texts_dates_and_booleans_become_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_dates_and_booleans_become_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Run
+) -> None:
     (tmp_path / "cars.csv").write_text(CARS)
     kept, out = str(tmp_path / "fit.safetensors"), str(tmp_path / "out.csv")
     asked = tmp_path / "new.csv"
@@ -305,7 +304,7 @@ def test_texts_dates_and_booleans_become_features(tmp_path: Path, capsys: pytest
         ("False,2024-01-02T00:00Z,18262,gas", "'18262' among dates"),
     ):
         asked.write_text(f"used,sold,since,fuel\n{cells}\n")
-        assert found in refusal(["--load", kept, "--predict", str(asked), "-o", out], capsys)
+        assert found in refusal("regress", "--load", kept, "--predict", str(asked), "-o", out)
     asked.write_text("used,sold,since,fuel\nFalse,2024-01-02T00:00Z,2020-01-01,coal\n")
     assert main(["regress", "--load", kept, "--predict", str(asked), "-o", out, "--drop-missing"]) == 0
     assert records(out)[0]["price_predicted"] == ""
@@ -405,24 +404,24 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "options", "place", "found", "fix"), REFUSED)
 def test_what_would_be_a_guess_is_refused(
-    text: str, options: list[str], place: str, found: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, options: list[str], place: str, found: str, fix: str, tmp_path: Path, refusal: Run
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
-    told = refusal([str(tmp_path / "t.csv"), "--target", "y", *options], capsys)
+    told = refusal("regress", str(tmp_path / "t.csv"), "--target", "y", *options)
     assert place in told
     assert found in told.partition("found: ")[2].partition("fix: ")[0]
     assert fix in told.partition("fix: ")[2]
 
 
-def test_files_that_are_no_text(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_text(data: str, tmp_path: Path, refusal: Run) -> None:
     packed, latin = tmp_path / "data.csv.gz", tmp_path / "latin.csv"
     packed.write_bytes(gzip.compress(Path(data).read_bytes()))
     latin.write_bytes("größe,y\n1,2\n".encode("latin1"))
-    assert f"fix: zcat {packed} | attlas regress -" in refusal([str(packed), "--target", "y"], capsys)
-    assert f"fix: iconv -f latin1 -t utf-8 {latin} > table.csv" in refusal([str(latin), "--target", "y"], capsys)
-    assert "No such file or directory" in refusal([str(tmp_path / "none.csv"), "--target", "y"], capsys)
-    told = refusal(["--load", data, "--predict", data, "-o", str(tmp_path / "out.csv")], capsys)
-    assert told.startswith("attlas: regress: --load must be a file that attlas regress --save wrote.\n")
+    assert f"fix: zcat {packed} | attlas regress -" in refusal("regress", str(packed), "--target", "y")
+    assert f"fix: iconv -f latin1 -t utf-8 {latin} > table.csv" in refusal("regress", str(latin), "--target", "y")
+    assert "No such file or directory" in refusal("regress", str(tmp_path / "none.csv"), "--target", "y")
+    told = refusal("regress", "--load", data, "--predict", data, "-o", str(tmp_path / "out.csv"))
+    assert told.startswith("regress: --load must be a file that attlas regress --save wrote.\n")
     assert "fix: attlas regress TABLE --target COLUMN --save data.safetensors" in told
 
 
@@ -442,25 +441,19 @@ def test_files_that_are_no_text(data: str, tmp_path: Path, capsys: pytest.Captur
         (["-", "--target", "y", "--bandwidth", "-1"], "--bandwidth -1", "--bandwidth loo"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(
-    arguments: list[str], found: str, fix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refusal(arguments, capsys).splitlines()[1:] == [f"  found: {found}", f"  fix: {fix}"]
+def test_options_that_do_not_go_together_are_named(arguments: list[str], found: str, fix: str, refusal: Run) -> None:
+    assert refusal("regress", *arguments).splitlines()[1:] == [f"  found: {found}", f"  fix: {fix}"]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("sklearn", "sklearn"), ("pandas", "sklearn"), ("matplotlib", "plot")])
-def test_extras_are_named(
-    data: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_extras_are_named(data: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, refusal: Run) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    told = refusal([data, "--target", "y", "--plot", "fit.png"], capsys)
+    told = refusal("regress", data, "--target", "y", "--plot", "fit.png")
     assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
 
 
-def test_the_fit_is_saved_before_the_rows_to_predict_are_read(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fit_is_saved_before_the_rows_to_predict_are_read(data: str, tmp_path: Path, refusal: Run) -> None:
     (tmp_path / "new.csv").write_text("a,b,sex\n1,oops,0\n")
     files = [
         "--predict",
@@ -470,7 +463,7 @@ def test_the_fit_is_saved_before_the_rows_to_predict_are_read(
         "--save",
         str(tmp_path / "m.safetensors"),
     ]
-    assert "oops" in refusal([data, "--target", "y", "--bandwidth", H, *files], capsys)
+    assert "oops" in refusal("regress", data, "--target", "y", "--bandwidth", H, *files)
     np.testing.assert_array_equal(AttentionRegressor.load(tmp_path / "m.safetensors").bandwidth_, MODEL.bandwidth_)
 
 

@@ -44,7 +44,7 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("this", "_sitebuiltins"))  # short ones
-    assert main(["demo", "--tokens", "256", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "over 2 texts" in told
     assert "heads.html" in told
