@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.messages import said
+from tests.messages import refusal
 
 import attlas
 from attlas import pictures
@@ -236,33 +236,26 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
         assert pictures.save(matrix().plot(), tmp_path / name, dpi=50).stat().st_size > 1000
 
 
-def message(call: object) -> str:
-    with pytest.raises(ShapeError) as error:
-        call()
-    return said(error.value)
-
-
 def test_messages() -> None:
     A = matrix(2, 3)
-    assert message(lambda: A.plot(pool="median")) == "plot(): pool = 'median'"
-    assert message(lambda: A.plot(size=0)) == "plot(): size = 0"
-    assert message(lambda: matrix(2, 2, 2).plot()) == "plot(): 8 heads in axes (2, 2, 2)"
+    assert refusal(ShapeError, lambda: A.plot(pool="median")) == "plot(): pool = 'median'"
+    assert refusal(ShapeError, lambda: A.plot(size=0)) == "plot(): size = 0"
+    assert refusal(ShapeError, lambda: matrix(2, 2, 2).plot()) == "plot(): 8 heads in axes (2, 2, 2)"
     assert (
-        message(lambda: matrix(m=100, n=100).plot(labels=["a"] * 100)) == "plot(): 100 queries × 100 keys of one head"
+        refusal(ShapeError, lambda: matrix(m=100, n=100).plot(labels=["a"] * 100))
+        == "plot(): 100 queries × 100 keys of one head"
     )
-    assert message(lambda: matrix(2).plot(ax=object())) == "plot(): 2 heads"
-    assert message(lambda: matrix().plot(rows=(7, 7))) == "plot(): rows = (7, 7)"
-    assert message(lambda: matrix().plot(columns=(0, 41))) == "plot(): columns = (0, 41)"
-    assert message(lambda: pictures.plot(torch.zeros(3))) == "plot(): shape (3,)"
-    assert message(lambda: pictures.plot([[1.0]])) == "plot(): a list"
+    assert refusal(ShapeError, lambda: matrix(2).plot(ax=object())) == "plot(): 2 heads"
+    assert refusal(ShapeError, lambda: matrix().plot(rows=(7, 7))) == "plot(): rows = (7, 7)"
+    assert refusal(ShapeError, lambda: matrix().plot(columns=(0, 41))) == "plot(): columns = (0, 41)"
+    assert refusal(ShapeError, lambda: pictures.plot(torch.zeros(3))) == "plot(): shape (3,)"
+    assert refusal(ShapeError, lambda: pictures.plot([[1.0]])) == "plot(): a list"
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "attlas.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError) as error:
-        matrix().plot()
-    assert said(error.value) == "attlas.pictures: no module named matplotlib"
+    assert refusal(MissingExtraError, lambda: matrix().plot()) == "attlas.pictures: no module named matplotlib"
 
 
 def test_a_matrix_that_is_trained_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sklearn", reason="the estimators need scikit-learn (attlas[sklearn])")
 
 from sklearn.linear_model import LinearRegression
-from tests.messages import said
+from tests.messages import refusal, said
 
 from attlas import errors
 from attlas.estimators.chunks import Chunks
@@ -77,9 +77,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "text"), REFUSED)
 def test_what_cannot_be_read_is_refused(call, text: str) -> None:
-    with pytest.raises(errors.ShapeError) as caught:
-        call()
-    assert said(caught.value) == text
+    assert refusal(errors.ShapeError, call) == text
 
 
 def test_a_tensor_is_one_array() -> None:
@@ -130,9 +128,7 @@ class Labels:
 def test_predictions_that_a_file_cannot_hold_are_refused(tmp_path: Path, chunks, suffix: str, text: str) -> None:
     if suffix == "parquet":
         pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
-    with pytest.raises(errors.DtypeError) as caught:
-        predict_file(Labels(), chunks, tmp_path / f"out.{suffix}")
-    assert said(caught.value) == text
+    assert refusal(errors.DtypeError, lambda: predict_file(Labels(), chunks, tmp_path / f"out.{suffix}")) == text
     assert not list(tmp_path.iterdir())
 
 
@@ -179,9 +175,10 @@ def test_a_column_that_is_the_index_of_a_frame_is_read(tmp_path: Path) -> None:
 def test_parquet_says_what_it_holds(tmp_path: Path) -> None:
     file = ParquetFile(write(tmp_path / "x.parquet"), "here")
     assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)
-    with pytest.raises(errors.ShapeError) as caught:
-        ParquetFile(file.path, "here", ["a", "z"])
-    assert said(caught.value) == "here: no column 'z' in x.parquet"
+    assert (
+        refusal(errors.ShapeError, lambda: ParquetFile(file.path, "here", ["a", "z"]))
+        == "here: no column 'z' in x.parquet"
+    )
 
 
 def test_parquet_is_written_in_chunks(tmp_path: Path) -> None:
@@ -195,9 +192,9 @@ def test_parquet_is_written_in_chunks(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(errors.MissingExtraError) as caught:
-        Chunks(tmp_path / "x.parquet")
-    assert said(caught.value) == ("Chunks(): no module named pyarrow")
+    assert (
+        refusal(errors.MissingExtraError, lambda: Chunks(tmp_path / "x.parquet")) == "Chunks(): no module named pyarrow"
+    )
     with pytest.raises(errors.MissingExtraError, match="pyarrow must be installed"):
         predict_file(MODEL, X, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
@@ -232,9 +229,13 @@ def test_text_is_written_in_chunks(tmp_path: Path) -> None:
     lines = out.read_text().splitlines()
     assert lines[0] == "price"
     np.testing.assert_array_equal([float(line) for line in lines[1:]], MODEL.predict(X))
-    with pytest.raises(errors.ShapeError) as caught:
-        predict_file(LinearRegression().fit(X, np.column_stack([Y, Y])), X, tmp_path / "out.csv")
-    assert said(caught.value) == "predict_file(): 1 names, 2 columns"
+    assert (
+        refusal(
+            errors.ShapeError,
+            lambda: predict_file(LinearRegression().fit(X, np.column_stack([Y, Y])), X, tmp_path / "out.csv"),
+        )
+        == "predict_file(): 1 names, 2 columns"
+    )
     assert out.read_text().splitlines() == lines
     assert list(tmp_path.iterdir()) == [out]
 

@@ -21,7 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import numpy as np
 import pytest
 import torch
-from tests.messages import said
+from tests.messages import refusal
 
 import attlas
 from attlas.errors import PortError, ShapeError
@@ -335,9 +335,7 @@ def test_the_next_free_port_is_taken(slow: Slow) -> None:
     try:
         assert first.port != second.port
         assert 8750 <= first.port < second.port < 8800
-        with pytest.raises(PortError) as error:
-            Server(slow, port=first.port)
-        assert said(error.value) == f"view: port {first.port} is taken"
+        assert refusal(PortError, lambda: Server(slow, port=first.port)) == f"view: port {first.port} is taken"
     finally:
         first.stop()
         second.stop()
