@@ -49,6 +49,8 @@ def test_another_text_stands_behind_the_first_with_its_own_tokens() -> None:
         given = facts(service, "tokens", start=N - 1, stop=N + 6)
         assert given["tokens"] == [" w39", " v0", " v1", " v2", "⟨E6⟩", "⟨97 A5⟩", " v5"]
         assert given["joined"] == [[N + 3, N + 5, "日"]]
+    with closing(Service(atlas_of(random_matrix(N)), compare=second)) as service:  # the first one has no text
+        assert facts(service, "tokens", start=N - 1, stop=N + 2)["tokens"] == ["", " v0", " v1"]
 
 
 def test_recordings_of_other_sizes_are_refused() -> None:
