@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attlas.context_parallel import refuse_context_parallel
@@ -93,9 +91,10 @@ def attend(
 
         return distributed(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     refuse_context_parallel("attend()")
-    inputs = check_inputs("attend()", q, k)
+    q4, k4, lead = check_inputs("attend()", q, k)
+    heads = q4.shape[1]
     if score is None and isinstance(scale, Tensor):
-        inputs, score = replace(inputs, q=inputs.q * _per_head(scale, inputs.q)), _UNSCALED
+        q4, score = q4 * _per_head(scale, q4), _UNSCALED
     elif score is None:
         score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
     elif scale is not None:
@@ -106,19 +105,17 @@ def attend(
         score = ScoreMod(score)
     elif not isinstance(score, Score):
         raise _no_score(score)
-    score.check(q, k, inputs.q.shape[1])
-    lead, (batch, heads) = inputs.leading, inputs.q.shape[:2]
+    score.check(q, k, heads)
     if mask is not None:
         mask = as_mask(mask)
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
         for extra in mask.log_weights():
             score = score + extra
-    sink = None if sink is None else check_sink("attend()", sink, inputs.q)
+    sink = None if sink is None else check_sink("attend()", sink, q4)
     if plan is not None and not isinstance(plan, Plan):
         rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
-    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
-    problem = Problem(inputs.q, inputs.k, score, mask, sink, *ids)
+    problem = Problem(q4, k4, score, mask, sink)
     return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
 
 

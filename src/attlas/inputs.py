@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,30 +12,11 @@ from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 
 __all__ = [
-    "Inputs", "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
+    "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
     "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "whole_number",
 ]  # fmt: skip
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """Queries and keys in one layout.
-
-    Parameters
-    ----------
-    q : Tensor, shape (batch, heads, m, d)
-        Queries.
-    k : Tensor, shape (batch, key heads, n, dk)
-        Keys; key heads divide heads.
-    leading : tuple of int
-        Leading axes of the matrix as the user sees them: ``()``, ``(batch,)`` or ``(..., heads)``.
-    """
-
-    q: Tensor
-    k: Tensor
-    leading: tuple[int, ...]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -127,8 +107,17 @@ def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
     raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
 
 
-def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
+def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Check queries and keys against each other and bring them to four axes, without a copy.
+
+    Returns
+    -------
+    q : Tensor, shape (batch, heads, m, d)
+        Queries.
+    k : Tensor, shape (batch, key heads, n, dk)
+        Keys; key heads divide heads.
+    leading : tuple of int
+        Leading axes of the matrix as the user sees them: ``()``, ``(batch,)`` or ``(..., heads)``.
 
     Raises
     ------
@@ -153,7 +142,7 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> Inputs:
         fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
         raise ShapeError(where, rule, labels, found=f"{query_heads} query heads, {key_heads} key heads", fix=fix)
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
-    return Inputs(_flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading)
+    return _flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading
 
 
 def check_values(
@@ -230,7 +219,7 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
     """Check that arguments are floating point tensors of one dtype and device, with two axes or more."""
     first_label, first = next(iter(labels.items()))
     for label, t in labels.items():
-        name = label.split(" ")[0]
+        name = label.partition(" ")[0]
         if not isinstance(t, Tensor):
             rule = f"{name} must be a torch.Tensor."
             raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
@@ -244,12 +233,12 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
                 fix = f"{name}.unsqueeze(0), one token."
             raise ShapeError(where, rule, labels, found=f"shape {tuple(t.shape)} in {name}", fix=fix)
         if t.dtype is not first.dtype:
-            rule = f"{first_label.split(' ')[0]} and {name} must have the same dtype."
+            rule = f"{first_label.partition(' ')[0]} and {name} must have the same dtype."
             found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"
             fix = f"{name}.to({first.dtype})"
             raise DtypeError(where, rule, labels, found=found, fix=fix)
         if t.device != first.device:
-            rule = f"{first_label.split(' ')[0]} and {name} must be on the same device."
+            rule = f"{first_label.partition(' ')[0]} and {name} must be on the same device."
             fix = f"{name}.to({str(first.device)!r})"
             raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
 

@@ -150,13 +150,15 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
         raise FormatError(f"lse {_describe(lse)} of a matrix of shape {shape} and q {_describe(q)}")
     if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
         raise FormatError(f"sink {_describe(sink)} of {heads} heads")
-    ids = [torch.tensor(sizes(record.get(key), key), dtype=torch.int64) for key in ("batch_ids", "head_ids")]
-    if [len(index) for index in ids] != [batch, heads]:
-        raise FormatError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids of a matrix of shape {shape}")
+    batch_ids, head_ids = (
+        torch.tensor(sizes(record.get(key), key), dtype=torch.int64) for key in ("batch_ids", "head_ids")
+    )
+    if (len(batch_ids), len(head_ids)) != (batch, heads):
+        raise FormatError(f"{len(batch_ids)} batch_ids and {len(head_ids)} head_ids of a matrix of shape {shape}")
     mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
     score = score_from(record.get("score"), reader.take, user_scores)
     kinds = {name: check_type(record.get(name, False), name, bool) for name in ("partial", "weighted")}
-    problem = Problem(q, k, score, mask, sink, *ids, **kinds)
+    problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), **kinds)
     _check_corners(problem)
     return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
 

@@ -110,8 +110,7 @@ class Collector:
         base = cut_out(whole, rows, range(whole.shape[3]))
         q = own.q.new_zeros(1).expand(*own.shape[:2], len(rows), own.q.shape[-1])
         k = own.k.new_zeros(1).expand(*own.k.shape[:2], whole.shape[3], own.k.shape[-1])
-        ids: dict[str, Any] = {"batch_ids": own.batch_ids, "head_ids": own.head_ids}
-        base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, **ids, versions=())
+        base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, ids=own.ids, versions=())
         # Closed forms over all keys would look at tokens that are not here.
         vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base

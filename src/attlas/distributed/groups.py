@@ -170,8 +170,7 @@ class _Groups:
             k=problem.k[:1, :1].expand(len(batches), key_heads, -1, -1),
             score=copy.deepcopy(problem.score, held) if held.keys() & mine.keys() else problem.score,
             sink=None if sink is None else sink[heads],
-            batch_ids=batches,
-            head_ids=heads,
+            ids=(batches, heads),
         )
         leading = self._sizes(group, layout.leading)
         whole = AttentionMatrix(problem, A._whole.plan, Axes(leading, (True,) * len(leading)))

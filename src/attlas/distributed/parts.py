@@ -50,8 +50,7 @@ def parts_of(
         sink = sink.masked_fill(torch.ones_like(sink, dtype=torch.bool), -torch.inf) if sink.requires_grad else None
     axes = Axes((own_q.shape[0], own_q.shape[1]), (True, True))
     fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": ()}
-    fields["batch_ids"] = problem.batch_ids[layout.batches]
-    fields["head_ids"] = problem.head_ids[heads.start : heads.stop]
+    fields["ids"] = problem.batch_ids[layout.batches], problem.head_ids[heads.start : heads.stop]
     parts, start = [], 0
     for rows in layout.rows:
         own = cut_out(replace(problem, score=score), rows, layout.columns)

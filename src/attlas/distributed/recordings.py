@@ -303,11 +303,11 @@ def _matrix(
     whole = {name: one.whole for name, one in found.items()}
     problem = Problem(
         whole["q"], whole["k"], score_from(score, _held, own), None if mask is None else mask_from(mask, _held),
-        whole.get("sink"), torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64),
+        whole.get("sink"), (torch.arange(sum(batches)), torch.tensor(heads, dtype=torch.int64)),
         partial=any(part.partial for row in grid for _, part in row),
     )  # fmt: skip
     if _has_heads(mask) or _has_heads(score):
-        problem = replace(problem, head_ids=torch.arange(len(heads)), versions=())
+        problem = replace(problem, ids=None, versions=())
     return AttentionMatrix(problem, Plan(), Axes((sum(batches), len(heads)), (True, True)), whole["lse"])
 
 

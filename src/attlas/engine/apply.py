@@ -54,8 +54,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     batch, heads, m, n = weights.shape
     nothing = weights.new_zeros(1)
     q, k = nothing.expand(batch, heads, m, 1), nothing.expand(batch, heads, n, 1)
-    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
-    problem = Problem(q, k, _LogWeights(weights), None, None, *ids)
+    problem = Problem(q, k, _LogWeights(weights), None, None)
     if torch.is_grad_enabled() and weights.requires_grad and statistic.differentiable:
         result = graph.collect_of(problem, weights, [statistic])[0]
     else:

@@ -53,9 +53,9 @@ class Version(NamedTuple):
     address: int
 
 
-def _state(t: Tensor) -> tuple[int | None, int]:
+def _version(name: str, t: Tensor) -> Version:
     # Tensors of inference mode do not count their changes.
-    return None if t.is_inference() else t._version, t.data_ptr()
+    return Version(name, t, None if t.is_inference() else t._version, t.data_ptr())
 
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
@@ -97,8 +97,8 @@ class Problem:
         Which pairs may attend; None allows all.
     sink : Tensor, optional, shape (heads,)
         One more logit a head in the denominator, without a value.
-    batch_ids, head_ids : Tensor, shape (batch,) and (heads,)
-        Batch and head as the user counts them, on the CPU.
+    ids : tuple of Tensor, shapes (batch,) and (heads,), optional
+        Batches and heads as the user counts them, int64 on the CPU; by default all from 0 on.
     partial : bool
         Whether a log-sum-exp that comes with it counts keys, or a sink, that it does not have: then rows sum to less
         than 1.
@@ -113,19 +113,21 @@ class Problem:
     score: Score
     mask: Mask | None
     sink: Tensor | None
-    batch_ids: Tensor
-    head_ids: Tensor
+    ids: tuple[Tensor, Tensor] | None = None
     partial: bool = field(default=False, kw_only=True)
     weighted: bool = field(default=False, kw_only=True)
     versions: tuple[Version, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        if not (self.versions or self.is_symbolic):
-            named = [("q", self.q), ("k", self.k)]
-            named += [] if self.sink is None else [("sink", self.sink)]
-            named += [("score", t) for t in tensors_of(self.score)]
-            named += [] if self.mask is None else [("mask", t) for t in tensors_of(self.mask)]
-            vars(self)["versions"] = tuple(Version(name, t, *_state(t)) for name, t in named)
+        if self.versions or self.is_symbolic:
+            return
+        versions = [_version("q", self.q), _version("k", self.k)]
+        if self.sink is not None:
+            versions.append(_version("sink", self.sink))
+        versions += [_version("score", t) for t in tensors_of(self.score)]
+        if self.mask is not None:
+            versions += [_version("mask", t) for t in tensors_of(self.mask)]
+        vars(self)["versions"] = tuple(versions)
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged("a copy of A")
@@ -142,7 +144,7 @@ class Problem:
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
         """
         for version in () if tracing() else self.versions:
-            if (version.changes, version.address) != _state(version.tensor):
+            if version != _version(version.name, version.tensor):
                 rule = "the tensors of a matrix must not change after attend()."
                 found = f"{version.name} was changed in place"
                 fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
@@ -179,6 +181,16 @@ class Problem:
     def shape(self) -> tuple[int, int, int, int]:
         """Sizes of the matrix: batch, heads, m, n."""
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @cached_property
+    def batch_ids(self) -> Tensor:
+        """Batches as the user counts them, (batch,) int64 on the CPU."""
+        return torch.arange(self.q.shape[0], device="cpu") if self.ids is None else self.ids[0]
+
+    @cached_property
+    def head_ids(self) -> Tensor:
+        """Heads as the user counts them, (heads,) int64 on the CPU."""
+        return torch.arange(self.q.shape[1], device="cpu") if self.ids is None else self.ids[1]
 
     @property
     def group(self) -> int:
@@ -278,8 +290,8 @@ class Problem:
         else:
             k = self.k[batches][:, key_heads.to(self.device)]
         q = self.q[batches][:, heads if isinstance(heads, slice) else heads.to(self.device)]
-        sink, ids = None if self.sink is None else self.sink[heads], self.batch_ids[batches]
-        return replace(self, q=q, k=k, sink=sink, batch_ids=ids, head_ids=self.head_ids[heads])
+        sink = None if self.sink is None else self.sink[heads]
+        return replace(self, q=q, k=k, sink=sink, ids=(self.batch_ids[batches], self.head_ids[heads]))
 
 
 def tree_map(f: Callable[[Tensor], Tensor], tokens: Any) -> Any:

@@ -157,7 +157,7 @@ def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
 
 def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Problem, Runs] | None:
     """Return a problem without the hidden keys, and the runs of keys that it has; None where rows see several runs."""
-    batch, heads, _, n = base.shape
+    n = base.shape[3]
     of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
     of_runs = base.shape, base.device, base.batch_ids.tolist(), base.head_ids.tolist()
     key = list(_parts(base.mask)), of_runs, of_mask, [(part.keys, part.column) for part in outside]
@@ -168,9 +168,8 @@ def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Pro
     mask, runs = memory.found
     if runs == [[0, n]]:
         return base, runs
-    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
     k = _select_runs(base.k, runs, memory, "keys")
-    return replace(base, k=k, mask=mask, batch_ids=ids[0], head_ids=ids[1], versions=base.versions), runs
+    return replace(base, k=k, mask=mask, ids=None, versions=base.versions), runs
 
 
 def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, Runs] | None:

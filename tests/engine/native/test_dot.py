@@ -96,6 +96,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "infinite": lambda t: t.clone().index_fill_(-1, torch.tensor([0]), math.inf),
     "-infinite": lambda t: t.clone().index_fill_(-1, torch.tensor([0]), -math.inf),
     "NaN": lambda t: t.clone().index_fill_(-2, torch.tensor([1]), math.nan),
+    "NaN at the end": lambda t: t.flatten().index_fill(0, torch.tensor([t.numel() - 1]), math.nan).view_as(t),
 }
 
 
@@ -105,7 +106,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_any_value(name: str, value: str, which: int, use: Callable[[str], None]) -> None:
     """What is not finite, or too large for the kernels, gives what the tiles give."""
     use(name)
-    given = [torch.randn(1, 2, size, 4) for size in (18, 70, 70)]
+    given = [torch.randn(1, 2, size, 4) for size in (18, 530, 530)]
     given[which] = VALUES[value](given[which])
     q, k, v = given
     mask = attlas.Causal()

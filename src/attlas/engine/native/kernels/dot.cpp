@@ -43,13 +43,16 @@ class Packed {
   Number* keys(int64_t slot) const { return memory_.at(slot * (keys_ + values_)); }
   Number* values(int64_t slot) const { return keys(slot) + keys_; }
 
+  // Keys and values [first, stop) of a head, read from memory once; false where one of them is not in range.
   template <class T, class Source>
-  void fill(int64_t slot, int64_t b, int64_t g, int64_t first, int64_t stop) {
-    for (int64_t j = first; j < stop; j += M::COLUMNS)
-      M::pack_transposed(keys(slot), j, p_.n, p_.d, parts_.k, rows_of<T, Source>(p_.k, b, g));
+  bool fill(int64_t slot, int64_t b, int64_t g, int64_t first, int64_t stop) {
+    const auto k = rows_of<T, Source>(p_.k, b, g), v = rows_of<T, Source>(p_.v, b, g);
+    const int64_t count = std::min(stop, p_.n) - first;
+    if (!in_range(k.from(first), count, p_.d) || (p_.out && !in_range(v.from(first), count, p_.e))) return false;
+    for (int64_t j = first; j < stop; j += M::COLUMNS) M::pack_transposed(keys(slot), j, p_.n, p_.d, parts_.k, k);
     if (p_.out)
-      M::pack_rows(values(slot), first, stop - first, padded(p_.n), p_.e, parts_.v,
-                   Limited<T, Source>{rows_of<T, Source>(p_.v, b, g), p_.n});
+      M::pack_rows(values(slot), first, stop - first, padded(p_.n), p_.e, parts_.v, Limited<T, Source>{v, p_.n});
+    return true;
   }
 
  private:
@@ -84,15 +87,6 @@ struct Wave {
   int64_t batch(int64_t which) const { return (first + slot(which)) / key_heads; }
   int64_t head(int64_t which) const { return (first + slot(which)) % key_heads * group + which % group; }
 };
-
-template <class T, class Source>
-bool all_in_range(const AttentionParams& p, const Wave& wave) {
-  const auto good = [&](const attlas::Tensor4& t, int64_t heads, int64_t group, int64_t rows, int64_t size) {
-    return in_range<T, Source>(t, heads, wave.first * group, wave.pairs * group, rows, size, p.threads);
-  };
-  return good(p.q, p.heads, wave.group, p.m, p.d) && good(p.k, p.key_heads, 1, p.n, p.d) &&
-         (!p.out || good(p.v, p.key_heads, 1, p.n, p.e));
-}
 
 template <class M, class Source>
 void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
@@ -205,7 +199,7 @@ class BothPasses {
       kept_->group = first + from;
       forward_.run(b, h, first + from, some, read, keys, values);
       statistics_.take_rows(from, from + some, nullptr);
-      read.data += some * read.stride;
+      read = read.from(some);
     }
     statistics_.finish();
   }
@@ -272,11 +266,14 @@ int32_t run(const AttentionParams& p, Parts parts) {
   const int64_t some = 512, pieces = (padded + some - 1) / some;
   for (int64_t first = 0; first < pairs; first += together) {
     const Wave wave{first, std::min(together, pairs - first), p.heads / p.key_heads, p.key_heads};
-    if (!all_in_range<T, Source>(p, wave)) return attlas::NOT_FINITE;
+    const int64_t group = wave.group;
+    std::atomic<bool> good{in_range<T, Source>(p.q, p.heads, first * group, wave.heads(), p.m, p.d, p.threads)};
     attlas::share(size_t(wave.pairs * pieces), p.threads, [&](size_t task, int) {
       const int64_t slot = int64_t(task) / pieces, pair = first + slot, start = int64_t(task) % pieces * some;
-      packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded));
+      if (!packed.template fill<T, Source>(slot, pair / p.key_heads, pair % p.key_heads, start, std::min(start + some, padded)))
+        good = false;
     });
+    if (!good) return attlas::NOT_FINITE;
     if (both) {
       if constexpr (!M::Product::STEPS) along_both<M, Source>(passes, packed, wave);
     } else {

@@ -37,6 +37,7 @@ struct Reader {
   const Source* data;
   int64_t stride;
 
+  Reader from(int64_t row) const { return {data + row * stride, stride}; }
   ATTLAS_INLINE T operator()(int64_t i, int64_t t) const { return T(number(data[i * stride + t])); }
 
   // Up to a vector of numbers from one row; beyond `count` they are 0.

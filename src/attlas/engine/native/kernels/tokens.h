@@ -27,21 +27,25 @@ struct Limited {
   }
 };
 
-// Whether all numbers of `count` heads from `first` on, batch after batch, are finite and so small that no product of two
-// overflows.
+// Whether all numbers of some rows are finite and so small that no product of two overflows.
 template <class T, class Source>
-__attribute__((noinline)) bool in_range(const attlas::Tensor4& t, int64_t heads, int64_t first, int64_t count, int64_t rows, int64_t size,
-                                        int threads) {
-  std::atomic<bool> good{true};
+__attribute__((noinline)) bool in_range(Reader<T, Source> read, int64_t rows, int64_t size) {
   const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
+  int bad = 0;  // counted without a branch, so that the loop becomes vectors
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t t = 0; t < size; ++t) bad |= !(std::fabs(read(i, t)) < limit);
+  return !bad;
+}
+
+// The same for `count` heads from `first` on, batch after batch.
+template <class T, class Source>
+bool in_range(const attlas::Tensor4& t, int64_t heads, int64_t first, int64_t count, int64_t rows, int64_t size, int threads) {
+  std::atomic<bool> good{true};
   const int64_t some = 1024, blocks = (rows + some - 1) / some;
   attlas::share(size_t(count * blocks), threads, [&](size_t task, int) {
-    const int64_t block = task % blocks, which = first + task / blocks;
-    const auto read = rows_of<T, Source>(t, which / heads, which % heads, block * some);
-    int bad = 0;  // counted without a branch, so that the loop becomes vectors
-    for (int64_t i = 0; i < std::min(some, rows - block * some); ++i)
-      for (int64_t t = 0; t < size; ++t) bad |= !(std::fabs(read(i, t)) < limit);
-    if (bad) good = false;
+    const int64_t row = task % blocks * some, which = first + task / blocks;
+    const auto read = rows_of<T, Source>(t, which / heads, which % heads, row);
+    if (!in_range(read, std::min(some, rows - row), size)) good = false;
   });
   return good;
 }
