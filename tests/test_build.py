@@ -123,5 +123,5 @@ def test_editable_install_compiles_into_src(sources: Path) -> None:
     assert LIBRARY not in names
     # What the build leaves lies where git ignores it.
     assert {path.name for path in sources.iterdir()} == {
-        *("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore", "editable", "src"),
+        *("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore", "editable", "src")
     }

@@ -52,7 +52,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Any:
     torch.manual_seed(0)
     size = {"n_embd": 64, "n_layer": 32, "n_head": 32, "vocab_size": 50, "n_positions": 32}
     made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size))
-    texts = torch.randint(0, 50, (2, 16)).tolist()
+    texts = torch.randint(0, 50, (1, 8)).tolist()
     return attlas.corpus(made, texts, tmp_path_factory.mktemp("many") / "many.corpus", samples=1)
 
 

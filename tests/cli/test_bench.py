@@ -106,11 +106,7 @@ def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
-    [
-        (["--tokens", "0"], "--tokens 0"),
-        (["--heads", "-1"], "--heads -1"),
-        (["--seconds", "nan"], "--seconds nan"),
-    ],
+    [(["--tokens", "0"], "--tokens 0"), (["--heads", "-1"], "--heads -1"), (["--seconds", "nan"], "--seconds nan")],
 )
 def test_wrong_arguments(arguments: list[str], found: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2

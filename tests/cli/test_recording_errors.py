@@ -34,10 +34,7 @@ def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (b"", "record: standard input has no text"),
-        (b"\xff", "record: byte 0xff at place 0 of standard input"),
-    ],
+    [(b"", "record: standard input has no text"), (b"\xff", "record: byte 0xff at place 0 of standard input")],
 )
 def test_pipes_that_cannot_be_read(
     given: bytes, message: str, out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run

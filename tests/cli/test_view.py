@@ -283,12 +283,9 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     return terminal
 
 
-def test_the_demo_opens_the_viewer_where_somebody_sits(attended: Attended, tmp_path: Path) -> None:
-    view.open_if_attended(tmp_path, attended, browser=True)
-    assert attended.opened == [tmp_path]
-
-
-def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_opens_the_viewer_where_somebody_sits_and_nothing_elsewhere(
+    attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view.open_if_attended(tmp_path, attended, browser=False)
     with monkeypatch.context() as patch:
         patch.setenv("CI", "true")
@@ -304,4 +301,6 @@ def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, mo
         view.open_if_attended(tmp_path, attended, browser=True)
     assert attended.opened == []
     assert attended.out.getvalue().count("attlas view") == 5
+    view.open_if_attended(tmp_path, attended, browser=True)
+    assert attended.opened == [tmp_path]
     assert demo.open_if_attended is view.open_if_attended

@@ -45,7 +45,7 @@ def test_another_text_stands_behind_the_first_with_its_own_tokens() -> None:
     with closing(Service(recording(0, WORDS), compare=second)) as service:
         info = facts(service, "info")
         assert (info["texts"], info["text_length"]) == (2 * N, 2 * N)
-        assert [entry["first_key"] for entry in info["entries"]] == [0, N]
+        assert [(entry["first_query"], entry["first_key"]) for entry in info["entries"]] == [(0, 0), (N, N)]
         given = facts(service, "tokens", start=N - 1, stop=N + 6)
         assert given["tokens"] == [" w39", " v0", " v1", " v2", "⟨E6⟩", "⟨97 A5⟩", " v5"]
         assert given["joined"] == [[N + 3, N + 5, "日"]]
