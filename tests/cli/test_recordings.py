@@ -289,16 +289,12 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     assert 0 <= data["state"]["pointed"]["i"] < 120
 
 
-def test_heads_of_a_report_can_be_chosen(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Run
-) -> None:
+def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, said: Run, refusal: Run) -> None:
     out = tmp_path / "report.html"
     said("report", recorded, "--heads", "1.0, 0·2", "-o", out)
     assert [(each["entry"], each["head"]) for each in data_of(out)["packed"] if each["exact"]] == [(1, 0), (0, 2)]
-    assert main(["report", str(recorded), "--heads", "1-0", "-o", str(out)]) == 2
-    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in capsys.readouterr().err
-    assert main(["report", str(recorded), "--heads", "1.7", "-o", str(out)]) == 2
-    assert "found: layer 1, head 7" in capsys.readouterr().err
+    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in refusal("report", recorded, "--heads", "1-0", "-o", out)
+    assert "found: layer 1, head 7" in refusal("report", recorded, "--heads", "1.7", "-o", out)
 
 
 def test_a_recording_from_python_is_completed(model_folder: Path, tmp_path: Path, said: Run) -> None:
