@@ -264,8 +264,8 @@ def test_keys_may_come_in_chunks(kernel: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    """A file of 128 MiB is predicted, and the process itself grows by less than 48 MiB."""
-    rows = 4_000_000
+    """A file of 64 MiB is predicted, and the process itself grows by less than 48 MiB."""
+    rows = 2_000_000
     mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (rows, 4))
     mapped[:: rows // 100] = 1.0
     mapped.flush()
