@@ -174,7 +174,7 @@ def test_other_scripts_take_the_font_that_has_them(monkeypatch: pytest.MonkeyPat
         pictures, "_drawable", lambda family: frozenset("注意力" if family == "Noto Sans CJK SC" else "abc\u25a1")
     )
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [SimpleNamespace(name="Noto Sans CJK SC")])
-    figure = pictures.labelled(torch.rand(3, 3), ["注意", "力a", "言"])
+    figure = pictures.plot(torch.rand(3, 3), labels=["注意", "力a", "言"])
     texts = figure.axes[0].get_xticklabels()
     assert [text.get_text() for text in texts] == ["注意", "力a", "\N{WHITE SQUARE}"]
     assert texts[0].get_fontfamily() == ["monospace", "Noto Sans CJK SC"]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import io
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -124,8 +126,21 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Join lines of Chinese: a browser may show a line break between two characters as a space."""
-    return re.sub(rf"(?<=[{WIDE}])\n(?=[{WIDE}])", "", markdown)
+    """Join lines of Chinese: a browser may show a line break between two characters as a space. List what is public."""
+    markdown = re.sub(rf"(?<=[{WIDE}])\n(?=[{WIDE}])", "", markdown)
+    return re.sub(r"^::: (attlas\.\w+)\.\*$", lambda line: others(line[1], markdown), markdown, flags=re.M)
+
+
+def others(package: str, page: str) -> str:
+    """Return a line of the reference for each public name of a package that its page does not name."""
+    import attlas
+
+    names = [name for name in importlib.import_module(package).__all__ if not re.search(rf"^::: .*\b{name}$", page, re.M)]
+    paths = []
+    for name in sorted(names, key=lambda name: (name.islower(), name)):
+        path = f"attlas.{name}" if name in attlas.__all__ else f"{package}.{name}"
+        paths.append(f"{path}.{name}" if path in sys.modules else path)  # a function may be called as its module is
+    return "\n\n".join(f"::: {path}" for path in paths)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:

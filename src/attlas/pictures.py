@@ -37,7 +37,6 @@ __all__ = [
     "draw",
     "grid",
     "label",
-    "labelled",
     "palette",
     "plot",
     "save",
@@ -364,41 +363,6 @@ def grid(
     if title is not None:
         figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK, parse_math=False)
     return figure
-
-
-def labelled(
-    weights: Tensor,
-    labels: Sequence[str] | tuple[Sequence[str], Sequence[str]],
-    *,
-    title: str | None = None,
-    log: bool = True,
-) -> Figure:
-    """Draw one map cell by cell, with the text of each token at both axes.
-
-    Parameters
-    ----------
-    weights : Tensor, shape (m, n)
-        The weights; NaN where nothing may attend.
-    labels : sequence of str, or pair of sequences
-        Text of each token; a pair has the texts of the queries and of the keys.
-    title : str, optional
-        Title of the figure.
-    log : bool
-        Logarithmic colours, or in proportion.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Examples
-    --------
-    >>> import torch
-    >>> from attlas import pictures
-    >>> figure = pictures.labelled(torch.rand(3, 3), ["import", " os", ";"])
-    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()][:2]
-    ['import', '␣os']
-    """
-    return plot(weights, labels=labels, title=title, log=log)
 
 
 def _single(

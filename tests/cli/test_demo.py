@@ -110,8 +110,12 @@ def test_report_escapes_the_text(demo_folder: Path) -> None:
     assert "<b>tag" not in text
     assert "<title>greet &lt;b&gt;.py" in text
     data = data_of(demo_folder / "report.html")
-    assert 'and a </script><b>tag</b> & "quotes"' in "".join(data["tokens"])
-    assert [text for text in ("é", "日", "🦊") if text in {whole for *_, whole in data["joined"]}] == ["é", "日", "🦊"]
+    assert 'and a </script><b>tag</b> & "quotes"' in "".join(data["texts"]["0"]["tokens"])
+    assert [text for text in ("é", "日", "🦊") if text in {whole for *_, whole in data["texts"]["0"]["joined"]}] == [
+        "é",
+        "日",
+        "🦊",
+    ]
 
 
 def test_tokens_inside_a_character_have_no_text(model_folder: Path) -> None:

@@ -278,7 +278,7 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     assert said("report", folder, "-o", out).startswith(f"{out}  ")
     data, atlas = data_of(out), attlas.load(folder)
     ascii_only = [token for token in atlas.tokens if token.isascii() and token]
-    assert [token for token in data["tokens"] if token.isascii()] == ascii_only
+    assert [token for token in data["texts"]["0"]["tokens"] if token.isascii()] == ascii_only
     assert len(data["packed"]) == 6
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
@@ -338,3 +338,28 @@ def test_the_shipped_model_is_the_default(tmp_path: Path, said: Run) -> None:
     said("record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas")
     rows = json.loads(said("stats", tmp_path / "a.atlas", "--json"))["rows"]
     assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
+
+
+@pytest.mark.parametrize(("rows", "columns", "labels"), [(":", ":", False), ("1:3", "2:", True), ("4:5", ":", False)])
+def test_a_picture_of_cross_attention_has_the_tokens_of_both_texts(
+    rows: str, columns: str, labels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A = attlas.attend(torch.randn(2, 1, 5, 4), torch.randn(2, 1, 6, 4))
+    entry = attlas.Entry("decoder.cross", 0, "cross", 0, (0,), (0, 5), 0, tuple(A.shape), A)
+    texts = [
+        [["ja", " wir", " sind", " da"], list("wxyz")],
+        [["yes", " we", " are", " there", ".", "</s>"], list("abcdef")],
+    ]
+    attlas.Atlas([entry], tokens=texts[0], encoder_texts=texts[1]).save(tmp_path / "run.atlas")
+    drawn: list[Any] = []
+    plot = pictures.plot
+
+    def kept(*given: Any, **options: Any) -> Any:
+        drawn.append(options["labels"])
+        return plot(*given, **options)
+
+    monkeypatch.setattr(pictures, "plot", kept)
+    given = ["--layer", "cross.0", "--head", "0", "--rows", rows, "--columns", columns, "-o", str(tmp_path / "a.svg")]
+    assert main(["picture", str(tmp_path / "run.atlas"), *given]) == 0
+    i, j = (slice(*(int(end) if end else None for end in text.split(":"))) for text in (rows, columns))
+    assert drawn == ([(texts[0][0][i], texts[1][0][j])] if labels else [])  # the last query has no known text

@@ -335,6 +335,24 @@ def test_levels_of_dropped_rows_are_no_features(tmp_path: Path, report: Callable
     assert [feature["name"] for feature in found["features"]] == ["a=x", "a=z", "b"]
 
 
+@pytest.mark.parametrize(
+    "cells", [[[1.0, 2.0], [3.0, 4.0]], [[[1.0]], [[2.0], [3.0]]], [{"a": 1}, {"a": 2}], [None, [1]]]
+)
+@pytest.mark.parametrize("use", [["--target", "y"], ["--target", "many"]])
+def test_parquet_columns_of_lists_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: list[object], use: list[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+
+    frame = pd.DataFrame({"x": np.arange(20.0), "many": cells * 10, "y": np.arange(20.0)})
+    frame.to_parquet(tmp_path / "t.parquet")
+    table = [str(tmp_path / "t.parquet"), "--bandwidth", "1"]
+    assert main(["regress", *table, *use]) == 2
+    assert "lists or records in column many" in capsys.readouterr().err
+    assert main(["regress", *table, "--target", "y", "--features", "x"]) == 0
+
+
 def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     import pandas as pd

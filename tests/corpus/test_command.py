@@ -34,6 +34,11 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["join", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "both")]) == 0
     assert main(["corpus", str(tmp_path / "both"), "--export", "headvis", str(tmp_path / "tree")]) == 0
     assert len(list((tmp_path / "tree" / "heads").iterdir())) == 24
+    for command in (["stats"], ["picture", "-o", str(tmp_path / "x.png")], ["export", "-o", str(tmp_path / "x.html")]):
+        assert main([command[0], str(tmp_path / "both"), *command[1:]]) == 2
+        told = capsys.readouterr().err
+        assert f"found: a corpus: {tmp_path / 'both'}" in told
+        assert f"fix: attlas view {tmp_path / 'both'}" in told
     texts = [attlas.load(tmp_path / name).config["counts"]["texts"] for name in ("a", "b", "both")]
     assert texts[0] + texts[1] == texts[2]
     for wrong in (["corpus", "shipped"], ["corpus", str(tmp_path / "both"), "--export", "other", str(tmp_path / "x")]):

@@ -64,7 +64,7 @@ def same(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
     assert len(found.entries) == len(wanted.entries) > 0
     assert (found.ids is None) == (wanted.ids is None)
     assert found.ids is None or torch.equal(found.ids, wanted.ids)
-    assert found.texts == wanted.texts
+    assert (found.texts, found.encoder_texts) == (wanted.texts, wanted.encoder_texts)
     for one, true in zip(found.entries, wanted.entries, strict=True):
         for name in ("name", "layer", "kind", "call", "heads", "queries", "first_key", "shape"):
             assert getattr(one, name) == getattr(true, name), name
@@ -126,12 +126,14 @@ def test_texts_and_heads(on_ranks: OnRanks, tmp_path: Path) -> None:
     model = base()
     tokens = [[f"{i}.{j}" for j in range(14)] for i in range(4)]
     whole = recorded(model, slice(0, 4), tokens=tokens)
+    whole.encoder_texts = [[f"source {i}"] for i in range(4)]
 
     def job(rank: int, world: int) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
         first = 2 * mesh["data"].get_local_rank()
         rows = slice(first, first + 2)
         atlas = recorded(of_rank(model, mesh["heads"]), rows, tokens=tokens[rows], keep="disk")
+        atlas.encoder_texts = whole.encoder_texts[rows]
         save(atlas, tmp_path / "run.atlas", mesh, [Shard(0), Shard(1)])
 
     on_ranks(4, job)

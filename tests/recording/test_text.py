@@ -62,6 +62,65 @@ def test_an_encoder_alone_has_the_text_of_the_encoder(bart: nn.Module, ids: Tens
     assert written(atlas, 0) == words(ids[0])
 
 
+def test_both_texts_of_an_encoder_and_a_decoder(bart: nn.Module, ids: Tensor, tmp_path: Path) -> None:
+    written_ids = ids[:, 3:9].flip(1).contiguous()
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart(ids, decoder_input_ids=written_ids)
+    atlas.save(tmp_path / "run.atlas")
+    decoder, encoder = ([words(text) for text in each] for each in (written_ids, ids))
+    for each in (atlas, attlas.load(tmp_path / "run.atlas")):
+        assert each.texts_of(each.entry(0)) == (decoder, decoder)
+        assert each.texts_of(each.entry("encoder.0")) == (encoder, encoder)
+        assert each.texts_of(each.entry("cross.0")) == (decoder, encoder)
+        rows = each.token_table("cross.0", 0, 1)
+        keys = each.entry("cross.0").matrix[1, 0].argmax(-1).tolist()
+        assert [row["top_token"] for row in rows] == [encoder[1][key] for key in keys]
+        assert {row["mass_received"] for row in rows} == {None}
+    with record(bart, tokens=decoder) as atlas:  # the text of the encoder is not known
+        bart(ids, decoder_input_ids=written_ids)
+    assert atlas.texts_of(atlas.entry("cross.0")) == (decoder, None)
+    assert atlas.texts_of(atlas.entry("encoder.0")) == (None, None)
+    with record(bart, layers=["encoder", "cross"], tokens=Tokenizer()) as atlas:
+        bart(ids, decoder_input_ids=written_ids)
+    assert atlas.kinds == ("encoder", "cross")
+    assert atlas.texts_of(atlas.entry("cross.0")) == (None, encoder)
+    assert atlas.texts_of(atlas.entry("encoder.0")) == (encoder, encoder)
+
+
+def test_another_text_of_the_encoder_is_not_that_of_earlier_entries(bart: nn.Module, ids: Tensor) -> None:
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart(ids, decoder_input_ids=ids[:, :4])
+        bart(ids.flip(1), decoder_input_ids=ids[:, :4])
+    assert atlas.texts_of(atlas.entry(("cross.0", 0))) == (None, None)
+    assert atlas.texts_of(atlas.entry(("cross.0", 1)))[1] == [words(text) for text in ids.flip(1)]
+
+
+def test_the_output_of_an_encoder_that_is_given_has_no_known_text(bart: nn.Module, ids: Tensor) -> None:
+    output = bart.model.encoder(ids.flip(1))
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart(ids, encoder_outputs=output, decoder_input_ids=ids[:, :4])
+    assert atlas.texts_of(atlas.entry("cross.0")) == ([words(text) for text in ids[:, :4]], None)
+    with record(bart, tokens=Tokenizer()) as atlas:
+        generate(bart, ids, max_new_tokens=4)
+    assert atlas.texts_of(atlas.entry("cross.0"))[1] is None
+    atlas.encoder_texts = [words(text) for text in ids]
+    assert (
+        atlas.texts_of(atlas.entry("cross.0"))[1] == atlas.texts_of(atlas.entry("encoder.0"))[0] == atlas.encoder_texts
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_module_that_runs_by_itself_has_no_text(bart: nn.Module, llama: nn.Module, ids: Tensor, first: bool) -> None:
+    for model, part, key in ((bart, bart.model.encoder, "encoder.0"), (llama, llama.model, 0)):
+        with record(model, tokens=Tokenizer()) as atlas:
+            for run in (part, model) if first else (model, part):
+                run(ids if run is model else ids.flip(1))
+        alone, whole = (atlas.entry((key, call)) for call in ((0, 1) if first else (1, 0)))
+        assert atlas.texts_of(alone) == (None, None)
+        if first and model is llama:
+            assert atlas.texts_of(whole)[0] == [words(text) for text in ids]
+
+
 @pytest.mark.parametrize("family", ["llama", "bart"])
 def test_beams_have_the_ids_that_their_keys_are_of(
     family: str, ids: Tensor, eager: Callable[..., Any], request: pytest.FixtureRequest

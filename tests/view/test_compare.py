@@ -26,10 +26,10 @@ def test_two_checkpoints_on_one_text_share_its_positions() -> None:
     first, second = recording(0, WORDS), recording(1, WORDS)
     with closing(Service(first, title="before", compare=second, compare_title="after")) as service:
         info = facts(service, "info")
-        assert (info["title"], info["texts"]) == ("before ↔ after", N)
+        assert (info["title"], info["texts"]) == ("before ↔ after", [N])
         one, other = info["entries"]
         assert (one["recording"], other["recording"]) == ("", "after")
-        assert one["first_query"] == other["first_query"] == other["origin"] == 0
+        assert one["texts"] == other["texts"] == [[0, 0]]
         row = numbers(service, "row", entry=1, head=1, i=30)
         torch.testing.assert_close(torch.tensor(row), second.entries[0].matrix[0, 1, 30])
         rows = [atlas.entries[0].matrix[0, head, 30] for atlas in (first, second) for head in (0, 1)]
@@ -39,18 +39,18 @@ def test_two_checkpoints_on_one_text_share_its_positions() -> None:
         assert found["agreement"] == pytest.approx(shared, rel=1e-5)
 
 
-def test_another_text_stands_behind_the_first_with_its_own_tokens() -> None:
+def test_another_text_has_its_own_tokens_at_the_same_positions() -> None:
     second = recording(1, [f" v{i}" for i in range(N)], token_bytes={"3": "e6", "4": "97a5"})
     second.tokens = [*second.tokens[:3], "", "日", *second.tokens[5:]]
     with closing(Service(recording(0, WORDS), compare=second)) as service:
         info = facts(service, "info")
-        assert (info["texts"], info["text_length"]) == (2 * N, 2 * N)
-        assert [(entry["first_query"], entry["first_key"]) for entry in info["entries"]] == [(0, 0), (N, N)]
-        given = facts(service, "tokens", start=N - 1, stop=N + 6)
-        assert given["tokens"] == [" w39", " v0", " v1", " v2", "⟨E6⟩", "⟨97 A5⟩", " v5"]
-        assert given["joined"] == [[N + 3, N + 5, "日"]]
-    with closing(Service(atlas_of(random_matrix(N)), compare=second)) as service:  # the first one has no text
-        assert facts(service, "tokens", start=N - 1, stop=N + 2)["tokens"] == ["", " v0", " v1"]
+        assert (info["texts"], info["text_length"]) == ([N, N], N)
+        assert [entry["first_key"] for entry in info["entries"]] == [0, 0]
+        assert [entry["texts"] for entry in info["entries"]] == [[[0, 0]], [[1, 1]]]
+        assert facts(service, "tokens", of=0, start=0, stop=2)["tokens"] == [" w0", " w1"]
+        given = facts(service, "tokens", of=1, start=1, stop=6)
+        assert given["tokens"] == [" v1", " v2", "⟨E6⟩", "⟨97 A5⟩", " v5"]
+        assert given["joined"] == [[3, 5, "日"]]
 
 
 def test_recordings_of_other_sizes_are_refused() -> None:

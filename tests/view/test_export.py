@@ -76,7 +76,7 @@ def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, co
         recording(first, second, collect=collect), tmp_path / "page.html", heads=[(1, 2)], progress=told.append
     )
     data = data_of(path)
-    assert data["tokens"] == TOKENS
+    assert data["texts"]["0"]["tokens"] == TOKENS
     assert data["state"] | {"entry": 1, "head": 2} == data["state"]
     assert (data["packed"][0]["entry"], data["packed"][0]["head"]) == (1, 2)
     assert len(data["packed"]) == 6
@@ -140,7 +140,7 @@ def test_a_matrix_makes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#|\$\{canvas\.toDataURL\(\)\})""", text)
     data = data_of(path)
-    assert data["tokens"] == TOKENS
+    assert data["texts"]["0"]["tokens"] == TOKENS
     assert data["state"]["pointed"] == {"i": 3, "j": 3}
 
 

@@ -60,7 +60,7 @@ def test_a_text_is_read_and_shown_exactly(service: ReadingService, loaded: tuple
     assert info["reading"]["text"] == "import os\nimport sys\n"
     with attlas.record(model) as atlas, torch.no_grad():
         model(torch.tensor([ids]))
-    assert service.source.text.shown == [tokenizer.decode([number]) for number in ids]
+    assert service.source.texts[0].shown == [tokenizer.decode([number]) for number in ids]
     row = service.answer("row", {"entry": "2", "head": "4", "i": str(len(ids) - 1), "v": info["key"]})
     torch.testing.assert_close(torch.frombuffer(bytearray(row.body), dtype=torch.float32), atlas[2][0, 4, -1])
     # A page of the text before is told so, and is not given numbers of another one.

@@ -39,6 +39,8 @@ class Atlas:
         Token ids of the text.
     tokens : list of str, or list of such, optional
         Text of each token of a single sequence, or of sequence 0; or a list for each sequence of the batch.
+    encoder_texts : list of list of str, optional
+        Of an encoder that feeds a decoder: text of each token of every sequence; `tokens` are those of the decoder.
     spans : mapping, optional
         Named stretches of the text, ``{"system": (0, 12)}``.
     details : mapping, optional
@@ -52,6 +54,8 @@ class Atlas:
         The attentions, in the order of the model.
     texts : list of list of str, or None
         Text of each token of every sequence of the batch, padding included; `tokens` is the first of them.
+    encoder_texts : list of list of str, or None
+        The same for the encoder of a decoder; `texts_of` says which texts an entry is about.
     divided : bool
         Whether other processes recorded further heads of the same layers (tensor parallelism).
 
@@ -87,6 +91,7 @@ class Atlas:
         model: str = "",
         ids: Tensor | None = None,
         tokens: list[str] | list[list[str]] | None = None,
+        encoder_texts: list[list[str]] | None = None,
         spans: Mapping[str, tuple[int, int]] | None = None,
         details: Mapping[str, Any] | None = None,
         bookmarks: Iterable[Bookmark] = (),
@@ -101,6 +106,7 @@ class Atlas:
             self.texts = [list(text) for text in tokens]
         else:
             self.tokens = cast("list[str] | None", tokens)
+        self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
 
@@ -319,10 +325,10 @@ class Atlas:
         c → a 0.881, 0.119
         """
         entry = self.entry(key)
-        known = self.texts is not None and 0 <= sequence < len(self.texts) and self.has_text(entry)
-        text = self.texts[sequence] if known and self.texts else None
-        keys = None if entry.kind == "cross" else text
-        return frame(token_records(entry, head, sequence, text, keys), data, "atlas.token_table()")
+        queries, keys = (
+            texts[sequence] if texts and 0 <= sequence < len(texts) else None for texts in self.texts_of(entry)
+        )
+        return frame(token_records(entry, head, sequence, queries, keys), data, "atlas.token_table()")
 
     def has_text(self, entry: Entry) -> bool:
         """Return whether `ids` and `texts` are those of the queries of an entry.
@@ -342,9 +348,43 @@ class Atlas:
         >>> Atlas([entry]).has_text(entry), Atlas([entry], details={"first_calls": {"attn": 1}}).has_text(entry)
         (True, False)
         """
+        main = self._main()
+        return (entry.kind == main or (entry.kind, main) == ("cross", "self")) and self._is_of_last_text(entry)
+
+    def texts_of(self, entry: Entry) -> tuple[list[list[str]] | None, list[list[str]] | None]:
+        """Return the texts of the queries and of the keys of an entry, each with a list for every sequence.
+
+        Parameters
+        ----------
+        entry : Entry
+            An entry of the atlas.
+
+        Returns
+        -------
+        queries, keys : list of list of str, or None
+            Text of each token, by its position in the sequence, padding included; None where it is not known. In
+            cross-attention the queries are tokens of the decoder, and the keys are tokens of the encoder.
+
+        Examples
+        --------
+        >>> from attlas.atlas import Atlas, Entry
+        >>> entry = Entry("attn", 0, "cross", 0, (0,), (0, 1), 0, (1, 1, 1, 2))
+        >>> Atlas([entry], tokens=["ja"], encoder_texts=[["yes", "."]]).texts_of(entry)
+        ([['ja']], [['yes', '.']])
+        """
+        known = self.texts if self.has_text(entry) else None
+        if entry.kind == "self" or entry.kind == self._main() != "cross":
+            return known, known
+        encoder = self.texts if self._main() == "encoder" else self.encoder_texts
+        sizes = [entry.shape[3]] * entry.shape[0]  # an encoder reads whole texts: others are not those of the keys
+        fits = encoder is not None and [len(text) for text in encoder] == sizes and self._is_of_last_text(entry)
+        keys = encoder if fits else None
+        return (known if entry.kind == "cross" else keys), keys
+
+    def _is_of_last_text(self, entry: Entry) -> bool:
         calls = self.details.get(FIRST_CALLS)
         first = calls.get(entry.name, 0) if isinstance(calls, dict) else 0
-        return entry.kind in ("cross", self._main()) and not (isinstance(first, int) and entry.call < first)
+        return not (isinstance(first, int) and entry.call < first)
 
     def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
         """Compute statistics of every entry that keeps q and k, and keep the results in the entries.

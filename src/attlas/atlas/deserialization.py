@@ -86,8 +86,9 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
         fields["details"] = check_type(content.get("details"), "details", dict)
         tokens, ids = content.get("tokens"), content.get("ids")
         fields["tokens"] = None if tokens is None else texts(tokens, "tokens")
-        if content.get("texts") is not None:  # of a batch
-            fields["tokens"] = [texts(text, "texts") for text in check_type(content["texts"], "texts", list)]
+        for name, field in (("texts", "tokens"), ("encoder_texts", "encoder_texts")):  # of a batch, of an encoder
+            if content.get(name) is not None:
+                fields[field] = [texts(text, name) for text in check_type(content[name], name, list)]
         fields["ids"] = None if ids is None else reader.take(ids)
         spans = check_type(content.get("spans"), "spans", dict)
         fields["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}

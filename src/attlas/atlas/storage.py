@@ -172,6 +172,7 @@ class Writer:
             "model": atlas.model,
             "tokens": None if atlas.tokens is None else list(atlas.tokens),
             **({"texts": atlas.texts} if atlas.texts is not None and len(atlas.texts) > 1 else {}),
+            **({"encoder_texts": atlas.encoder_texts} if atlas.encoder_texts is not None else {}),
             "ids": ids,
             "spans": {name: list(span) for name, span in atlas.spans.items()},
             "details": atlas.details,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import attlas
+from attlas.cli.files import is_corpus
 from attlas.cli.formatting import in_bytes
 from attlas.cli.loading import load
 from attlas.cli.terminal import Terminal, UsageError
@@ -21,17 +21,7 @@ if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor th
     from attlas.corpus import Corpus
     from attlas.view.corpus import Loader, NoModelError
 
-__all__ = ["export", "is_corpus", "show"]
-
-
-def is_corpus(folder: Path) -> bool:
-    """Tell whether a folder holds a corpus, finished or not, and no recording."""
-    if (folder / "parts" / "run.json").is_file():
-        return True
-    try:
-        return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+__all__ = ["export", "show"]
 
 
 def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namespace) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from attlas import models, pictures
 from attlas.cli.checks import check_folder
 from attlas.cli.corpus import write_demo
-from attlas.cli.corpus_view import export, is_corpus
+from attlas.cli.corpus_view import export
 from attlas.cli.demo_figures import atlas_figure, head_figure
 from attlas.cli.demo_run import DemoResult, read
-from attlas.cli.files import read_text, title_of
+from attlas.cli.files import is_corpus, read_text, title_of
 from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
 from attlas.cli.loading import load, tokenize
 from attlas.cli.report import write

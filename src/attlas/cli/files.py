@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from attlas.cli.terminal import UsageError
 from attlas.errors import ShapeError
 from attlas.files import whole_file
 
-__all__ = ["entry_of", "open_folder", "read_text", "save_text", "title_of"]
+__all__ = ["entry_of", "is_corpus", "open_folder", "read_text", "save_text", "title_of"]
 
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
@@ -50,19 +51,31 @@ def read_text(file: Path | None) -> tuple[Path, str]:
     return file, text
 
 
+def is_corpus(folder: Path) -> bool:
+    """Tell whether a folder holds a corpus, finished or not, and no recording."""
+    if (folder / "parts" / "run.json").is_file():
+        return True
+    try:
+        return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def open_folder(folder: Path) -> Atlas:
     """Return a saved recording.
 
     Raises
     ------
     UsageError
-        If there is no such folder.
+        If there is no such folder, or it holds a corpus.
     RecordingError
         If the folder is no recording, or a broken one.
     """
+    rule = "FOLDER must be what attlas record has written."
+    if is_corpus(folder):
+        raise UsageError(rule, f"a corpus: {folder}", f"attlas view {shlex.quote(str(folder))}")
     if not folder.is_dir():
         found, new = ("no folder", "run.atlas") if folder.exists() else ("nothing there", shlex.quote(str(folder)))
-        rule = "FOLDER must be what attlas record has written."
         raise UsageError(rule, f"{found}: {folder}", f"attlas record -o {new}")
     return load(folder)
 

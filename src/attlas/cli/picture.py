@@ -69,7 +69,7 @@ def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Te
     log = arguments.scale == "log"
     labels = _labels(atlas, entry, rows, columns, blocks)
     if labels:
-        return pictures.labelled(blocks, labels, title=name, log=log)
+        return pictures.plot(blocks, labels=labels, title=name, log=log)
     title = f"{name}: {len(rows):,} queries × {len(columns):,} keys"
     words = pictures.weight_words((rows, columns), blocks.shape[-2:], arguments.pool)
     top, left = entry.queries[0] + rows.start, entry.first_key + columns.start
@@ -149,10 +149,15 @@ def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
     return ranges[0], ranges[1]
 
 
-def _labels(atlas: Atlas, entry: Entry, rows: range, columns: range, blocks: Tensor) -> list[str]:
-    """Return the texts of the tokens where every cell is shown and rows and columns are the same tokens."""
-    start = entry.queries[0] + rows.start
-    same = start == entry.first_key + columns.start and len(rows) == len(columns) == blocks.shape[-1]
-    if not same or len(rows) > _LABELLED or atlas.tokens is None or entry.kind == "cross" or not atlas.has_text(entry):
-        return []
-    return atlas.tokens[start : start + len(rows)]
+def _labels(
+    atlas: Atlas, entry: Entry, rows: range, columns: range, blocks: Tensor
+) -> tuple[list[str], list[str]] | None:
+    """Return the texts of the queries and keys of sequence 0 where every cell is shown and all texts are known."""
+    places = entry.queries[0] + rows.start, entry.first_key + columns.start
+    sizes = len(rows), len(columns)
+    queries, keys = (
+        texts[0][start : start + size] if texts else []
+        for texts, start, size in zip(atlas.texts_of(entry), places, sizes, strict=True)
+    )
+    fits = sizes == (len(queries), len(keys)) == blocks.shape[-2:] and max(sizes) <= _LABELLED
+    return (queries, keys) if fits else None

@@ -64,9 +64,15 @@ class Table:
         ------
         UsageError
             If a cell is no number (nor a date or a text of its column), or is missing and may not be: line and
-            column are named.
+            column are named. If a column holds lists or records.
         """
+        from pandas.api.types import is_list_like
+
         parts = [self.frame.iloc[:, self.names.index(column.name)] for column in columns]
+        for column, part in zip(columns, parts, strict=True):
+            if part.dtype == object and part.map(is_list_like).any():
+                fix = f"--features without {column.name}, or a column for each number in the lists"
+                raise UsageError(_CELLS, f"lists or records in column {column.name}", fix, {self.source: column.name})
         values = [column.numbers(part, arguments) for column, part in zip(columns, parts, strict=True)]
         table = np.column_stack(values) if values else np.empty((len(self.frame), 0))
         for row, index in np.argwhere(~np.isfinite(table)):

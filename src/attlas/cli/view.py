@@ -17,7 +17,7 @@ from typing import Any
 from attlas import models
 from attlas.cli import corpus_view, record
 from attlas.cli.checks import check_target
-from attlas.cli.files import open_folder, title_of
+from attlas.cli.files import is_corpus, open_folder, title_of
 from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
     folders = arguments.atlas
     options = [name for name in _RECORDED if getattr(arguments, name) is not None]
-    if len(folders) > 1 or any(map(corpus_view.is_corpus, folders)):
+    if len(folders) > 1 or any(map(is_corpus, folders)):
         _view_corpora(arguments, [name for name in options if name != "model"], terminal)
         return
     if arguments.export is not None:

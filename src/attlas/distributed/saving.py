@@ -92,12 +92,16 @@ def save(
     >>> destroy_process_group()
     """
     grid = gathered(mesh, lambda: _grid(mesh, placements))[distributed.get_rank()]
-    told = gathered(mesh, lambda: (described(atlas), atlas.texts, None if atlas.ids is None else atlas.ids.cpu()))
+    told = gathered(
+        mesh,
+        lambda: (described(atlas), atlas.texts, atlas.encoder_texts, None if atlas.ids is None else atlas.ids.cpu()),
+    )
     first = [told[row[0]] for row in grid]
 
     def join() -> tuple[Atlas, dict[str, dict[str, Divided]]]:
-        whole, divided = joined(atlas, {rank: entries for rank, (entries, _, _) in told.items()}, grid)
-        whole.texts, whole.ids = _texts([texts for _, texts, _ in first]), _ids([ids for *_, ids in first])
+        whole, divided = joined(atlas, {rank: entries for rank, (entries, *_) in told.items()}, grid)
+        _, texts, encoder_texts, ids = zip(*first, strict=True)
+        whole.texts, whole.encoder_texts, whole.ids = _texts(texts), _texts(encoder_texts), _ids(ids)
         whole.model, whole.spans, whole.details = atlas.model, atlas.spans, atlas.details
         return whole, divided
 
@@ -124,11 +128,11 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
     return found
 
 
-def _texts(parts: list[Any]) -> list[list[str]] | None:
+def _texts(parts: Sequence[Any]) -> list[list[str]] | None:
     return None if any(part is None for part in parts) else [text for part in parts for text in part]
 
 
-def _ids(parts: list[Tensor | None]) -> Tensor | None:
+def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
     known = [part for part in parts if part is not None]
     if not known:
         return None

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from attlas.engine.backend import Backend, Operation, Request
-from attlas.engine.native.backend import FusedKernels, PairwiseKernels
-from attlas.engine.reference import Reference
-from attlas.engine.sdpa import Sdpa
-from attlas.engine.tiled import Tiled
+from attlas.engine.plan import BACKENDS as NAMES
 from attlas.errors import BackendError
 
 __all__ = ["BACKENDS", "Choice", "allowed_backends", "candidates", "choose"]
 
+BACKENDS: Sequence[Backend] = tuple(
+    backend for name in NAMES for backend in importlib.import_module(f"attlas.engine.{name}").BACKENDS
+)
 #: The fallback: it supports every request.
-TILED = Tiled()
-
-BACKENDS: Sequence[Backend] = (FusedKernels(), PairwiseKernels(), Sdpa(), Reference(), TILED)
+TILED = BACKENDS[-1]
 
 
 @dataclass(frozen=True)

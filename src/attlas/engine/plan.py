@@ -9,7 +9,8 @@ from attlas.inputs import whole_number
 
 __all__ = ["Plan"]
 
-BACKENDS = ("auto", "native", "reference", "sdpa", "tiled")
+#: Modules and packages of `attlas.engine`, each the backend of that name: its `BACKENDS` holds the objects.
+BACKENDS = ("native", "sdpa", "reference", "tiled")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Plan:
     gathered_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            rule = "backend must be one of " + ", ".join(repr(b) for b in BACKENDS) + "."
+        if self.backend not in ("auto", *BACKENDS):
+            rule = "backend must be 'auto', " + ", ".join(map(repr, BACKENDS[:-1])) + f" or {BACKENDS[-1]!r}."
             fix = "leave backend out; attlas.explain(A) tells what runs."
             raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
         for name in ("rows", "columns", "cells", "gathered_bytes"):

@@ -47,6 +47,9 @@ class Reference(Backend):
         return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype), result.lse.detach()
 
 
+BACKENDS = (Reference(),)
+
+
 @full_precision
 def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[Tokens, Tokens] | None = None) -> Dense:
     """Compute softmax(score(Q, K)) from its definition, whole, with autograd's own gradients.

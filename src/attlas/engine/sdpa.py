@@ -157,6 +157,9 @@ class Sdpa(Backend):
         return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]], delta)
 
 
+BACKENDS = (Sdpa(),)
+
+
 def _plain(problem: Problem, dot: Dot) -> bool:
     """Return whether torch's kernel needs nothing but its own causal flag: no bias, sink or other mask."""
     square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset

@@ -130,6 +130,9 @@ class Tiled(Backend):
         return log_sum_exp(request.problem, request.plan)
 
 
+BACKENDS = (Tiled(),)
+
+
 @torch.no_grad()
 @full_precision
 def collect(

@@ -1,16 +1,19 @@
 """Which pairs of query and key may attend: asked tile by tile, never stored whole."""
 
 from attlas.mask_picture import picture
+from attlas.masks import custom, documents, heads, local, runs, stored
 from attlas.masks.base import And, BlockState, Mask, Not, Or
-from attlas.masks.custom import FunctionMask, from_function, from_tensor
-from attlas.masks.documents import Documents, Padding, Prefix
-from attlas.masks.heads import Heads
-from attlas.masks.local import Causal, Dilated, Window
-from attlas.masks.runs import Bits, Runs, runs_of
-from attlas.masks.stored import AdditiveMask, TensorMask
+from attlas.masks.custom import *
+from attlas.masks.documents import *
+from attlas.masks.heads import *
+from attlas.masks.local import *
+from attlas.masks.runs import *
+from attlas.masks.stored import *
 
-__all__ = [
-    "AdditiveMask", "And", "Bits", "BlockState", "Causal", "Dilated", "Documents", "FunctionMask", "Heads", "Mask",
-    "Not", "Or", "Padding", "Prefix", "Runs", "TensorMask", "Window", "from_function", "from_tensor", "picture",
-    "runs_of",
-]  # fmt: skip
+__all__ = ["And", "BlockState", "Mask", "Not", "Or", "picture"]
+__all__ += custom.__all__
+__all__ += documents.__all__
+__all__ += heads.__all__
+__all__ += local.__all__
+__all__ += runs.__all__
+__all__ += stored.__all__

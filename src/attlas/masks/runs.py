@@ -15,7 +15,7 @@ from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import cells_of
 from attlas.tiles import Tile, cut
 
-__all__ = ["Bits", "RunPerRow", "Runs", "runs_of"]
+__all__ = ["Bits", "Runs", "runs_of"]
 
 _CELLS = 1 << 22  # pairs that are asked for at once
 _SMALL = 1 << 20  # bytes of runs below which they are never packed

@@ -255,11 +255,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
-        ids = self._texts["encoder" if self.atlas.kinds[:1] == ("encoder",) else "self"].ids
+        ids, encoder_ids = self._texts["self"].ids, self._texts["encoder"].ids
+        if self.atlas.kinds[:1] == ("encoder",):
+            ids, encoder_ids = encoder_ids, None
         self.atlas.ids, self.atlas.texts = ids, metadata.token_texts(self._tokens, ids)
-        if ids is not None and len(ids):
-            pieces = metadata.token_bytes(self._tokens, ids[0].tolist())
-            self.atlas.details |= {"token_bytes": pieces} if pieces else {}
+        if not isinstance(self._tokens, list | tuple):
+            self.atlas.encoder_texts = metadata.token_texts(self._tokens, encoder_ids)
+        pieces = [metadata.token_bytes(self._tokens, text) for text in ([] if ids is None else ids.tolist())]
+        self.atlas.details |= {"token_bytes": pieces} if any(pieces) else {}
         none = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | none).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
@@ -282,9 +285,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _end(self) -> None:
         super()._end()
+        if not any(site.kind == "encoder" for site in self._visits.values()):
+            self._texts["encoder"].begin(None)  # the model was given the output of another pass
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
-                reading = [key for key, site in self._visits.items() if (site.kind == "encoder") == (name == "encoder")]
+                other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
+                reading = [key for key, site in self._visits.items() if site.kind != other]
                 calls = {key[0]: self._sequences[key].call for key in reading if key in self._sequences}
                 self._first_calls |= calls
         self._padding_masks = {}  # an encoder that runs by itself has another text
@@ -320,11 +326,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Return a call with its position in the text; None where none of its queries is recorded."""
         matrix, cross, has_position = call.matrix, site.kind == "cross", call.first_query is not None
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
-        text = self._texts.get(site.kind) if self._passes.inside else None
-        if text is not None:
+        text, inside = self._texts["self" if cross else site.kind], self._passes.inside
+        if inside and not cross:
             self._other_cache |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
-            if not text.is_about(matrix.problem):
-                self._without_text.add(site.path)
+        if not text.is_about(matrix.problem) if inside else text.ids is not None:  # a module that runs by itself
+            self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
             return None

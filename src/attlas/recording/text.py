@@ -27,7 +27,6 @@ class RecordedText:
 
     def __init__(self) -> None:
         self.ids: Tensor | None = None  # shape (batch, tokens)
-        self._passes = 0
         self._keys: Tensor | None = None  # fingerprints, shape (batch, keys)
         self._first_key = 0  # position of the first of them
         self.begin(None)
@@ -84,9 +83,8 @@ class RecordedText:
     def end(self) -> bool:
         """End a pass; return whether the ids do not begin with those of the passes before."""
         before, self.ids = self.ids, self._joined()
-        self._passes += 1
         if before is None or self.ids is None:
-            return self._passes > 1 and before is not self.ids
+            return before is not self.ids
         return not torch.equal(self.ids[:, : before.shape[1]], before)
 
     def _joined(self) -> Tensor | None:

@@ -1,15 +1,18 @@
 """How alike are a query and a key? Scores are log-weights, before softmax."""
 
-from attlas.scores.additive import Additive
+from attlas.scores import additive, bilinear, dot, function, kernel, position
+from attlas.scores.additive import *
 from attlas.scores.base import Dot, Scaled, ScaledByTensor, Score, Sum, Tokens
-from attlas.scores.bilinear import Bilinear
-from attlas.scores.dot import Cosine, ScaledDot, SoftCap
-from attlas.scores.function import ScoreMod
-from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
-from attlas.scores.position import Alibi, RelativeBias, TensorBias
+from attlas.scores.bilinear import *
+from attlas.scores.dot import *
+from attlas.scores.function import *
+from attlas.scores.kernel import *
+from attlas.scores.position import *
 
-__all__ = [
-    "Additive", "Alibi", "Bilinear", "Boxcar", "Cosine", "Dot", "Epanechnikov", "Gaussian", "Laplace",
-    "RelativeBias", "Scaled", "ScaledByTensor", "ScaledDot", "Score", "ScoreMod", "SoftCap", "Sum", "TensorBias",
-    "Tokens", "Triangular",
-]  # fmt: skip
+__all__ = ["Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens"]
+__all__ += additive.__all__
+__all__ += bilinear.__all__
+__all__ += dot.__all__
+__all__ += function.__all__
+__all__ += kernel.__all__
+__all__ += position.__all__

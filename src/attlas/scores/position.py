@@ -14,7 +14,7 @@ from attlas.inputs import as_floats, as_plain, check_floating, tracing, whole_nu
 from attlas.scores.base import Score, with_parameters
 from attlas.tiles import Tile
 
-__all__ = ["Alibi", "RelativeBias", "TensorBias", "cells_of", "heads_of"]
+__all__ = ["Alibi", "RelativeBias", "TensorBias"]
 
 
 class Alibi(Score):

@@ -22,7 +22,7 @@ __all__ = ["in_notebook", "show"]
 def show(
     shown: Atlas | AttentionMatrix,
     *,
-    tokens: Sequence[str] | None = None,
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
     title: str | None = None,
     height: int = 640,
     **options: Any,
@@ -33,8 +33,8 @@ def show(
     ----------
     shown : Atlas or AttentionMatrix
         What is looked at.
-    tokens : sequence of str, optional
-        Text of each token; an atlas knows it.
+    tokens : sequence of str, or of such, optional
+        Text of each token of sequence 0, or a list for each sequence; an atlas knows them.
     title : str, optional
         What the page is called.
     height : int, default 640

@@ -26,7 +26,7 @@ def export(
     path: str | os.PathLike[str],
     *,
     heads: Sequence[tuple[int, int]] | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
     title: str = "",
     query: int | None = None,
     progress: Callable[[float], object] | None = None,
@@ -42,8 +42,8 @@ def export(
     heads : sequence of (int, int), optional
         Layer and head of those that are shown in detail, the one that the page opens at first. The default is the
         most telling head.
-    tokens : sequence of str, optional
-        Text of each token; an atlas knows it.
+    tokens : sequence of str, or of such, optional
+        Text of each token of sequence 0, or a list for each sequence; an atlas knows them.
     title : str
         What the page is called.
     query : int, optional

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,14 +115,15 @@ class Packer:
             weights -= kept * entry.shape[2]
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept})
         self._thumbnails()
-        text = self.service.source.text
+        source = self.service.source
+        told = {number for shown in source.entries for number in chain(*shown.texts[self.batch : self.batch + 1])}
+        texts = {number: text for number, text in enumerate(source.texts) if number in told}
         return {
             "format": 1,
             "info": self._info,
             "packed": packed_heads,
             "heads": json.loads((self._ask if self.overviews else self.service.answer)("heads", {}).body),
-            "tokens": text.shown,
-            "joined": text.joined_in(range(len(text))),
+            "texts": {number: {"tokens": text.shown, "joined": text.joined} for number, text in texts.items()},
             "parts": self._parts,
         }
 

@@ -32,6 +32,7 @@ from attlas.view.pyramid import ON_DEMAND, TILE, TRACKS
 from attlas.view.source import WEIGHTED, Place, Source
 from attlas.view.statistics import HeadTable
 from attlas.view.store import Store
+from attlas.view.tokens import Text
 from attlas.view.worker import Worker
 
 __all__ = ["Answer", "Service", "json_answer", "refusal"]
@@ -95,8 +96,8 @@ class Service:
     shown : Atlas or AttentionMatrix
         A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
         batch.
-    tokens : sequence of str, optional
-        Text of each token; by default that of the atlas.
+    tokens : sequence of str, or of such, optional
+        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas.
     title : str
         Name of the whole; by default that of the model.
     compare : Atlas or AttentionMatrix, optional
@@ -145,7 +146,7 @@ class Service:
         self,
         shown: Atlas | AttentionMatrix,
         *,
-        tokens: Sequence[str] | None = None,
+        tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         title: str = "",
         compare: Atlas | AttentionMatrix | None = None,
         compare_title: str = "",
@@ -294,12 +295,16 @@ class Service:
             return json_answer({"bookmarks": self._bookmarks()}, final=False)
 
     def _tokens(self, params: Parameters, wanted: Wanted) -> Answer:
-        text = self._source.text
+        text = self._text(params)
         span = params.span("start", "stop", self._source.length)
         if len(span) > _MOST_TOKENS:
             raise QuestionError(400, f"at most {_MOST_TOKENS} tokens at a time: {len(span)}")
         shown = text.shown[span.start : span.stop]
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
+
+    def _text(self, params: Parameters) -> Text:
+        texts = self._source.texts or [Text([])]
+        return texts[params.whole("of", 0, len(texts), default=0)]
 
     def _offline(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer a page that works offline, with the data of one head, or of two that are compared."""
@@ -335,7 +340,7 @@ class Service:
 
     def _search(self, params: Parameters, wanted: Wanted) -> Answer:
         limit = params.whole("limit", 1, _MOST_MATCHES + 1, default=100)
-        matches, total = self._source.text.search(params.text("text", _MOST_CHARACTERS), limit)
+        matches, total = self._text(params).search(params.text("text", _MOST_CHARACTERS), limit)
         return json_answer({"matches": matches, "total": total})
 
     def _heads(self, params: Parameters, wanted: Wanted) -> Answer:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +18,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
+from attlas.recording.metadata import token_texts
 from attlas.value_weighted import value_weighted
 from attlas.view.about import about
 from attlas.view.cache import Cache
@@ -50,12 +53,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """One entry as the viewer shows it: of which recording, and how far its positions are moved."""
+    """One entry as the viewer shows it: of which recording, and which texts the queries and keys of each sequence are.
+
+    Texts are numbers of `Source.texts`, None where the text is not known.
+    """
 
     entry: Entry
     atlas: Atlas
+    texts: tuple[tuple[int | None, int | None], ...]
     recording: str = ""
-    origin: int = 0
 
     @cached_property
     def levels(self) -> int:
@@ -75,9 +81,10 @@ class Shown:
             "heads": list(entry.heads),
             "m": m,
             "n": n,
-            "first_query": entry.queries[0] + self.origin,
-            "first_key": entry.first_key + self.origin,
-            "origin": self.origin,
+            "first_query": entry.queries[0],
+            "first_key": entry.first_key,
+            "texts": self.texts,
+            "spans": self.sides_with_spans,
             "recording": self.recording,
             "batch": batch,
             "levels": self.levels,
@@ -86,6 +93,12 @@ class Shown:
             "readable": problem is not None,
             "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
         }
+
+    @property
+    def sides_with_spans(self) -> list[str]:
+        """The axes whose positions are those of the named stretches of the recording."""
+        named = not self.recording and self.atlas.has_text(self.entry)
+        return (["query"] if self.entry.kind == "cross" else ["query", "key"]) if named else []
 
     @cached_property
     def norms(self) -> dict[str, Tensor]:
@@ -114,19 +127,19 @@ class Shown:
 
 
 class Source:
-    """Entries, text and spans of what is shown, and its heads.
+    """Entries, texts and spans of what is shown, and its heads.
 
     Parameters
     ----------
     shown : Atlas or AttentionMatrix
         A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
         batch.
-    tokens : sequence of str, optional
-        Text of each token; by default that of the atlas.
+    tokens : sequence of str, or of such, optional
+        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas.
     title : str
         Name of the whole; by default that of the model.
     other : Atlas or AttentionMatrix, optional
-        What it is compared with, cell by cell. If it read another text, this text comes behind the first one.
+        What it is compared with, cell by cell.
     other_title : str
         Name of the other; by default that of its model.
 
@@ -142,7 +155,7 @@ class Source:
         self,
         shown: Atlas | AttentionMatrix,
         *,
-        tokens: Sequence[str] | None = None,
+        tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         title: str = "",
         other: Atlas | AttentionMatrix | None = None,
         other_title: str = "",
@@ -159,17 +172,43 @@ class Source:
             )
         self.atlas = shown
         self.title = title or shown.model or "attlas"
-        self.entries = [Shown(entry, shown) for entry in shown.entries]
-        texts = list(shown.tokens or ()) if tokens is None else [str(token) for token in tokens]
-        pieces = pieces_from(shown.details.get("token_bytes")) if tokens is None else {}
-        self.length = max(_length(shown.entries), len(texts))
+        self.texts: list[Text] = []
+        self.entries: list[Shown] = []
+        self._add(shown, None if tokens is None else token_texts(list(tokens), None))
         if other is not None:
-            self._join(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title, texts, pieces)
-        self.text = Text(texts, pieces)
+            self._join(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title)
+        ends = [
+            max(each.queries[1], each.first_key + each.shape[3]) for each in (shown.entry for shown in self.entries)
+        ]
+        self.length = max([*ends, *map(len, self.texts)], default=0)
         self._heads: Cache[Head] = Cache(_HEADS)
 
-    def _join(self, other: Atlas, title: str, texts: list[str], pieces: dict[int, bytes]) -> None:
-        """Add the entries of another recording, and its text where it read another one."""
+    def _add(self, atlas: Atlas, tokens: list[list[str]] | None = None, recording: str = "") -> None:
+        """Add the entries of a recording and its texts, or those that the user gave."""
+        named = atlas
+        if tokens is not None:
+            named = copy(atlas)
+            named.texts, named.details = tokens, {**atlas.details, "token_bytes": None}
+        known: dict[int, int] = {}  # numbers of the texts by the identity of their lists
+        for sequence, text in enumerate(named.texts or ()):
+            known[id(text)] = self._number(Text(text, pieces_from(named.details.get("token_bytes"), sequence)))
+        for text in named.encoder_texts or ():
+            known[id(text)] = self._number(Text(text))
+        for entry in atlas.entries:
+            sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
+            each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
+            self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording))
+
+    def _number(self, text: Text) -> int:
+        """Return the number of a text, which equal texts share."""
+        for number, other in enumerate(self.texts):
+            if (other.shown, other.joined) == (text.shown, text.joined):
+                return number
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+    def _join(self, other: Atlas, title: str) -> None:
+        """Add the entries of another recording, which are compared with those of the first."""
         sizes = {shown.entry.shape[2:] for shown in self.entries}
         if not any(entry.shape[2:] in sizes for entry in other.entries):
             raise ShapeError(
@@ -180,20 +219,18 @@ class Source:
             )
         title = title or other.model or "other"
         title = f"{title} (2)" if title == self.title else title
-        origin = 0
-        if list(other.tokens or ()) != texts:
-            origin = self.length
-            texts += ["" for _ in range(origin - len(texts))]
-            texts += other.tokens or ()
-            pieces |= {at + origin: piece for at, piece in pieces_from(other.details.get("token_bytes")).items()}
-        self.entries += [Shown(entry, other, title, origin) for entry in other.entries]
-        self.length = max(self.length, origin + _length(other.entries), len(texts))
+        self._add(other, recording=title)
         self.title = f"{self.title} ↔ {title}"
 
     @cached_property
     def key(self) -> str:
         """A text that changes with what is shown."""
-        facts = [self.title, self.text.shown, list(self.atlas.spans.items()), sorted(self.atlas.details)]
+        facts = [
+            self.title,
+            [text.shown for text in self.texts],
+            list(self.atlas.spans.items()),
+            sorted(self.atlas.details),
+        ]
         total = hashlib.sha256(json.dumps(facts).encode())
         for shown in self.entries:
             total.update(shown.key.encode())
@@ -207,7 +244,7 @@ class Source:
             "title": self.title,
             "model": self.atlas.model,
             "text_length": self.length,
-            "texts": len(self.text),
+            "texts": [len(text) for text in self.texts],
             "about": about(self.atlas),
             "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
@@ -259,12 +296,6 @@ def atlas_of(A: AttentionMatrix) -> Atlas:
     first = 0 if problem.mask is None else max(problem.mask.first_query(m, n) or 0, 0)
     heads = tuple(int(head) for head in problem.head_ids)
     return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
-
-
-def _length(entries: Sequence[Entry]) -> int:
-    """Return how many places of the text queries and keys stand at."""
-    ends = [max(entry.queries[1], entry.first_key + entry.shape[3]) for entry in entries]
-    return max(ends, default=0)
 
 
 def _sizes(sizes: Collection[tuple[int, ...]]) -> str:

@@ -96,8 +96,13 @@ class Text:
         return self._folded
 
 
-def pieces_from(recorded: object) -> dict[int, bytes]:
-    """Return the bytes of tokens as a recording has them, ``{"17": "e697"}``; what is none of that is left out."""
+def pieces_from(recorded: object, sequence: int = 0) -> dict[int, bytes]:
+    """Return the bytes of the tokens of a sequence, ``{"17": "e697"}``, from those of one sequence or a list of such.
+
+    What is none of that is left out.
+    """
+    every = recorded if isinstance(recorded, list) else [recorded]
+    recorded = every[sequence] if sequence < len(every) else None
     if not isinstance(recorded, Mapping):
         return {}
     return {

@@ -10,7 +10,7 @@ const { computeWheelZoom, computeArrowStep } = await import(`${at}/gestures.js`)
 const { fillRatio } = await import(`${at}/tiles.js`);
 const { findEmptyRuns, computeTrackRange, summarise } = await import(`${at}/tracks.js`);
 const { formatShortRatio, formatShortWeight } = await import(`${at}/cells.js`);
-const { showWhitespace, createTokens } = await import(`${at}/tokens.js`);
+const { showWhitespace, createTexts } = await import(`${at}/tokens.js`);
 const { DEFAULTS, createStore } = await import(`${at}/state.js`);
 
 const entry = (changes = {}) => ({ heads: [0, 1], m: 5000, n: 5000, first_query: 0, first_key: 0, batch: 1, levels: 6, causal: true, readable: true, ...changes });
@@ -175,13 +175,15 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
   const asked = [];
   let broken = true;
   const transport = {
-    async get(name, { start, stop }) {
-      asked.push([start, stop]);
+    async get(name, { of, start, stop }) {
+      asked.push([of, start, stop]);
       if (broken) throw new Error("gone");
       return { json: { start, tokens: Array.from({ length: stop - start }, (_, k) => `t${start + k}`), joined: [[3, 5, "日"]] } };
     },
   };
-  const tokens = createTokens(transport, 5000);
+  const texts = createTexts(transport, { texts: [7, 5000], entries: [{ texts: [[0, null], [1, 1]] }] });
+  const { query: tokens, key } = texts.of({ entry: 0, batch: 1 });
+  assert.equal(key, tokens);
   await assert.rejects(tokens.range(0, 10));
   broken = false;
   assert.deepEqual(await tokens.range(2046, 2050), ["t2046", "t2047", "t2048", "t2049"]);
@@ -193,6 +195,11 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
   await tokens.range(0, 4096);
   assert.equal(asked.length, before);
   assert.deepEqual(await tokens.range(4999, 9999), ["t4999"]);
+  assert.ok(asked.every(([of]) => of === 1));
+  const cross = texts.of({ entry: 0, batch: 0 });
+  assert.deepEqual([await cross.query.range(6, 9), await cross.key.range(0, 5), cross.key.peek(0)], [["t6"], [], null]);
+  assert.deepEqual(asked.at(-1), [0, 0, 7]);
+  assert.equal(texts.of({ entry: 0, batch: 2 }).query.length, 0);
 });
 
 test("the cache of tiles is bounded in bytes, drops the oldest, and gives up what is not wanted", async () => {

@@ -37,19 +37,19 @@ export function formatTokenLabel(tokens, position) {
   return `${showWhitespace(joined.text)} ${position - joined.start + 1}/${joined.stop - joined.start}`;
 }
 
-/** Draw both axes of a pane, in CSS pixels. `spans`: `[{name, start, stop}]` in text positions. */
+/** Draw both axes of a pane, in CSS pixels. `tokens`: {query, key}; `spans`: `[{name, start, stop}]` in text positions. */
 export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
   const axes = [
-    { across: true, first: entry.first_key, from: pane.region.c0, to: pane.region.c1, origin: pane.top, length: pane.gutter.top },
-    { across: false, first: entry.first_query, from: pane.region.r0, to: pane.region.r1, origin: pane.left, length: pane.gutter.left },
+    { across: true, side: "key", first: entry.first_key, from: pane.region.c0, to: pane.region.c1, origin: pane.top, length: pane.gutter.top },
+    { across: false, side: "query", first: entry.first_query, from: pane.region.r0, to: pane.region.r1, origin: pane.left, length: pane.gutter.left },
   ];
   for (const axis of axes) {
     if (axis.to <= axis.from) continue;
     const toPixel = axis.across ? pane.X : pane.Y;
     const [low, high] = axis.across ? [pane.left, pane.right] : [pane.top, pane.bottom];
     const placedAxis = { ...axis, toPixel, low, high, scale, band: pane.gutter.band, look };
-    if (pane.gutter.band) drawSpans(ctx, placedAxis, spans);
-    if (showsTokens(scale)) drawTokens(ctx, placedAxis, tokens);
+    if (pane.gutter.band && entry.spans.includes(axis.side)) drawSpans(ctx, placedAxis, spans);
+    if (showsTokens(scale)) drawTokens(ctx, placedAxis, tokens[axis.side]);
     else drawTicks(ctx, placedAxis);
   }
   drawNames(ctx, pane, look);

@@ -19,10 +19,8 @@ export function canCompare(info, first, second) {
   return haveSameCells(a, b) && b.readable !== false;
 }
 
-// Positions count from where the text of their recording begins.
 export function haveSameCells(a, b) {
-  const getOffset = (entry, field) => entry[field] - (entry.origin ?? 0);
-  return a.m === b.m && a.n === b.n && getOffset(a, "first_query") === getOffset(b, "first_query") && getOffset(a, "first_key") === getOffset(b, "first_key");
+  return ["m", "n", "first_query", "first_key"].every((field) => a[field] === b[field]);
 }
 
 const descriptions = {

@@ -90,8 +90,8 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     if (destroyed) return;
     weights = indexWeights(text);
     pinned = Math.min(text.tokens.length - 1, Math.max(0, sample.query - text.first));
-    const tokens = { prefetch() {}, peek: (position) => text.tokens[position] ?? null, joined: () => null };
-    flow = createFlow({ tokens, label: t("{0}: point at a token", name), uid, paint, onHover: hoverToken, onPick: pinToken, first: text.first });
+    const tokens = { length: text.tokens.length, prefetch() {}, peek: (position) => text.tokens[position] ?? null, joined: () => null };
+    flow = createFlow({ label: t("{0}: point at a token", name), uid, paint, onHover: hoverToken, onPick: pinToken, first: text.first });
     overlay = createSvg("svg", { class: "sample-lines", "aria-hidden": "true" });
     flow.element.append(overlay);
     frame.replaceChildren(flow.element);
@@ -99,7 +99,7 @@ export function createSample({ root, uid, announce }, sample, { title, fetchText
     box.addEventListener("scroll", drawLines, { passive: true });
     box.addEventListener("keydown", () => announce(`${keysLine.textContent} ${queriesLine.textContent}`));
     resizeObserver.observe(box);
-    flow.start(text.tokens.length, text.tokens.length);
+    flow.start(tokens.length, tokens);
     update();
     flow.reveal(pinned);
   }

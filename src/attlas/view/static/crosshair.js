@@ -139,9 +139,8 @@ function getBlockValue(tiles, source, level, i, j, unit = 1) {
 
 /** One sentence about a cell, for screen readers. */
 function describeCell(target, tokens, value) {
-  const getName = (position) => formatTokenLabel(tokens, position) ?? "";
-  const query = t("query {0} {1}", formatInteger(target.query), getName(target.query));
-  const key = t("key {0} {1}", formatInteger(target.key), getName(target.key));
+  const query = t("query {0} {1}", formatInteger(target.query), formatTokenLabel(tokens.query, target.query) ?? "");
+  const key = t("key {0} {1}", formatInteger(target.key), formatTokenLabel(tokens.key, target.key) ?? "");
   if (!target.allowed || value?.masked) return t("{0}, {1}: masked", query, key);
   return value && !value.pending ? t("{0}, {1}: weight {2}", query, key, formatNumber(value.weight)) : `${query}, ${key}`;
 }
@@ -157,7 +156,7 @@ function getWeight({ level }, { pool, block, exact, largest }) {
  * The tooltip. `show(target, place, options)` fills it; exact numbers are fetched when the pointer rests, and
  * `changed()` is called when they have arrived.
  */
-export function createTip(stage, { cells, tiles, tokens, announce, changed, size, unitOfSource }) {
+export function createTip(stage, { cells, tiles, texts, announce, changed, size, unitOfSource }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
   let timers = [];
@@ -190,7 +189,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
   }
 
   function fill(target, details) {
-    element.replaceChildren(...createHeadline(target, details), createPlaces(target, tokens, details), ...createNotes(target, details));
+    element.replaceChildren(...createHeadline(target, details), createPlaces(target, texts.of(target.source), details), ...createNotes(target, details));
   }
 
   async function fetchDetails(load, target, details) {
@@ -224,7 +223,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
     /** The largest cell [i, j, weight] of the block of a target, in rows and columns of its head. */
     largest: (target) => cells.largest(target.source, target.block),
     /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
-    showTrack({ label, axis, first, from, to, best }, place) {
+    showTrack({ source, label, axis, first, from, to, best }, place) {
       clear();
       shownTarget = shownDetails = null;
       element.hidden = false;
@@ -234,6 +233,7 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       const value = best ? createLine("tip-weight", formatExact(best.value)) : createLine("tip-mask", t("not known"));
       const pairs = make("dl");
       const position = first + (best ? best.index : from);
+      const tokens = texts.of(source)[axis];
       pairs.append(make("dt", {}, t(axis)), make("dd", { class: "text" }, formatTokenLabel(tokens, position) ?? ""), make("dd", { class: "place" }, formatInteger(position)));
       tokens.prefetch(position, position + 1);
       element.replaceChildren(createLine("tip-more tip-head", words), value, pairs);
@@ -256,12 +256,12 @@ export function createTip(stage, { cells, tiles, tokens, announce, changed, size
       element.hidden = false;
       fill(target, details);
       moveTo(place);
-      if (spoken) announce(describeCell(target, tokens, level === 0 ? details.block : details.exact));
+      if (spoken) announce(describeCell(target, texts.of(target.source), level === 0 ? details.block : details.exact));
       if (!target.allowed) return;
       const loadExact = async (signal) => {
         details.exact = await cells.exact(target.source, target.i, target.j, signal);
         if (target.other) details.other = await cells.exact(target.other, target.i, target.j, signal);
-        if (spoken && !signal.aborted) announce(describeCell(target, tokens, { weight: details.exact.weight, masked: !details.exact.allowed }));
+        if (spoken && !signal.aborted) announce(describeCell(target, texts.of(target.source), { weight: details.exact.weight, masked: !details.exact.allowed }));
       };
       if (!level || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
       if (level > 0 && 2 ** level <= MOST_ROWS && !details.block?.masked && !details.block?.pending) {
@@ -323,7 +323,7 @@ function createPlaces(target, tokens, { largest }) {
   const pairs = make("dl");
   // Add the positions from `from` to `to` - 1; a single position with its token.
   const add = (word, first, from, to) => {
-    const label = to - from > 1 ? null : formatTokenLabel(tokens, first + from);
+    const label = to - from > 1 ? null : formatTokenLabel(tokens[word], first + from);
     pairs.append(make("dt", {}, t(word)), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, formatPositions(from, to, first)));
   };
   const { firstQuery, firstKey, block } = target;

@@ -60,10 +60,10 @@ export function formatTable(heads, region, entry, textOf) {
   const names = heads.length === 1 ? ["weight"] : heads.map(({ name }) => `weight_${name}`);
   const lines = [`query,key,query_token,key_token,${names.join()}`];
   const width = region.c1 - region.c0;
-  const keyTexts = Array.from({ length: width }, (_, c) => formatField(textOf(entry.first_key + region.c0 + c)));
+  const keyTexts = Array.from({ length: width }, (_, c) => formatField(textOf.key(entry.first_key + region.c0 + c)));
   for (let r = region.r0; r < region.r1; r++) {
     const query = entry.first_query + r;
-    const text = formatField(textOf(query));
+    const text = formatField(textOf.query(query));
     for (let c = 0; c < width; c++) {
       const index = (r - region.r0) * width + c;
       const numbers = heads.map(({ weights, rounded }) => (rounded ? String(Number(weights[index].toPrecision(3))) : formatFloat32(weights[index])));

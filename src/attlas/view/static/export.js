@@ -15,7 +15,7 @@ import { t } from "./words.js";
 
 const POLL_INTERVAL = 700; // ms between two requests for the progress of an offline page
 
-export function mountExport(element, { store, transport, map, tokens, announce, uid, root }) {
+export function mountExport(element, { store, transport, map, texts, announce, uid, root }) {
   let request = null;
   const openButton = make("button", { type: "button", class: "toggle", title: t("Copy a link, save a picture, a table, or a page that works offline") }, t("Export"));
   openButton.addEventListener("click", () => store.set({ panel: "export" }));
@@ -152,15 +152,12 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
     const styles = getComputedStyle(root);
     return Object.fromEntries(["card", "ink", "soft", "line", "land", "sans"].map((name) => [name, styles.getPropertyValue(`--${name}`).trim()]));
   }
-  // Fetch the tokens of the rows and columns of some cells.
-  async function fetchTexts(cells, entryInfo) {
-    const texts = new Map();
-    const ranges = [
-      [entryInfo.first_query + cells.r0, entryInfo.first_query + cells.r1],
-      [entryInfo.first_key + cells.c0, entryInfo.first_key + cells.c1],
-    ];
-    for (const [start, stop] of ranges) (await tokens.range(start, stop)).forEach((text, at) => texts.set(start + at, text));
-    return (position) => texts.get(position) ?? "";
+  // Fetch the tokens of the rows and columns of some cells: functions that return that of a position.
+  async function fetchTexts({ r0, r1, c0, c1 }, state) {
+    const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
+    const { query, key } = texts.of(state);
+    const [rows, columns] = await Promise.all([query.range(firstQuery + r0, firstQuery + r1), key.range(firstKey + c0, firstKey + c1)]);
+    return { query: (position) => rows[position - firstQuery - r0] ?? "", key: (position) => columns[position - firstKey - c0] ?? "" };
   }
   async function saveVector(signal) {
     const { state } = store;
@@ -173,7 +170,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
     }
     const { weights } = await fetchRegion(transport, { entry, head, batch, variant }, cells, { signal });
-    const textOf = await fetchTexts(cells, state.info.entries[entry]);
+    const textOf = await fetchTexts(cells, state);
     save(createVector({ weights, cells, state, style: readStyles(), textOf }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }
@@ -210,7 +207,7 @@ export function mountExport(element, { store, transport, map, tokens, announce, 
       });
       heads.push({ name: getHeadMark(info, entry, head).replace("·", "_"), ...weights });
     }
-    const textOf = await fetchTexts(cells, entryInfo);
+    const textOf = await fetchTexts(cells, state);
     download(createFileName("csv"), new Blob([formatTable(heads, cells, entryInfo, textOf)], { type: "text/csv;charset=utf-8" }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }

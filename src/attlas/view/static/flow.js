@@ -10,8 +10,9 @@ const cutWindow = 96; // tokens among which a line end or a blank is sought to b
 const typicalHeight = 240; // assumed pixels of a piece without a layout
 
 // `first`: the position of the first token in the whole text.
-export function createFlow({ tokens, label, uid, paint, onHover, onPick, first = 0 }) {
+export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
   let length = 0;
+  let tokens = null;
   let texts = 0; // number of tokens whose text is known
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
@@ -32,9 +33,11 @@ export function createFlow({ tokens, label, uid, paint, onHover, onPick, first =
     { root: box, rootMargin: "300px 0px" },
   );
 
-  function start(count, textCount) {
-    [length, texts] = [count, textCount];
-    pieces = [];
+  // `source`: the tokens at positions 0 to `source.length` - 1; later positions are shown as numbers.
+  function start(count, source) {
+    [length, tokens, texts] = [count, source, source.length];
+    [pieces, marked, focusAt] = [[], [], 0];
+    cancelReveal();
     visibilityObserver.disconnect();
     const all = document.createDocumentFragment();
     for (let index = 0; index * pieceLength < length; index++) {

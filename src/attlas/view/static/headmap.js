@@ -124,14 +124,11 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     controller = new AbortController();
     const { signal } = controller;
     const shownEntry = info.entries[entry];
-    // Counted from where the text of its recording begins.
-    const from = shownEntry.origin ?? 0;
-    const [query, [start, stop]] = [shownEntry.first_query + pin.i - from, getKeyRange({ pin, span, entryInfo: shownEntry }).map((index) => index - from)];
+    const [query, [start, stop]] = [shownEntry.first_query + pin.i, getKeyRange({ pin, span, entryInfo: shownEntry })];
     const values = {};
     const fetchPair = async (index) => {
       const entryInfo = info.entries[index];
-      const to = entryInfo.origin ?? 0;
-      const [i, j0, j1] = [query + to - entryInfo.first_query, start + to - entryInfo.first_key, stop + to - entryInfo.first_key];
+      const [i, j0, j1] = [query - entryInfo.first_query, start - entryInfo.first_key, stop - entryInfo.first_key];
       const inside = i >= 0 && i < entryInfo.m && j0 >= 0 && j1 <= entryInfo.n && batch < (entryInfo.batch ?? 1);
       if (entryInfo.kind !== shownEntry.kind || entryInfo.readable === false || !inside) return;
       const other = canCompare(info, entry, index) ? { with_entry: entry, with_head: head } : {};

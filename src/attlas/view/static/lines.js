@@ -14,18 +14,18 @@ const MIN_WEIGHT = 0.01; // weights below this get no line
 const LINES_WIDTH = 240; // pixels between the two columns
 
 /** The tokens that are shown around a place of the map: {r0, r1, c0, c1}; where positions are shared, the same on both sides. */
-function getWindow({ m, n, first_query: firstQuery, first_key: firstKey }, row, column) {
+function getWindow({ m, n, kind, first_query: firstQuery, first_key: firstKey }, row, column) {
   const getStart = (index, size) => Math.min(Math.max(0, size - WINDOW_SIZE), Math.max(0, Math.floor(index) - WINDOW_SIZE / 2));
   const r0 = getStart(row, m);
-  const shared = Math.abs(firstQuery + row - firstKey - column) < n; // else another text is looked at
+  const shared = kind !== "cross" && Math.abs(firstQuery + row - firstKey - column) < n; // else another text is looked at
   const c0 = getStart(shared ? r0 + firstQuery - firstKey + WINDOW_SIZE / 2 : column, n);
   return { r0, r1: Math.min(m, r0 + WINDOW_SIZE), c0, c1: Math.min(n, c0 + WINDOW_SIZE) };
 }
 
 /** Mount the columns in `element`, over the map; they show while `view` is "lines". */
-export function mountLines(element, { store, transport, tokens, map, tools }) {
+export function mountLines(element, { store, transport, texts, map, tools }) {
   let controller = null;
-  let shown = null; // {r0, r1, c0, c1, weights}
+  let shown = null; // {r0, r1, c0, c1, weights, tokens}
   let builtFor = ""; // what the columns were built for
   let focused = null; // {side: "query" | "key", index}
   const openButton = make("button", { type: "button", title: t("Tokens in two columns, with lines for the weights, 64 at a time") }, t("Lines"));
@@ -66,14 +66,15 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     controller = new AbortController();
     const { signal } = controller;
     const { first_query: firstQuery, first_key: firstKey } = getEntry();
+    const tokens = texts.of(state);
     try {
       const [answer] = await Promise.all([
         transport.get("region", { entry, head, batch, variant, ...place }, { signal }),
-        tokens.range(firstQuery + place.r0, firstQuery + place.r1),
-        tokens.range(firstKey + place.c0, firstKey + place.c1),
+        tokens.query.range(firstQuery + place.r0, firstQuery + place.r1),
+        tokens.key.range(firstKey + place.c0, firstKey + place.c1),
       ]);
       if (signal.aborted) return;
-      shown = { ...place, weights: new Float32Array(answer.buffer), firstQuery: firstQuery + place.r0, firstKey: firstKey + place.c0 };
+      shown = { ...place, weights: new Float32Array(answer.buffer), tokens, firstQuery: firstQuery + place.r0, firstKey: firstKey + place.c0 };
       focused = null;
       build();
     } catch (error) {
@@ -109,7 +110,7 @@ export function mountLines(element, { store, transport, tokens, map, tools }) {
     (side === "query" ? queries : keys).children[index]?.scrollIntoView({ block: "center" });
   }
   function createToken(side, index, position) {
-    const text = tokens.peek(position);
+    const text = shown.tokens[side].peek(position);
     const button = make("button", { type: "button", tabIndex: index ? -1 : 0, "data-at": index, title: formatInteger(position) }, text === null ? formatInteger(position) : showWhitespace(text));
     const focusThis = () => focusToken({ side, index });
     button.addEventListener("pointerenter", focusThis);

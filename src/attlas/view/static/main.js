@@ -19,7 +19,7 @@ import { DEFAULTS, bindHash, findCounterpart, createStore, holdsHead, readHash, 
 import { mountSays } from "./says.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
-import { createTokens } from "./tokens.js";
+import { createTexts } from "./tokens.js";
 import { isWeighted } from "./weighting.js";
 import { language } from "./words.js";
 import { getRange } from "./colour.js";
@@ -62,10 +62,10 @@ export function mount(root, transport, options = {}) {
     if (destroyed) return null;
     cleanups.push(keepValid(store));
     cleanups.push(followTheme(root, store));
-    const tokens = createTokens(requests, info.text_length);
-    const map = createMap(shell.map, { store, transport: requests, tokens, announce: shell.announce, uid, tools: shell.tools });
+    const texts = createTexts(requests, info);
+    const map = createMap(shell.map, { store, transport: requests, texts, announce: shell.announce, uid, tools: shell.tools });
     cleanups.push(() => map.destroy());
-    const context = { store, transport: requests, map, tokens, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
+    const context = { store, transport: requests, map, texts, announce: shell.announce, uid, root, numbers: options.numbers, tools: shell.tools, reopen: options.reopen };
     if (options.hash) {
       cleanups.push(bindHash(store));
       document.documentElement.lang = language;
@@ -116,7 +116,7 @@ function chooseStart(info, heads) {
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = findCounterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
-  return { ...first, ...second, ...(info.texts || info.reading ? {} : { aside: "heads" }) };
+  return { ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) };
 }
 
 // The pooling that suits the first head; the default where the server does not answer.

@@ -73,7 +73,7 @@ function createTools(element, map) {
 }
 
 /** Mount the map in `element`; the returned object is the `map` of the page's context. */
-export function createMap(element, { store, transport, tokens, announce, uid, tools: toolsElement }) {
+export function createMap(element, { store, transport, texts, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
   const overlayContext = overlay.getContext("2d");
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -116,8 +116,8 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, tokens, announce, changed: requestDraw, size: () => size, unitOfSource: ({ variant }) => getUnit({ info: store.state.info, variant }) });
-  const painter = createPainter(base, { tiles, tracks, cells, tokens, spans });
+  const tip = createTip(stage, { cells, tiles, texts, announce, changed: requestDraw, size: () => size, unitOfSource: ({ variant }) => getUnit({ info: store.state.info, variant }) });
+  const painter = createPainter(base, { tiles, tracks, cells, texts, spans });
   const camera = createCamera({
     store,
     frame: paneAt,
@@ -308,7 +308,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
       const { width, height } = size;
       const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
       const dense = createScene(store.state, width, height, dpr, hasSpans);
-      const paint = createPainter(canvas, { tiles, tracks, cells, tokens, spans });
+      const paint = createPainter(canvas, { tiles, tracks, cells, texts, spans });
       const options = { look, palette, budget: { left: () => true }, state: store.state };
       try {
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
@@ -342,7 +342,7 @@ export function createMap(element, { store, transport, tokens, announce, uid, to
   const cleanups = [
     store.on(DRAW_FIELDS, update),
     store.on(["hover", "pin"], requestDraw),
-    tokens.on(invalidate),
+    texts.on(invalidate),
     createGestures(overlay, pointing),
     () => resizeObserver.disconnect(),
     () => density.removeEventListener("change", watchDensity),

@@ -140,12 +140,13 @@ export function createPackedTransport(data) {
   }
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
   // of several tokens is one unit.
-  function searchText({ text, limit }) {
-    const groups = new Map(data.joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
+  function searchText({ of, text, limit }) {
+    const { tokens, joined } = data.texts[of];
+    const groups = new Map(joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
     const units = [];
     let all = "";
-    for (let start = 0; start < data.tokens.length; ) {
-      const { stop, whole: characters } = groups.get(start) ?? { stop: start + 1, whole: data.tokens[start] };
+    for (let start = 0; start < tokens.length; ) {
+      const { stop, whole: characters } = groups.get(start) ?? { stop: start + 1, whole: tokens[start] };
       units.push({ start, stop, from: all.length });
       all += characters.toLowerCase();
       start = stop;
@@ -168,9 +169,10 @@ export function createPackedTransport(data) {
     }
     return { matches, total };
   }
-  function getTokens({ start, stop }) {
+  function getTokens({ of, start, stop }) {
     const [from, to] = [toNumber(start), toNumber(stop)];
-    return { start: from, tokens: data.tokens.slice(from, to), joined: data.joined.filter(([a, b]) => b > from && a < to) };
+    const { tokens, joined } = data.texts[of];
+    return { start: from, tokens: tokens.slice(from, to), joined: joined.filter(([a, b]) => b > from && a < to) };
   }
   async function getLine(params, name) {
     const head = findHead(params);

@@ -14,7 +14,7 @@ export const TRACK_OF = { top: "column_mass", left: "entropy" };
 const NOTHING = t("Only statistics of this layer were kept: no cells to show");
 
 /** A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing. */
-export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
+export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   const ctx = canvas.getContext("2d", { alpha: false });
   let frameOptions = null; // {look, palette, budget, state} of the frame that is being drawn
   let scene = null;
@@ -106,7 +106,7 @@ export function createPainter(canvas, { tiles, tracks, cells, tokens, spans }) {
     ctx.clip();
     drawFrame(pane);
     for (const [side, name] of Object.entries(TRACK_OF)) drawTrack(ctx, pane, side, name, tracks.get(pane.source, name), { scale, look });
-    drawAxes(ctx, pane, pane.entry, { scale, tokens, spans, look });
+    drawAxes(ctx, pane, pane.entry, { scale, tokens: texts.of(pane.source), spans, look });
     ctx.restore();
   }
 

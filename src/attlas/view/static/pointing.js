@@ -44,7 +44,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     const name = TRACK_OF[side];
     const { values } = tracks.get(pane.source, name);
     const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
-    tip.showTrack({ label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
+    tip.showTrack({ source: pane.source, label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
   // Zoomed out a pixel is a block: its largest cell is fetched and pinned.

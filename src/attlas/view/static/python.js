@@ -8,14 +8,16 @@ export function formatPython({ info, entry, head, batch, pool, colour }, { r0, r
   const isWhole = r0 === 0 && c0 === 0 && r1 === entryInfo.m && c1 === entryInfo.n;
   const isRecorded = entryInfo.name !== "matrix";
   const folder = JSON.stringify(entryInfo.recording || info.folder || "run.atlas");
-  const lines = isRecorded ? ["import attlas", "", `atlas = attlas.load(${folder})`, `A = atlas[${JSON.stringify(entryInfo.name)}, ${entryInfo.call ?? 0}]`] : ["# A is the matrix that the viewer shows"];
+  const key = `${JSON.stringify(entryInfo.name)}, ${entryInfo.call ?? 0}`;
+  const lines = isRecorded ? ["import attlas", "", `atlas = attlas.load(${folder})`, `A = atlas[${key}]`] : ["# A is the matrix that the viewer shows"];
   const selection = isRecorded || entryInfo.heads.length > 1 || entryInfo.batch > 1 ? `A[${batch}, ${head}]` : "A";
   const options = [];
   if (!isWhole) options.push(`rows=(${r0}, ${r1})`, `columns=(${c0}, ${c1})`);
-  if (isRecorded && info.texts && r1 - r0 <= maxLabelled && c1 - c0 <= maxLabelled) {
-    const origin = entryInfo.origin ?? 0; // the text of a second recording stands behind the first
-    const [row, column] = [entryInfo.first_query - origin, entryInfo.first_key - origin];
-    options.push(`labels=(atlas.tokens[${row + r0}:${row + r1}], atlas.tokens[${column + c0}:${column + c1}])`);
+  const hasLabels = (entryInfo.texts[batch] ?? [null]).every((text) => text !== null);
+  if (isRecorded && hasLabels && r1 - r0 <= maxLabelled && c1 - c0 <= maxLabelled) {
+    const [row, column] = [entryInfo.first_query, entryInfo.first_key];
+    lines.push(`queries, keys = atlas.texts_of(atlas.entry((${key})))`);
+    options.push(`labels=(queries[${batch}][${row + r0}:${row + r1}], keys[${batch}][${column + c0}:${column + c1}])`);
   }
   options.push(`pool="${pool}"`);
   if (colour === "linear") options.push("log=False");

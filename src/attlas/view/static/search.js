@@ -42,8 +42,9 @@ function placeQuery(query, entry) {
   return { rows: anyRows ? rows : null, columns: anyColumns ? columns : null };
 }
 
-export function mountSearch(element, { store, transport, map, announce, uid }) {
-  let matches = [];
+export function mountSearch(element, { store, transport, texts, map, announce, uid }) {
+  let matches = []; // [start, stop, side]: a text of queries and keys counts as that of the keys
+  let searched = null; // the texts that were searched: {query, key}
   let total = 0;
   let index = -1;
   let controller = null;
@@ -87,13 +88,17 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
 
   // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else the cell
   // of the token itself, which is then pinned.
-  const chooseCell = ([start, stop]) => {
-    const { info, entry, pin, by } = store.state;
+  const chooseCell = ([start, stop, side]) => {
+    const { info, entry, pin, by, row: centreRow, column: centreColumn } = store.state;
     const entryInfo = info.entries[entry];
     const { m, n, first_query: firstQuery, first_key: firstKey } = entryInfo;
     const position = Math.floor((start + stop - 1) / 2);
     const row = clamp(position - firstQuery, 0, m - 1);
     const column = clamp(position - firstKey, 0, n - 1);
+    if (entryInfo.kind === "cross") {
+      const { i, j } = pin ?? { i: clamp(Math.floor(centreRow), 0, m - 1), j: clamp(Math.floor(centreColumn), 0, n - 1) };
+      return { cell: side === "query" ? { i: row, j } : { i, j: column }, isTokenCell: pin === null || isEqual(pin, ownPin) };
+    }
     if (pin !== null && !isEqual(pin, ownPin)) {
       const cell = by === "key" ? { i: row, j: pin.j } : { i: pin.i, j: column };
       if (!isBeyondDiagonal(entryInfo, cell.i + 1, cell.j)) return { cell, isTokenCell: false };
@@ -126,9 +131,12 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     const { signal } = controller;
     showResult("…");
     try {
-      const { json } = await transport.get("search", { text, limit: String(maxMatches) }, { signal });
+      searched = texts.of(store.state);
+      const sides = searched.query === searched.key ? ["key"] : ["query", "key"];
+      const found = await Promise.all(sides.map((side) => (searched[side].length ? transport.get("search", { of: searched[side].of, text, limit: String(maxMatches) }, { signal }) : null)));
       if (signal.aborted) return;
-      [matches, total] = [json.matches, json.total];
+      matches = found.flatMap((answer, at) => answer?.json.matches.map((span) => [...span, sides[at]]) ?? []);
+      total = found.reduce((sum, answer) => sum + (answer?.json.total ?? 0), 0);
       publish();
       if (!matches.length) {
         showResult(t("no match"));
@@ -145,8 +153,9 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
   // The first match at or after the view, so that the map does not jump to the start of the text.
   function findFirstInView() {
     const { info, entry } = store.state;
-    const position = map.visibleRegion().c0 + info.entries[entry].first_key;
-    const matchIndex = matches.findIndex(([start]) => start >= position);
+    const { r0, c0 } = map.visibleRegion();
+    const first = { query: r0 + info.entries[entry].first_query, key: c0 + info.entries[entry].first_key };
+    const matchIndex = matches.findIndex(([start, , side]) => start >= first[side]);
     return matchIndex < 0 ? 0 : matchIndex;
   }
 
@@ -212,15 +221,24 @@ export function mountSearch(element, { store, transport, map, announce, uid }) {
     event.stopPropagation();
   });
   // The panel "search" means to focus the input.
-  const unsubscribe = store.on(["panel"], () => {
+  const unsubscribePanel = store.on(["panel"], () => {
     if (store.state.panel !== "search") return;
     store.set({ panel: "" });
     input.focus();
     input.select();
   });
+  // Matches are of the texts that were searched; Enter searches those that are shown now.
+  const unsubscribeTexts = store.on(["entry", "batch"], () => {
+    const { query, key } = texts.of(store.state);
+    if (!searched || (searched.query === query && searched.key === key)) return;
+    searched = null;
+    clear();
+    showResult("");
+  });
   return {
     destroy() {
-      unsubscribe();
+      unsubscribePanel();
+      unsubscribeTexts();
       scheduleRun.cancel();
       controller?.abort();
       element.replaceChildren();

@@ -42,13 +42,14 @@ function describeOthers({ by, variant }, remaining, total, named) {
 }
 const countWhere = (weights, passes) => weights.reduce((count, weight) => count + passes(weight), 0);
 
-export function mountText(element, { store, transport, map, tokens, announce, uid }) {
+export function mountText(element, { store, transport, map, texts, announce, uid }) {
   let weights = null; // Float32Array of the row or column that is shown
   let rounded = false; // whether they are
   let total = null; // their sum, null where it is not known
   let controller = null;
   let shownCount = initialCount;
   let timer = 0;
+  const started = {}; // what each flow shows: {tokens, extent}
   const lineCache = new Map(); // rows and columns that came last: key -> {weights, rounded, total}
 
   const sideButtons = createSegmented(
@@ -72,24 +73,31 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     showList();
   });
   const restElement = make("p", { class: "largest-rest" });
-  const hasText = store.state.info.texts > 0;
-  const hintElement = make("p", { class: "text-hint" }, hasText ? t("Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it.") : t("Click a cell of the map: here are the largest weights of its row."));
+  const hintElement = make("p", { class: "text-hint" });
   const detailsElement = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, restElement, moreButton));
   // Its height is fixed, so that the text does not move when a token is clicked.
   const pinnedElement = make("div", { class: "pinned" }, hintElement, detailsElement);
-  const flow = createFlow({ tokens, label: t("Text"), uid, paint, onHover, onPick });
-  flow.element.hidden = !hasText;
+  // In cross-attention queries and keys are of two texts, one above the other; else the flow of the keys has both.
+  const flowsElement = make("div", { class: "flows" });
+  const headings = { query: make("h3", { class: "flow-side" }, t("Queries")), key: make("h3", { class: "flow-side" }, t("Keys")) };
+  const createSideFlow = (side) => createFlow({ label: t("Text"), uid, paint: (position) => paint(position, side), onHover: (position) => onHover(position, side), onPick: (position) => onPick(position, side) });
+  const flows = { query: createSideFlow("query"), key: createSideFlow("key") };
+  const repaint = () => Object.values(flows).forEach((flow) => flow.repaint());
   element.classList.add("text");
-  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, hasText ? logButton : null), flow.element, pinnedElement);
+  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, logButton), flowsElement, pinnedElement);
 
   const getEntry = (state) => state.info.entries[state.entry];
-  const createTokenChip = (position) => {
+  const isCross = (state) => getEntry(state).kind === "cross";
+  const getFlow = (side) => flows[isCross(store.state) ? side : "key"];
+  const getOther = ({ by }) => (by === "query" ? "key" : "query");
+  const createTokenChip = (position, side) => {
+    const tokens = texts.of(store.state)[side];
     const joined = tokens.joined(position);
     const text = tokens.peek(position);
     if (text === null) return "";
     if (!joined) return make("code", { class: "token" }, showWhitespace(text));
-    const side = `${position - joined.start + 1}/${joined.stop - joined.start}`;
-    return make("code", { class: "token", title: t("part {0} of {1}", side, joined.text) }, showWhitespace(joined.text), make("small", {}, ` ${side}`));
+    const part = `${position - joined.start + 1}/${joined.stop - joined.start}`;
+    return make("code", { class: "token", title: t("part {0} of {1}", part, joined.text) }, showWhitespace(joined.text), make("small", {}, ` ${part}`));
   };
 
   // ------------------------------------------------------------------------------------- the row that is shown
@@ -132,7 +140,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     facts.hidden = release.hidden = state.pin === null;
     if (activeCell === null) {
       weights = null;
-      flow.repaint();
+      repaint();
       return;
     }
     controller = new AbortController();
@@ -140,7 +148,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { entry, head, batch, variant, pin } = state;
     showSubject();
     detailsElement.classList.add("loading");
-    tokens.prefetch(getOwnPosition(state), getOwnPosition(state) + 1);
+    texts.of(state)[state.by].prefetch(getOwnPosition(state), getOwnPosition(state) + 1);
     try {
       const line = fetchLine(state, activeCell, signal);
       const cell = pin && transport.get("cell", { entry, head, batch, variant, i: pin.i, j: pin.j }, { signal });
@@ -149,10 +157,10 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
       if (signal.aborted) return;
       ({ weights, rounded, total } = answer);
       shownCount = initialCount;
-      flow.repaint();
+      repaint();
       await showList();
       if (!pin) return;
-      flow.reveal(getOwnPosition(state));
+      getFlow(state.by).reveal(getOwnPosition(state));
       const { json } = await cell;
       if (signal.aborted) return;
       showFacts(json);
@@ -164,8 +172,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         weights = null;
         list.replaceChildren();
         facts.replaceChildren();
-        flow.repaint();
-        if (pin) flow.reveal(getOwnPosition(state));
+        repaint();
+        if (pin) getFlow(state.by).reveal(getOwnPosition(state));
       }
       restElement.textContent = `${error.message}.`;
     } finally {
@@ -178,8 +186,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { i, j } = getActiveCell(state);
     const [q, k] = [firstQuery + i, firstKey + j];
     const place = (position) => make("span", { class: "place" }, ` ${formatInteger(position)}`);
-    if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(q), place(q), t(" looks at"));
-    else subject.replaceChildren(t("Key "), createTokenChip(k), place(k), t(" is looked at by"));
+    if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(q, "query"), place(q), t(" looks at"));
+    else subject.replaceChildren(t("Key "), createTokenChip(k, "key"), place(k), t(" is looked at by"));
   }
   function showFacts(cell) {
     const { state } = store;
@@ -201,6 +209,8 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const { state } = store;
     if (weights === null || getActiveCell(state) === null) return;
     const { first } = getOtherSide(state);
+    const other = getOther(state);
+    const tokens = texts.of(state)[other];
     const places = findLargest(weights, shownCount);
     const shownWeights = weights;
     // All texts are fetched first, so that the list does not change under the pointer.
@@ -218,7 +228,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         const button = make(
           "button",
           { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", formatNumber(weight, rounded ? 3 : 5), formatInteger(first + place)) },
-          createTokenChip(first + place),
+          createTokenChip(first + place, other),
           make("span", { class: "place" }, formatInteger(first + place)),
           make("span", { class: "share" }, formatAmount(weight, state)),
           bar,
@@ -228,7 +238,7 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
         button.addEventListener("click", () => {
           map.centre(cell.i, cell.j);
           showHover();
-          flow.reveal(first + place);
+          getFlow(other).reveal(first + place);
         });
         button.addEventListener("focus", showHover);
         button.addEventListener("pointerenter", showHover);
@@ -246,24 +256,26 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
   let rowMaximum = { of: null, value: 0 }; // the largest weight of the row
 
   // The style of a token: its background, and classes for the active token, masked tokens and search results.
-  function paint(position) {
+  function paint(position, flowSide) {
     const { state } = store;
+    const hasSide = (side) => !isCross(state) || side === flowSide;
     const classes = [];
     let background = "";
-    if (state.searchResult?.matches.some(([start, stop]) => start <= position && position < stop)) classes.push("found");
+    if (state.searchResult?.matches.some(([start, stop, side]) => side === flowSide && start <= position && position < stop)) classes.push("found");
     if (getActiveCell(state) !== null && weights !== null) {
       const weight = getWeight(position);
-      if (weight === null || weight === 0) classes.push("masked");
+      if (!hasSide(getOther(state))) background = ""; // the other text is coloured
+      else if (weight === null || weight === 0) classes.push("masked");
       else {
         const share = getColourShare(weight);
         if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
       }
-      if (position === getOwnPosition(state)) classes.push("own");
+      if (hasSide(state.by) && position === getOwnPosition(state)) classes.push("own");
     }
     const entry = getEntry(state);
     const { hover } = state;
-    if (hover && position === entry.first_query + hover.i) classes.push("at-query");
-    if (hover && position === entry.first_key + hover.j) classes.push("at-key");
+    if (hover && hasSide("query") && position === entry.first_query + hover.i) classes.push("at-query");
+    if (hover && hasSide("key") && position === entry.first_key + hover.j) classes.push("at-key");
     return { classes, background };
   }
   // The weight of a token in the shown row; null where the row does not contain it.
@@ -278,38 +290,49 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(store.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
   }
-  // The cell of a token: in the pinned row or column, else on the diagonal.
-  function getCell(position) {
+  // The cell of a token: in the pinned row or column, else on the diagonal; in cross-attention in the active row or column.
+  function getCell(position, side) {
     const { state } = store;
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     const [i, j] = [position - firstQuery, position - firstKey];
     const [inRows, inColumns] = [i >= 0 && i < m, j >= 0 && j < n];
+    if (isCross(state)) {
+      const { i: row, j: column } = getActiveCell(state) ?? (side === state.by ? { i: 0, j: 0 } : {});
+      if (row === undefined || !(side === "query" ? inRows : inColumns)) return null;
+      return side === "query" ? { i, j: column } : { i: row, j };
+    }
     if (state.pin !== null && state.by === "query") return inColumns ? { i: state.pin.i, j } : null;
     if (state.pin !== null) return inRows ? { i, j: state.pin.j } : null;
     return inRows || inColumns ? { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) } : null;
   }
-  function onHover(position) {
-    const { pin } = store.state;
-    const cell = position === null ? null : getCell(position);
-    store.set({ hover: cell, reading: cell && pin && weights && isKnown(getWeight(position)) ? getWeight(position) : null });
-    if (cell && !pin) store.set({ pointed: cell }); // not reset, so that the pointer can move to the list
-  }
-  function onPick(position) {
+  function onHover(position, side) {
     const { state } = store;
+    const cell = position === null ? null : getCell(position, side);
+    const reads = isCross(state) ? side === getOther(state) : state.pin;
+    store.set({ hover: cell, reading: cell && reads && weights && isKnown(getWeight(position)) ? getWeight(position) : null });
+    if (cell && !state.pin && !(isCross(state) && reads)) store.set({ pointed: cell }); // not reset, so that the pointer can move to the list
+  }
+  function onPick(position, side) {
+    const { state } = store;
+    if (isCross(state)) return pinCell(getCell(position, side));
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     const [i, j] = [position - firstQuery, position - firstKey];
     if (state.by === "query" && (i < 0 || i >= m)) return announce(t("Token {0} is no query of this head", formatInteger(position)));
     if (state.by === "key" && (j < 0 || j >= n)) return announce(t("Token {0} is no key of this head", formatInteger(position)));
     const pin = state.by === "query" ? { i, j: clamp(state.pin?.j ?? j, 0, n - 1) } : { i: clamp(state.pin?.i ?? i, 0, m - 1), j };
     if (state.pin === null) Object.assign(pin, { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) });
+    return pinCell(pin);
+  }
+  function pinCell(pin) {
+    if (pin === null) return;
     store.set({ pin, hover: null, reading: null, pointed: null });
     const view = map.visibleRegion();
     const isVisible = pin.i >= view.r0 && pin.i < view.r1 && pin.j >= view.c0 && pin.j < view.c1;
     if (!isVisible) map.centre(pin.i, pin.j);
-    return undefined;
   }
 
   const subscriptions = [
+    store.on(["entry", "batch"], showTexts),
     store.on(["pin", "by", "entry", "head", "batch", "variant"], load),
     store.on(["pointed"], () => {
       clearTimeout(timer);
@@ -318,35 +341,54 @@ export function mountText(element, { store, transport, map, tokens, announce, ui
     store.on(["ink"], showInk),
     store.on(["searchResult"], () => {
       const { searchResult } = store.state;
-      flow.repaint();
-      if (searchResult && searchResult.index >= 0) flow.reveal(searchResult.matches[searchResult.index][0]);
+      repaint();
+      if (!searchResult || searchResult.index < 0) return;
+      const [start, , side] = searchResult.matches[searchResult.index];
+      flows[side].reveal(start);
     }),
     store.on(["hover"], () => {
       const { state } = store;
       const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-      flow.mark(state.hover ? [firstQuery + state.hover.i, firstKey + state.hover.j] : []);
+      const marks = state.hover ? { query: firstQuery + state.hover.i, key: firstKey + state.hover.j } : {};
+      for (const side of ["query", "key"]) flows[side].mark(isCross(state) ? [marks[side] ?? -1] : Object.values(marks));
     }),
-    tokens.on(() => flow.refresh()),
+    texts.on(() => Object.values(flows).forEach((flow) => flow.refresh())),
   ];
   function showInk() {
     logButton.setAttribute("aria-pressed", String(store.state.ink === "log"));
-    flow.repaint();
+    repaint();
   }
-  const computeExtent = () => {
-    const { info } = store.state;
-    const ends = info.entries.map((entry) => Math.max(entry.first_query + entry.m, entry.first_key + entry.n));
-    return Math.max(info.text_length, ...ends);
-  };
-  flow.start(computeExtent(), store.state.info.text_length);
+  // Show the texts of the entry and the sequence; a text that is not known is not shown.
+  function showTexts() {
+    const { state } = store;
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const tokens = texts.of(state);
+    const cross = isCross(state);
+    const parts = [];
+    const ends = cross ? { query: firstQuery + m, key: firstKey + n } : { query: 0, key: Math.max(firstQuery + m, firstKey + n) };
+    for (const side of ["query", "key"]) {
+      const shown = tokens[side].length > 0 && ends[side] > 0;
+      const extent = shown ? Math.max(ends[side], tokens[side].length) : 0;
+      if (shown) parts.push(...(cross ? [headings[side]] : []), flows[side].element);
+      if (started[side]?.tokens === tokens[side] && started[side].extent === extent) continue;
+      started[side] = { tokens: tokens[side], extent };
+      flows[side].start(extent, tokens[side]);
+    }
+    const { children } = flowsElement;
+    if (parts.length !== children.length || parts.some((part, at) => part !== children[at])) flowsElement.replaceChildren(...parts);
+    logButton.hidden = !parts.length;
+    hintElement.textContent = logButton.hidden ? t("Click a cell of the map: here are the largest weights of its row.") : t("Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it.");
+  }
+  showTexts();
   showInk();
   load();
-  if (store.state.pointed) flow.reveal(getOwnPosition(store.state)); // the state may begin with a hovered token
+  if (store.state.pointed) getFlow(store.state.by).reveal(getOwnPosition(store.state)); // the state may begin with a hovered token
   return {
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();
       controller?.abort();
       clearTimeout(timer);
-      flow.destroy();
+      for (const flow of Object.values(flows)) flow.destroy();
       element.replaceChildren();
     },
   };

@@ -15,22 +15,41 @@ export function showWhitespace(text) {
   });
 }
 
-/** Tokens of the text at positions 0 to length - 1. */
-export function createTokens(transport, length) {
-  const chunks = new Map(); // index -> {tokens, joined} or a promise of it
+/** The texts of the entries and sequences of `info`. */
+export function createTexts(transport, { texts, entries }) {
   const listeners = new Set();
+  const notify = () => listeners.forEach((listener) => listener());
+  const known = texts.map((length, of) => createTokens(transport, of, length, notify));
+  const unknown = createTokens(transport, null, 0, notify);
+  return {
+    /** The tokens of the queries and of the keys of a sequence: {query, key}, the same object where it is one text. */
+    of({ entry, batch }) {
+      const [query, key] = (entries[entry].texts[batch] ?? []).map((text) => known[text] ?? unknown);
+      return { query: query ?? unknown, key: key ?? unknown };
+    },
+    /** Call `listener()` when texts have arrived; returns the function that ends it. */
+    on(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}
+
+// Tokens of text `of` at positions 0 to length - 1; none are known where the length is 0.
+function createTokens(transport, of, length, notify) {
+  const chunks = new Map(); // index -> {tokens, joined} or a promise of it
 
   async function fetchChunk(index) {
     const start = index * CHUNK;
     const stop = Math.min(length, start + CHUNK);
-    const { json } = await transport.get("tokens", { start, stop });
+    const { json } = await transport.get("tokens", { of, start, stop });
     const chunk = { tokens: json.tokens, joined: new Map() };
     for (const [from, to, whole] of json.joined ?? []) {
       for (let position = from; position < to; position++) chunk.joined.set(position, { start: from, stop: to, text: whole });
     }
     chunks.set(index, chunk);
     if (chunks.size > MAX_CHUNKS) chunks.delete(chunks.keys().next().value);
-    for (const listener of listeners) listener(start, stop);
+    notify();
     return chunk;
   }
 
@@ -51,6 +70,7 @@ export function createTokens(transport, length) {
   };
 
   return {
+    of,
     length,
     /** The texts of positions start to stop - 1. */
     async range(start, stop) {
@@ -63,7 +83,7 @@ export function createTokens(transport, length) {
       const offset = Math.floor(from / CHUNK) * CHUNK;
       return texts.slice(from - offset, to - offset);
     },
-    /** Fetch the missing texts of positions start to stop - 1; listeners of `on` are called when they arrive. */
+    /** Fetch the missing texts of positions start to stop - 1; listeners of the texts are called when they arrive. */
     prefetch(start, stop) {
       for (let index = Math.floor(Math.max(0, start) / CHUNK); index * CHUNK < Math.min(length, stop); index++) {
         const chunk = load(index);
@@ -77,11 +97,6 @@ export function createTokens(transport, length) {
     /** The whole character that this token is a part of: {start, stop, text}, or null. */
     joined(position) {
       return getChunk(position)?.joined.get(position) ?? null;
-    },
-    /** Call `listener(start, stop)` when texts have arrived; returns the function that ends it. */
-    on(listener) {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
     },
   };
 }

@@ -17,7 +17,7 @@ const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const escapeXml = (text) => text.replace(/[\u0000-\u001f\ud800-\udfff\ufffe\uffff]/gu, "\ufffd").replace(/[&<>"]/g, (mark) => ENTITIES[mark]);
 const roundTo2 = (number) => Number(number.toFixed(2));
 
-/** The text of the file. `cells`: the region; `weights`: its weights, row by row; `textOf(position)`: a token. */
+/** The text of the file. `cells`: the region; `weights`: its weights, row by row; `textOf.query(position)`, `textOf.key(position)`: tokens. */
 export function createVector({ weights, cells, state, style, textOf }) {
   const entry = state.info.entries[state.entry];
   const [rows, columns] = [cells.r1 - cells.r0, cells.c1 - cells.c0];
@@ -28,13 +28,13 @@ export function createVector({ weights, cells, state, style, textOf }) {
   parts.push(`<rect x="${left}" y="${top}" width="${roundTo2(width)}" height="${roundTo2(height)}" fill="${style.land}"/>`);
   const drawn = [...createPaths(weights, cells, entry, state)].map(([colour, path]) => `<path fill="${colour}" d="${path}"/>`);
   parts.push(`<g transform="translate(${left} ${top}) scale(${roundTo2(unit * 1e4) / 1e4})" shape-rendering="crispEdges">${drawn.join("")}</g>`);
-  for (const [first, from, to, write] of [
-    [entry.first_query, cells.r0, cells.r1, (at, text) => createText(left - 6, top + (at + 0.5) * unit + 4, text, 'text-anchor="end"')],
-    [entry.first_key, cells.c0, cells.c1, (at, text) => createText(0, 0, text, `transform="translate(${roundTo2(left + (at + 0.5) * unit + 4)} ${top - 6}) rotate(-90)"`)],
+  for (const [textAt, first, from, to, write] of [
+    [textOf.query, entry.first_query, cells.r0, cells.r1, (at, text) => createText(left - 6, top + (at + 0.5) * unit + 4, text, 'text-anchor="end"')],
+    [textOf.key, entry.first_key, cells.c0, cells.c1, (at, text) => createText(0, 0, text, `transform="translate(${roundTo2(left + (at + 0.5) * unit + 4)} ${top - 6}) rotate(-90)"`)],
   ]) {
-    const tokens = to - from <= maxNamed && textOf(first + from) !== "";
+    const tokens = to - from <= maxNamed && textAt(first + from) !== "";
     const places = tokens ? Array.from({ length: to - from }, (_, at) => from + at) : computeTicks(from, to - 1, 8).filter((place) => place >= from && Number.isInteger(place));
-    for (const place of places) parts.push(write(place - from, tokens ? [...showWhitespace(textOf(first + place))].slice(0, maxCharacters).join("") : formatInteger(first + place)));
+    for (const place of places) parts.push(write(place - from, tokens ? [...showWhitespace(textAt(first + place))].slice(0, maxCharacters).join("") : formatInteger(first + place)));
   }
   parts.push(...createScale(state, style, top + height + 24, createText));
   const box = [left + Math.max(width, 380) + 24, top + height + 84].map(Math.ceil).join(" ");
