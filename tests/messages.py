@@ -1,7 +1,6 @@
 """What tests compare of an error: the fields that callers read, and not the words between them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,9 @@ def said(error: BaseException) -> str:
     return f"{error.where}: {error.found}"
 
 
-def refusal(kind: type[AttlasError], call: Callable[[], Any]) -> str:
-    """Return what the error says that a call raises."""
+def refusal(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return what `said` gives of the error that a call raises, which is of this class and of none below it."""
     with pytest.raises(kind) as caught:
         call()
+    assert type(caught.value) is kind
     return said(caught.value)

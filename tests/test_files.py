@@ -16,11 +16,10 @@ from safetensors.numpy import save_file
 from tests.messages import said
 
 from attlas import pictures
-from attlas.cli.files import save_text
 from attlas.errors import AttlasError, CheckpointError, FileError
 from attlas.estimators import AttentionRegressor
 from attlas.estimators.stream import predict_file
-from attlas.files import replace_folder, sync_folder, whole_file
+from attlas.files import replace_folder, save_text, sync_folder, whole_file
 from attlas.nn import GPT2, GPT2Config, KVCache
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and limits are those of POSIX")

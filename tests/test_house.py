@@ -37,7 +37,7 @@ VERSION = PYPROJECT["project"]["version"]
 CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/base.py", "masks/base.py", "engine/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 2923
+CORE_CODE_LINES = 2878
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 FUNCTION_STATEMENTS = 40

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-__all__ = ["BART", "SIZES", "SPECIAL", "T5", "VOCABULARY", "lively"]
+__all__ = ["BART", "FALCON", "SIZES", "SPECIAL", "T5", "VOCABULARY", "lively"]
 
 VOCABULARY = 61
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -35,6 +35,14 @@ BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
     **SPECIAL,
+}
+FALCON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 T5 = {
     "vocab_size": VOCABULARY,

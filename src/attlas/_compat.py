@@ -40,27 +40,10 @@ except ImportError:
     EinopsBackend = None  # type: ignore[assignment, misc]
 
 __all__ = [
-    "ATTENTION",
-    "ATTENTION_STORED",
-    "CAN_SWITCH",
-    "MASK_PARTS",
-    "OUTPUT_ATTENTIONS_STORED",
-    "TO_COPY",
-    "VALIDATORS",
-    "EinopsBackend",
-    "cached_property",
-    "causal_models",
-    "changes",
-    "in_backward",
-    "local_part",
-    "parse_to",
-    "replaced_by_context_parallel",
-    "transforming",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "wrapper",
-]
+    "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED", "TO_COPY", "VALIDATORS",
+    "EinopsBackend", "cached_property", "causal_models", "changes", "in_backward", "local_part", "parse_to",
+    "replaced_by_context_parallel", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
 

@@ -21,8 +21,6 @@ from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
-__all__ = ["attend", "attention"]
-
 
 def attend(
     q: Tensor,

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["rebuilt", "recorded_gradients", "tensors_in"]
-
 
 def recorded_gradients(
     result: Tensor | Sequence[Tensor], wanted: Sequence[Tensor | None], grad: Tensor | Sequence[Tensor]

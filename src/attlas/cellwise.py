@@ -12,17 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from attlas import reads
-from attlas._compat import changes, tree_leaves, tree_map_only
+from attlas._compat import changes, transforming, tree_leaves, tree_map_only
 from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
-from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape, unskipped
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = ["Cellwise", "cellwise"]
 
 _SETTINGS = int | float | str | torch.dtype | None
 

@@ -8,8 +8,6 @@ from torch.nn import functional
 from attlas._compat import replaced_by_context_parallel
 from attlas.errors import BackendError
 
-__all__ = ["refuse_context_parallel"]
-
 
 def refuse_context_parallel(where: str) -> None:
     """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.
@@ -20,9 +18,6 @@ def refuse_context_parallel(where: str) -> None:
         The function that was called.
     """
     if not torch.compiler.is_compiling() and functional.scaled_dot_product_attention in replaced_by_context_parallel():
-        raise BackendError(
-            where,
-            "every process must hold all keys of its queries.",
-            found="torch's context_parallel, where each process holds a part of the sequence",
-            fix="attlas.distributed.context_parallel(mesh, model), or DTensors.",
-        )
+        found = "torch's context_parallel, where each process holds a part of the sequence"
+        fix = "attlas.distributed.context_parallel(mesh, model), or DTensors."
+        raise BackendError(where, "every process must hold all keys of its queries.", found=found, fix=fix)

@@ -6,8 +6,6 @@ import torch
 
 from attlas.errors import DeviceError
 
-__all__ = ["usable_device"]
-
 
 def usable_device(where: str, device: str | torch.device) -> torch.device:
     """Return a device, or raise a DeviceError where torch has no such one here."""

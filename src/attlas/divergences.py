@@ -20,8 +20,6 @@ from attlas.stats.counts import interval_of
 from attlas.stats.rows import check_shares
 from attlas.tiles import Tile
 
-__all__ = ["Distance", "divergence"]
-
 Distance: TypeAlias = Literal["kl", "cross_entropy", "squared", "squared_logits"]
 
 

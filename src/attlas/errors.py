@@ -6,12 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-__all__ = [
-    "AttlasError", "BackendError", "CheckpointError", "ContractError", "DeviceError", "DtypeError", "FileError",
-    "GradientError", "MissingExtraError", "ModifiedError", "PortError", "RecordingError", "RecordingWarning",
-    "ShapeError", "StoredOnlyError", "TooLargeError", "describe", "kind", "listed",
-]  # fmt: skip
-
 
 class AttlasError(Exception):
     """Base class of every error that attlas raises on purpose.

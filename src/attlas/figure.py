@@ -6,8 +6,6 @@ import io
 
 from matplotlib.figure import Figure
 
-__all__ = ["NotebookFigure"]
-
 
 class NotebookFigure(Figure):
     """A figure with a picture of its own for IPython.

@@ -16,8 +16,6 @@ from safetensors import SafetensorError
 
 from attlas.errors import AttlasError, FileError
 
-__all__ = ["discard_folder", "lock", "lock_folder", "replace_folder", "sync_folder", "whole_file"]
-
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 _NO_SYNC = {getattr(errno, name) for name in ("EINVAL", "ENOSYS", "ENOTSUP") if hasattr(errno, name)}
 _RULE = "the file must be one that can be written."
@@ -89,6 +87,15 @@ def whole_file(
         raise
     with suppress(OSError):  # the file is there, whole: there is no failure left to tell of
         sync_folder(real.parent)
+
+
+def save_text(
+    text: str, path: str | os.PathLike[str], where: str = "save()", kind: type[AttlasError] = FileError
+) -> Path:
+    """Write a text to a file, whole or not at all; see `whole_file`."""
+    with whole_file(path, where, kind) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+    return Path(path)
 
 
 def replace_folder(folder: Path, target: Path) -> None:

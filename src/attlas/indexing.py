@@ -13,8 +13,6 @@ from torch import Tensor
 
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
 
-__all__ = ["Axes", "Where", "parse"]
-
 
 @dataclass(frozen=True)
 class Axes:

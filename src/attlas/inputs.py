@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,6 @@ from torch import Tensor, nn
 from attlas._compat import transforming
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
-
-__all__ = [
-    "accumulation_dtype", "all_finite", "as_floats", "as_plain", "check_floating", "check_inputs",
-    "check_sink", "check_values", "holds_numbers", "tracing", "transforming", "whole_number",
-]  # fmt: skip
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -93,15 +88,24 @@ def as_floats(value: Any) -> Tensor:
 
 def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
     """Raise a DtypeError where a value is no tensor of floating point."""
-    if not isinstance(t, Tensor):
-        raise DtypeError(where, rule, {name: type(t).__name__}, found=kind(t), fix=fix)
-    if not t.is_floating_point():
-        raise DtypeError(where, rule, {name: t}, found=str(t.dtype).removeprefix("torch."), fix=fix)
+    if not (isinstance(t, Tensor) and t.is_floating_point()):
+        raise wrong_type(where, rule, name, t, fix)
+
+
+def wrong_type(where: str, rule: str, name: str, t: object, fix: str) -> DtypeError:
+    """Return the error of a value that is no tensor, or one of another dtype."""
+    given, found = (t, str(t.dtype).removeprefix("torch.")) if isinstance(t, Tensor) else (type(t).__name__, kind(t))
+    return DtypeError(where, rule, {name: given}, found=found, fix=fix)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an int and not a bool, which Python counts among them."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
     """Return a count, or raise a ShapeError where it is no int above 0."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if is_integer(value) and value >= 1:
         return value
     fix = fix or f"give {name} as an int, such as 8."
     raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)

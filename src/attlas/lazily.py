@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["__dir__", "__getattr__"]
-
+from attlas.errors import MissingExtraError
 
 _FUNCTIONS = {"attend", "corpus"}
 
@@ -45,3 +45,12 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List what the package attlas holds, with what is still to be imported."""
     return sorted({*vars(_package), *_MODULES, *importlib.import_module("attlas.public").__all__})
+
+
+def import_extra(module: str, where: str, rule: str, fix: str, arguments: Mapping[str, object] | None = None) -> Any:
+    """Return an optional module, or raise a MissingExtraError with this rule and fix."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        found = f"no module named {module.partition('.')[0]}"
+        raise MissingExtraError(where, rule, arguments, found=found, fix=fix) from error

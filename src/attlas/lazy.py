@@ -17,8 +17,6 @@ from attlas._compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.engine.autodiff import graph
 from attlas.errors import GradientError, StoredOnlyError, TooLargeError
 
-__all__ = ["LazyTensor", "check_size", "lazy_result", "like_tensors", "written_out"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Methods that hang something on a tensor, or change it: a copy would keep that to itself.
@@ -243,23 +241,17 @@ LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality
 
 
 def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
-    return GradientError(
-        f"{owner.label}.{name}()",
-        "truths and counts have no gradient.",
-        {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"},
-        found=f"{owner.label}.dtype = {owner.dtype}",
-        fix="a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1.",
-    )
+    rule = "truths and counts have no gradient."
+    given = {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"}
+    fix = "a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1."
+    return GradientError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.dtype = {owner.dtype}", fix=fix)
 
 
 def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
-    return StoredOnlyError(
-        f"{owner.label}.{name}()",
-        "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for.",
-        {owner.label: f"shape {tuple(owner.shape)}"},
-        found=f"{owner.label}.{name}",
-        fix=f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :].",
-    )
+    rule = "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for."
+    given = {owner.label: f"shape {tuple(owner.shape)}"}
+    fix = f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :]."
+    return StoredOnlyError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.{name}", fix=fix)
 
 
 def written_out(where: str, given: Any) -> Any:
@@ -277,14 +269,11 @@ def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") ->
     """Raise a TooLargeError if what a call writes out takes more than 1 GiB."""
     if size <= graph.DENSE_LIMIT:
         return
-    some = found[0]
-    raise TooLargeError(
-        where,
-        "it needs whole matrices, and they would be larger than the limit.",
-        {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)},
-        found=f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}",
-        fix=fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist.",
-    )
+    some, rule = found[0], "it needs whole matrices, and they would be larger than the limit."
+    given = {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)}
+    fix = fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist."
+    bytes_found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
+    raise TooLargeError(where, rule, given, found=bytes_found, fix=fix)
 
 
 if EinopsBackend is not None:

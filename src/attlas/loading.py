@@ -9,8 +9,6 @@ from typing import Any
 from attlas import atlas
 from attlas.atlas.serialization import UserScores
 
-__all__ = ["load"]
-
 
 def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Any:
     """Open the folder of a recording, or that of a corpus.

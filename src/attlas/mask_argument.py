@@ -10,8 +10,6 @@ from torch import Tensor
 from attlas.errors import DtypeError, kind
 from attlas.masks import Mask, from_function, from_tensor
 
-__all__ = ["as_mask"]
-
 
 def as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
     """Return what stands in the place of a mask as a mask, or raise a DtypeError."""

@@ -12,8 +12,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.masks.base import Mask
 
-__all__ = ["picture"]
-
 _CELLS = 16  # cells of a drawing, at most, along each axis
 _SAMPLES = 8  # queries and keys looked at in one cell of a drawing, at most, along each axis
 _ALL, _PART, _NONE = "■", "▨", "·"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas import reads
-from attlas._compat import cached_property
+from attlas._compat import cached_property, transforming
 from attlas.engine import operations, reference, tiled
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
@@ -21,7 +21,7 @@ from attlas.engine.problem import Problem, tensors_of, without_graph
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, DtypeError, TooLargeError, kind
 from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, tracing, transforming, whole_number
+from attlas.inputs import check_values, tracing, whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.masks import Mask
 from attlas.reductions import Dim, axis_of, reduced
@@ -32,8 +32,6 @@ from attlas.stats.spans import Span
 from attlas.tensorlike import TensorLike
 from attlas.views import LogitMatrix, TransposedMatrix
 from attlas.windows import spans_of, window_of
-
-__all__ = ["AttentionMatrix"]
 
 
 class AttentionMatrix(TensorLike):

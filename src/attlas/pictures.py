@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import MissingExtraError, ShapeError, kind
+from attlas.errors import ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
+from attlas.lazily import import_extra
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
 
@@ -29,21 +30,9 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "DEPTH",
-    "FLOOR",
-    "blocks",
-    "color_norm",
-    "depth",
-    "draw",
-    "grid",
-    "label",
-    "palette",
-    "plot",
-    "save",
-    "scale",
-    "sheet",
-    "weight_words",
-]
+    "DEPTH", "FLOOR", "blocks", "color_norm", "depth", "draw", "grid", "label", "palette", "plot", "save", "scale",
+    "sheet", "weight_words",
+]  # fmt: skip
 
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
 # order of colours is seen in grey and without colour vision too.
@@ -139,21 +128,12 @@ def plot(
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
     if len(axes) > 2 or math.prod(lead) > _MAX_HEADS or 0 in A.shape:
-        raise ShapeError(
-            "plot()",
-            f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"{math.prod(lead)} heads in axes {lead}",
-            fix="pick some first: A[0].plot() or A[0, 3].plot().",
-        )
+        rule = f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis."
+        given, fix = {"A": f"shape {tuple(A.shape)}"}, "pick some first: A[0].plot() or A[0, 3].plot()."
+        raise ShapeError("plot()", rule, given, found=f"{math.prod(lead)} heads in axes {lead}", fix=fix)
     if ax is not None and axes:
-        raise ShapeError(
-            "plot()",
-            "ax takes one map.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found=f"{math.prod(lead)} heads",
-            fix="A[0, 3].plot(ax=ax), or leave ax out for a grid.",
-        )
+        rule, fix = "ax takes one map.", "A[0, 3].plot(ax=ax), or leave ax out for a grid."
+        raise ShapeError("plot()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"{math.prod(lead)} heads", fix=fix)
     window = _window("rows", rows, int(A.shape[-2])), _window("columns", columns, int(A.shape[-1]))
     texts = None if labels is None else _label_pair(labels, window, A.shape, bool(axes))
     size = size or (256 if axes else 512)
@@ -170,9 +150,8 @@ def plot(
 
 def _check_options(pool: str, size: int | None) -> None:
     if pool not in ("max", "mean"):
-        raise ShapeError(
-            "plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix="leave pool out for max."
-        )
+        fix = "leave pool out for max."
+        raise ShapeError("plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix=fix)
     if size is not None:
         whole_number("plot()", "size", size, "size=256")
 
@@ -200,23 +179,17 @@ def _label_pair(
         few = [min(size, 40) for size in sizes]
         texts = f"tokens[:{few[0]}]" if sizes[0] == sizes[1] else f"(queries[:{few[0]}], keys[:{few[1]}])"
         head = f"A[{', '.join('0' * (len(shape) - 2))}]" if several else "A"
-        raise ShapeError(
-            "plot()",
-            f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token.",
-            {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"},
-            found=f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}",
-            fix=f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
-            ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights.",
-        )
+        rule = f"labels need one head and at most {_LABELLED} × {_LABELLED} cells, one label for each token."
+        given = {"A": f"shape {tuple(shape)}", "labels": f"{len(of_rows)} for rows, {len(of_columns)} for columns"}
+        found = f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}"
+        fix = f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
+        fix += ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights."
+        raise ShapeError("plot()", rule, given, found=found, fix=fix)
     return of_rows, of_columns
 
 
 def blocks(
-    A: AttentionMatrix | Tensor,
-    size: int,
-    pool: Pool = "max",
-    rows: range | None = None,
-    columns: range | None = None,
+    A: AttentionMatrix | Tensor, size: int, pool: Pool = "max", rows: range | None = None, columns: range | None = None
 ) -> Tensor:
     """Return the blocks of a picture, at most `size` a side; NaN where nothing may attend.
 
@@ -618,15 +591,10 @@ def sheet(width: float, height: float) -> Figure:
     >>> pictures.sheet(3, 2).get_size_inches().tolist()
     [3.0, 2.0]
     """
-    try:
-        from attlas.figure import NotebookFigure
-    except ImportError as error:
-        raise MissingExtraError(
-            "attlas.pictures",
-            "matplotlib must be installed to draw.",
-            found="no module named matplotlib",
-            fix="pip install 'attlas[plot]'",
-        ) from error
+    rule = "matplotlib must be installed to draw."
+    import_extra("matplotlib.figure", "attlas.pictures", rule, "pip install 'attlas[plot]'")
+    from attlas.figure import NotebookFigure
+
     # A figure of its own, not one of pyplot: nothing global changes, and no window opens.
     return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import torch
 
-from attlas.files import whole_file
-
-__all__ = ["Limits", "cache_folder", "known", "name", "store"]
+from attlas.files import save_text
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
 
@@ -84,9 +82,7 @@ def store(limits: Limits, instruction_set: str) -> Path:
     """Keep limits in the cache folder beside those of other settings, and return the file."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     measured = {**_read(), _key(instruction_set): asdict(limits)}
-    with whole_file(_file()) as unfinished:
-        unfinished.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
-    return _file()
+    return save_text(json.dumps(measured, indent=2) + "\n", _file())
 
 
 def _file() -> Path:

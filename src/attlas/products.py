@@ -9,8 +9,6 @@ from torch import Tensor
 
 from attlas.lazy import LazyTensor
 
-__all__ = ["PRODUCTS"]
-
 
 def _product(left: Any, right: Any) -> Any:
     """Return ``left @ right`` where one of the two is a matrix and the other a tensor."""

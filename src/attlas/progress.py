@@ -8,8 +8,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Progress"]
-
 _QUICK, _SLOW = 0.1, 10.0  # seconds between two messages: on a terminal, and in a log
 
 

@@ -13,8 +13,6 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
 from attlas.tiles import Tile, cut
 
-__all__ = ["CellSums", "Cells", "LeadingSums", "LogSumExp"]
-
 
 class LogSumExp(Statistic):
     """The log-sum-exp of each row of logits, in float64."""

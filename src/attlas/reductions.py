@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attlas import reads
+from attlas._compat import transforming
 from attlas.engine import operations, tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
-from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, check_size
 from attlas.masks.base import Mask
 from attlas.stats import columns, largest, rows
@@ -21,20 +21,6 @@ from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = [
-    "Dim",
-    "argmax_of_rows",
-    "axes_of",
-    "axis_of",
-    "cells_reduced",
-    "exchanged",
-    "max_along",
-    "over_leading",
-    "reduced",
-    "reduced_shape",
-    "unskipped",
-]
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]
@@ -44,15 +30,9 @@ def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
     """Return an axis counted from 0."""
     if isinstance(dim, int) and not isinstance(dim, bool) and -A.ndim <= dim < A.ndim:
         return dim % A.ndim
-    raise ShapeError(
-        f"A.{name}()",
-        "dim must be an axis of the matrix, or several.",
-        {"A": f"shape {tuple(A.shape)}"},
-        found=f"dim = {dim!r}",
-        fix=f"A.{name}(-1) over keys, A.{name}(-2) over queries, A.{name}({A.ndim - 3}) over heads."
-        if A.ndim > 2
-        else f"A.{name}(-1) over keys, A.{name}(-2) over queries.",
-    )
+    rule, heads = "dim must be an axis of the matrix, or several.", f", A.{name}({A.ndim - 3}) over heads"
+    fix = f"A.{name}(-1) over keys, A.{name}(-2) over queries{heads if A.ndim > 2 else ''}."
+    raise ShapeError(f"A.{name}()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"dim = {dim!r}", fix=fix)
 
 
 def axes_of(A: LazyTensor, name: str, dim: Dim) -> set[int]:

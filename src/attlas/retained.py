@@ -10,8 +10,6 @@ from torch import Tensor
 from attlas.engine.problem import spread_heads
 from attlas.errors import GradientError
 
-__all__ = ["WeightGradient"]
-
 
 class WeightGradient:
     """What flows back into the weights of a matrix: from its products, and from cells that were read with a graph.
@@ -89,9 +87,6 @@ class WeightGradient:
         node.register_prehook(keep)
 
     def _refuse(self) -> None:
-        raise GradientError(
-            "A.retain_grad()",
-            "A.grad would lack what did not pass through the weights.",
-            found=str(self.missing),
-            fix="call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense()).",
-        )
+        rule = "A.grad would lack what did not pass through the weights."
+        fix = "call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense())."
+        raise GradientError("A.retain_grad()", rule, found=str(self.missing), fix=fix)

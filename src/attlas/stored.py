@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-__all__ = ["Stored"]
-
 
 class Stored:
     """A score or a mask that says what it is made of.

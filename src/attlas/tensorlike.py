@@ -16,19 +16,16 @@ import torch
 from torch import Tensor
 
 from attlas import products
-from attlas._compat import parse_to
+from attlas._compat import parse_to, transforming
 from attlas.cellwise import Cellwise, cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
-from attlas.inputs import transforming
 from attlas.lazy import LazyTensor, like_tensors
-from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, reduced_shape
+from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, max_along, reduced_shape
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = ["TensorLike", "dropped_product"]
 
 _PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
@@ -75,18 +72,17 @@ class TensorLike(LazyTensor):
     # ---------------------------------------------------------------------------------------------------- what it is
 
     def __str__(self) -> str:
-        A = _cast(self)
-        if max(A.shape[-2:]) > _PRINTED or math.prod(A.shape[:-2]) > _PRINTED or A.device.type == "meta":
-            return repr(A)
+        if max(self.shape[-2:]) > _PRINTED or math.prod(self.shape[:-2]) > _PRINTED or self.device.type == "meta":
+            return repr(self)
         try:
-            return f"{A!r}\n{A.detach().to_dense()}"
+            return f"{self!r}\n{self.detach().to_dense()}"
         except ModifiedError:  # reading is an error then, printing is not
-            return repr(A)
+            return repr(self)
 
     @property
     def requires_grad(self) -> bool:
         """Whether a tensor that the matrix depends on records a graph: q, k, the sink, or one of the score."""
-        return any(t.requires_grad for t in _cast(self).problem.leaves)
+        return any(t.requires_grad for t in self.problem.leaves)
 
     @property
     def is_cuda(self) -> bool:
@@ -96,7 +92,7 @@ class TensorLike(LazyTensor):
     @property
     def data(self) -> AttentionMatrix:
         """The same matrix without the graph of its tokens."""
-        return _cast(self).detach()
+        return self.detach()  # type: ignore[no-any-return]
 
     # -------------------------------------------------------------------------------------------------- what stays lazy
 
@@ -108,7 +104,7 @@ class TensorLike(LazyTensor):
     @property
     def mH(self) -> Any:  # noqa: N802 - torch's name
         """The transposed matrix, lazy: weights are real numbers."""
-        return _cast(self).mT
+        return self.mT
 
     H = T
 
@@ -137,11 +133,10 @@ class TensorLike(LazyTensor):
         AttentionMatrix or Tensor
             A Tensor where the axis of one query or of one key is left out.
         """
-        A = _cast(self)
-        axes = range(A.ndim) if dim is None else [axis_of(A, "squeeze", dim)]
-        key = tuple(0 if axis in axes and size == 1 else slice(None) for axis, size in enumerate(A.shape))
+        axes = range(self.ndim) if dim is None else [axis_of(self, "squeeze", dim)]
+        key = tuple(0 if axis in axes and size == 1 else slice(None) for axis, size in enumerate(self.shape))
         rest = key[-2:] if 0 in key[-2:] else ()
-        return A[(*key[:-2], *rest)] if rest or 0 in key else A
+        return self[(*key[:-2], *rest)] if rest or 0 in key else self
 
     def unsqueeze(self, dim: int) -> Any:
         """Add an axis of size 1: lazily in front of a batch, on the dense tensor elsewhere.
@@ -155,18 +150,16 @@ class TensorLike(LazyTensor):
         -------
         AttentionMatrix or Tensor
         """
-        A = _cast(self)
-        axes = A._axes
-        if dim in (0, -A.ndim - 1) and len(axes.layout) >= 2:
+        axes = self._axes
+        if dim in (0, -self.ndim - 1) and len(axes.layout) >= 2:
             more = replace(axes, layout=(1, *axes.layout), kept=(True, *axes.kept))
-            return A._derived(A.problem, more, A._lse)
+            return self._derived(self.problem, more, self._lse)
         return self._call("unsqueeze", dim)
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """Exchange two axes: lazily the last two, on the dense tensor others."""
-        A = _cast(self)
-        if {axis_of(A, "transpose", dim0), axis_of(A, "transpose", dim1)} == {A.ndim - 2, A.ndim - 1}:
-            return A.mT
+        if {axis_of(self, "transpose", dim0), axis_of(self, "transpose", dim1)} == {self.ndim - 2, self.ndim - 1}:
+            return self.mT
         return self._call("transpose", dim0, dim1)
 
     swapaxes = swapdims = transpose
@@ -185,15 +178,14 @@ class TensorLike(LazyTensor):
         -------
         Tensor, shape (..., length of the diagonal)
         """
-        A = _cast(self)
-        m, n = A.shape[-2:]
-        first, second = axis_of(A, "diagonal", dim1), axis_of(A, "diagonal", dim2)
+        m, n = self.shape[-2:]
+        first, second = axis_of(self, "diagonal", dim1), axis_of(self, "diagonal", dim2)
         length = min(m, n - offset) - max(0, -offset)
-        if (first, second) != (A.ndim - 2, A.ndim - 1) or length <= 0:
+        if (first, second) != (self.ndim - 2, self.ndim - 1) or length <= 0:
             return self._call("diagonal", offset, dim1, dim2)
         start = max(0, -offset)
         queries = torch.arange(start, start + length, device="cpu")
-        cells: Tensor = A[..., queries, queries + offset]
+        cells: Tensor = self[..., queries, queries + offset]
         return cells
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,33 +201,29 @@ class TensorLike(LazyTensor):
         AttentionMatrix or Tensor
             Lazy for another device and for float32 and float64, where the tokens move; a Tensor for other dtypes.
         """
-        A = _cast(self)
         device, dtype = parse_to(*args, **kwargs)
-        device = A.device if device is None else torch.empty(0, device=device).device
-        if device == A.device and dtype in (None, A.dtype):
-            return A
-        own = any(True for _ in A.problem.score.parameters())
-        if dtype not in (None, A.dtype) and (own or dtype not in (torch.float32, torch.float64)):
+        device = self.device if device is None else torch.empty(0, device=device).device
+        if device == self.device and dtype in (None, self.dtype):
+            return self
+        own = any(True for _ in self.problem.score.parameters())
+        if dtype not in (None, self.dtype) and (own or dtype not in (torch.float32, torch.float64)):
             return self._call("to", *args, **kwargs)
-        A.problem.check_unchanged("A.to()")
+        self.problem.check_unchanged("A.to()")
         # That of a part counts what the part does not have, so that it cannot be computed again.
-        lse = A._exact_lse().to(device) if A.problem.partial else None
-        return A._derived(_moved(A.problem, device, None if dtype == A.dtype else dtype), A._axes, lse)
+        lse = self._exact_lse().to(device) if self.problem.partial else None
+        return self._derived(_moved(self.problem, device, None if dtype == self.dtype else dtype), self._axes, lse)
 
     def cpu(self) -> AttentionMatrix:
         """Return the matrix on the CPU, lazy: its tokens are copied, m and n vectors per head."""
-        found: AttentionMatrix = self.to("cpu")
-        return found
+        return self.to("cpu")  # type: ignore[no-any-return]
 
     def cuda(self) -> AttentionMatrix:
         """Return the matrix on the present NVIDIA device, lazy."""
-        found: AttentionMatrix = self.to("cuda")
-        return found
+        return self.to("cuda")  # type: ignore[no-any-return]
 
     def float(self) -> AttentionMatrix:
         """Return the matrix in float32, lazy."""
-        found: AttentionMatrix = self.to(torch.float32)
-        return found
+        return self.to(torch.float32)  # type: ignore[no-any-return]
 
     def double(self) -> Any:
         """Return the matrix in float64, lazy; a Tensor where the score has parameters of its own."""
@@ -258,12 +246,9 @@ class TensorLike(LazyTensor):
         -------
         Tensor, or a named tuple of values and indices
         """
-        A = _cast(self)
-        if not (dim is None or isinstance(dim, int)):  # the larger of two tensors
-            return self._call("max", dim)
-        if dim is None or axis_of(A, "max", dim) < A.ndim - 2:
-            return A.amax() if dim is None else self._call("max", dim, keepdim)
-        return torch.return_types.max((A.amax(dim, keepdim), A.argmax(dim, keepdim)))
+        if isinstance(dim, int) and axis_of(self, "max", dim) < self.ndim - 2:
+            return self._call("max", dim, keepdim)
+        return max_along(self, dim, keepdim)
 
     @like_tensors
     def var(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
@@ -271,13 +256,12 @@ class TensorLike(LazyTensor):
 
         Parameters and errors are those of `sum`; `correction` is that of `torch.var`. Cost: two passes.
         """
-        A = _cast(self)
-        mean, count = A.mean(dim, keepdim=True), cells_reduced(A, "var", dim)
+        mean, count = self.mean(dim, keepdim=True), cells_reduced(self, "var", dim)
         centre = mean.detach()
         # The deviations from any centre; the second term is 0, and so is its gradient, but not that of its gradient.
-        cells: Any = A
+        cells: Any = self
         squares = (cells - centre).square().sum(dim, keepdim=True) - count * (mean - centre).square()
-        shape = reduced_shape(A.shape, axes_of(A, "var", dim), keepdim)
+        shape = reduced_shape(self.shape, axes_of(self, "var", dim), keepdim)
         return (squares / max(count - correction, 0)).reshape(shape)  # type: ignore[no-any-return]
 
     @like_tensors
@@ -287,10 +271,9 @@ class TensorLike(LazyTensor):
 
     def count_nonzero(self, dim: Dim = None) -> Tensor:
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
-        A = _cast(self)
-        if A.problem.is_symbolic or transforming():
+        if self.problem.is_symbolic or transforming():
             return self._call("count_nonzero", dim)
-        return Cellwise(A, lambda cells: cells != 0, (), constant=True).sum(dim)
+        return Cellwise(_cast(self), lambda cells: cells != 0, (), constant=True).sum(dim)
 
     def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """Return the Euclidean norm of the weights over axes; other norms are those of the dense tensor."""

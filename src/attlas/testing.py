@@ -19,9 +19,8 @@ from attlas.engine import tiled
 from attlas.engine.autodiff import graph
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
-from attlas.engine.statistic import Statistic
+from attlas.engine.statistic import Statistic, Workspace
 from attlas.engine.tiling import RowBlock, column_blocks
-from attlas.engine.workspace import Workspace
 from attlas.errors import ContractError, ShapeError
 from attlas.masks import BlockState, Causal, Mask, from_function
 from attlas.matrix import AttentionMatrix

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Tile", "cut"]
-
 
 @dataclass(frozen=True, eq=False)
 class Tile:

@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
 from attlas.tiles import Tile
 
-__all__ = ["TileFunction"]
-
 # What a function raises that is not written for whole tiles, or not for vmap.
 _FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
 _FEW = 8  # rows, and columns, on which both ways of asking are compared
@@ -75,12 +73,10 @@ class TileFunction:
         """
         away = [t.device for t in self.held if t.device.type not in ("cpu", at.device.type)]
         if away:  # an index out of range on a GPU would end the process
-            raise DeviceError(
-                self.name,
-                "the tensors that the function holds must be where the matrix is.",
-                found=f"it holds a tensor on {away[0]}, the matrix is on {at.device}",
-                fix=f"move q, k and v to {away[0].type}, or that tensor to {at.device}.",
-            )
+            rule = "the tensors that the function holds must be where the matrix is."
+            held = f"it holds a tensor on {away[0]}, the matrix is on {at.device}"
+            fix = f"move q, k and v to {away[0].type}, or that tensor to {at.device}."
+            raise DeviceError(self.name, rule, found=held, fix=fix)
         first: Exception | None = None
         if self._tiles:
             try:
@@ -113,13 +109,9 @@ class TileFunction:
                 fix = f"give the tensors that it indexes a position for each of {at.m} queries and {at.n} keys."
             else:
                 fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
-            raise ShapeError(
-                self.name,
-                "the function must return one value for a batch, head, query and key.",
-                {"tile": f"{at.shape}"},
-                found=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}",
-                fix=fix,
-            ) from cause
+            rule = "the function must return one value for a batch, head, query and key."
+            raised = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            raise ShapeError(self.name, rule, {"tile": f"{at.shape}"}, found=raised, fix=fix) from cause
         return found
 
     def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:

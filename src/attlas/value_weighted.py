@@ -14,8 +14,6 @@ from attlas.scores import Score
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile
 
-__all__ = ["KeyWeighted", "norms_of", "value_weighted"]
-
 
 def norms_of(values: Tensor) -> Tensor:
     """Return the Euclidean norm of each value, float32, shape (..., n) of values of shape (..., n, e)."""

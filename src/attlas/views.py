@@ -13,7 +13,7 @@ from attlas.engine import operations
 from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.engine.problem import spread_heads
 from attlas.errors import ShapeError
-from attlas.indexing import parse
+from attlas.indexing import Where, parse
 from attlas.inputs import check_values, tracing
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.products import PRODUCTS
@@ -22,8 +22,6 @@ from attlas.stats import rows
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = ["LogitMatrix", "TransposedMatrix"]
 
 R = TypeVar("R")
 
@@ -46,6 +44,17 @@ class _View(LazyTensor):
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
         return type(self)(self.matrix.detach())
+
+    def __getitem__(self, key: Any) -> Any:
+        where = parse(key, self.matrix._axes, *self.shape[-2:])
+        if where is None:
+            return self._call("__getitem__", key)
+        part = self.matrix._select(where)
+        return type(self)(part) if where.rows is None else self._cells(part, where)
+
+    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
+        """Return the cells of an index from those of some batches and heads of the matrix."""
+        raise NotImplementedError
 
 
 class TransposedMatrix(_View):
@@ -94,13 +103,7 @@ class TransposedMatrix(_View):
         out = matrix._axes.restore(out)
         return out.squeeze(-1) if vector else out
 
-    def __getitem__(self, key: Any) -> Any:
-        where = parse(key, self.matrix._axes, *self.shape[-2:])
-        if where is None:
-            return self._call("__getitem__", key)
-        part = self.matrix._select(where)
-        if where.rows is None:
-            return TransposedMatrix(part)
+    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
         cells = part._read(where._replace(rows=where.columns, columns=where.rows))
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
         return cells if one_axis else cells.mT
@@ -131,12 +134,8 @@ class LogitMatrix(_View):
         """Shape of the matrix, (..., m, n)."""
         return self.matrix.shape
 
-    def __getitem__(self, key: Any) -> Any:
-        where = parse(key, self.matrix._axes, *self.shape[-2:])
-        if where is None:
-            return self._call("__getitem__", key)
-        part = self.matrix._select(where)
-        return LogitMatrix(part) if where.rows is None else part._read(where, before_softmax=True)
+    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
+        return part._read(where, before_softmax=True)
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""

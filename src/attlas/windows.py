@@ -15,8 +15,6 @@ from attlas.scores.base import Dot, Sum, Tokens
 from attlas.stats.spans import Span, place_span
 from attlas.tiles import Tile
 
-__all__ = ["Translated", "TranslatedScore", "cut_out", "in_columns", "original_tile", "spans_of", "window_of"]
-
 
 def spans_of(A: Any, rows: Span | None, columns: Span | None) -> tuple[range, range]:
     """Return two spans as ranges of queries and of keys, or raise a ShapeError."""

@@ -23,8 +23,6 @@ from attlas.tiles import cut
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Work", "count", "explain_choice", "kernels"]
-
 _PANELS = 64  # parts of the rows in which a mask without intervals is asked
 
 

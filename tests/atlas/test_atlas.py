@@ -1,11 +1,11 @@
 """Layers by number, kind, path and pass; errors that list what there is."""
 
 from dataclasses import replace
+from functools import partial
 
-import pytest
 import torch
 from tests.atlas.conftest import make_entry
-from tests.messages import said
+from tests.messages import refusal
 
 import attlas
 from attlas import DtypeError, OutOfRangeError, RecordingError, ShapeError, stats
@@ -70,9 +70,7 @@ def test_repr(atlas) -> None:
 
 
 def text_of(error: type[Exception], atlas: Atlas, key: object) -> str:
-    with pytest.raises(error) as caught:
-        atlas[key]
-    return said(caught.value)
+    return refusal(error, lambda: atlas[key])
 
 
 def test_missing_layer_lists_what_there_is(atlas) -> None:
@@ -95,10 +93,8 @@ def test_wrong_kinds_of_keys(atlas) -> None:
 
 
 def test_statistics_only(atlas) -> None:
-    assert (
-        text_of(RecordingError, atlas, 3)
-        == 'atlas[...]: statistics only: entropy; read them as atlas.entry("self.3").statistics'
-    )
+    found = 'statistics only: entropy; read them as atlas.entry("self.3").statistics'
+    assert text_of(RecordingError, atlas, 3) == f"atlas[...]: {found}"
 
 
 def test_entries_that_do_not_fit() -> None:
@@ -110,12 +106,10 @@ def test_entries_that_do_not_fit() -> None:
         ({"shape": (1, 2, 5, 6)}, "(1, 2, 5, 5) in matrix, (1, 2, 5, 6) in shape"),
     ]
     for change, found in wrong:
-        with pytest.raises(ShapeError) as error:
-            Entry("attn", 0, "self", 0, first_key=0, **(facts | change))
-        assert said(error.value) == f"Entry(): {found}"
-    with pytest.raises(DtypeError) as error:
-        Entry("attn", 0, "decoder", 0, first_key=0, **facts)
-    assert said(error.value) == "Entry(): kind = 'decoder'"
+        make = partial(Entry, "attn", 0, "self", 0, first_key=0, **(facts | change))
+        assert refusal(ShapeError, make) == f"Entry(): {found}"
+    unknown = partial(Entry, "attn", 0, "decoder", 0, first_key=0, **facts)
+    assert refusal(DtypeError, unknown) == "Entry(): kind = 'decoder'"
 
 
 def test_names_of_statistics() -> None:

@@ -10,13 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.atlas.conftest import assert_same, make_atlas, make_entry
+from tests.messages import refusal as raised
 from tests.messages import said
 
 import attlas
@@ -99,13 +101,31 @@ def add(folder: Path, dice: random.Random) -> None:
     path.write_bytes(dice.randbytes(20)) if dice.random() < 0.7 else path.mkdir()
 
 
+def read_header(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the header of a tensor file, and what follows it."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def write_header(path: Path, header: dict[str, Any], rest: bytes, more: int = 0) -> None:
+    """Write a tensor file, with a length of the header that may be wrong."""
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes((len(raw) + more).to_bytes(8, "little") + raw + rest)
+
+
+def reseal_tensors(path: Path) -> None:
+    """Give a tensor file a right checksum."""
+    facts = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    reseal(path.parent, lambda content: content["files"].update({path.name: facts}))
+
+
 def header(folder: Path, dice: random.Random, *, seal: bool = False) -> None:
     """Change a word or a number in the header of a tensor file."""
     path = dice.choice(sorted(folder.glob("*.safetensors")))
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    text = json.loads(data[8 : 8 + size])
-    entry = text[dice.choice(sorted(text))]
+    text, rest = read_header(path)
+    entry, more = text[dice.choice(sorted(text))], 0
     match dice.randrange(5):
         case 0:
             entry["dtype"] = dice.choice(["F64", "I64", "BOOL", "F16", "X1", 7])
@@ -116,13 +136,10 @@ def header(folder: Path, dice: random.Random, *, seal: bool = False) -> None:
         case 3:
             text[dice.choice(["extra", "__metadata__"])] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         case 4:
-            size += dice.choice([-8, 8, 2**40])
-    raw = json.dumps(text).encode()
-    raw += b" " * (-len(raw) % 8)
-    path.write_bytes((size if size > len(data) else len(raw)).to_bytes(8, "little") + raw + data[8 + size :])
+            more = dice.choice([-8, 8, 2**40])
+    write_header(path, text, rest, more)
     if seal:
-        facts = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        reseal(folder, lambda content: content["files"].update({path.name: facts}))
+        reseal_tensors(path)
 
 
 STRANGE = [None, -1, 0, 1, 3, 2**31, 2**70, 1.5, True, "", "x", "../../etc/passwd", [], {}, [[]], [1, 2], [0, 0, 0, 0],
@@ -157,26 +174,8 @@ def words(folder: Path, dice: random.Random, *, seal: bool = False) -> None:
     (folder / "atlas.json").write_bytes(data)
 
 
-def sealed_words(folder: Path, dice: random.Random) -> None:
-    """Change the JSON, and give it a right checksum."""
-    words(folder, dice, seal=True)
-
-
-def sealed_header(folder: Path, dice: random.Random) -> None:
-    """Change a header, and give everything a right checksum."""
-    header(folder, dice, seal=True)
-
-
-def attempt(folder: Path) -> Atlas | str:
-    """Load a folder, or return the text of the error; no other exception may come out."""
-    try:
-        return load(folder)
-    except AttlasError as error:
-        return str(error)
-
-
 HONEST = [flip, cut, swap, remove, add, header, words]
-MALICIOUS = [sealed_words, sealed_words, sealed_header]
+MALICIOUS = [partial(words, seal=True), partial(words, seal=True), partial(header, seal=True)]
 
 
 @pytest.fixture(scope="module")
@@ -194,43 +193,47 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def attempt(folder: Path) -> Atlas | str:
+    """Load a folder, or return the text of the error; no other exception may come out."""
+    try:
+        return load(folder)
+    except AttlasError as error:
+        return str(error)
+
+
+def mutated(good: Path, folder: Path, mutations: list[Any], seeds: range) -> Iterator[Atlas | str]:
+    """Yield for each seed what a changed copy of a folder is loaded as."""
+    for seed in seeds:
+        dice = random.Random(seed)
+        shutil.copytree(good, folder)
+        dice.choice(mutations)(folder, dice)
+        yield attempt(folder)
+        shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize("part", range(5))
 def test_mutated_folders(good: Path, tmp_path: Path, part: int) -> None:
     """500 folders: an error of attlas, or the right answer."""
-    before = load(good)
-    refused = 0
-    for number in range(100 * part, 100 * part + 100):
-        dice = random.Random(number)
-        folder = tmp_path / str(number)
-        shutil.copytree(good, folder)
-        mutate = dice.choice(HONEST)
-        mutate(folder, dice)
-        after = attempt(folder)
+    before, folder, refused = load(good), tmp_path / "x", 0
+    for after in mutated(good, folder, HONEST, range(100 * part, 100 * part + 100)):
         if isinstance(after, Atlas):
             assert_same(before, after)
         else:
             refused += 1
-            assert str(folder) in after, f"{number}: {after}"
-        shutil.rmtree(folder)
+            assert str(folder) in after
     assert refused > 60
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_folders_changed_on_purpose(good: Path, tmp_path: Path, part: int) -> None:
     """300 folders whose checksums are right again: an error of attlas on load, or an atlas that can be read."""
-    refused = 0
-    for number in range(100 * part, 100 * part + 100):
-        dice = random.Random(7000 + number)
-        folder = tmp_path / str(number)
-        shutil.copytree(good, folder)
-        dice.choice(MALICIOUS)(folder, dice)
-        atlas = attempt(folder)
+    folder, refused = tmp_path / "x", 0
+    for atlas in mutated(good, folder, MALICIOUS, range(7000 + 100 * part, 7100 + 100 * part)):
         if isinstance(atlas, Atlas):
             read_all(atlas)
         else:
             refused += 1
-            assert str(folder) in atlas or "a score of your own" in atlas, f"{number}: {atlas}"
-        shutil.rmtree(folder)
+            assert str(folder) in atlas or "a score of your own" in atlas
     assert refused > 40
 
 
@@ -252,9 +255,7 @@ def refusal(folder: Path, file: str, found: str, fix: str = "save the atlas agai
 
 
 def test_no_atlas_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError) as error:
-        load(tmp_path / "x")
-    assert said(error.value) == "load(): no such folder"
+    assert raised(RecordingError, lambda: load(tmp_path / "x")) == "load(): no such folder"
     (tmp_path / "x").write_text("x")
     with pytest.raises(RecordingError, match="found: a file, and no folder"):
         load(tmp_path / "x")
@@ -268,9 +269,8 @@ def test_foreign_and_newer_folders(folder: Path) -> None:
     (folder / "atlas.json").write_text("[1]")
     refusal(folder, "atlas.json", "JSON, but not of the format 'attlas-atlas'")
     (folder / "atlas.json").write_text('{"format": "attlas-atlas", "version": 3, "new": "words"}')
-    with pytest.raises(RecordingError) as error:
-        load(folder)
-    assert said(error.value) == "load(): format version 3, this attlas reads up to 2"
+    text = "load(): format version 3, this attlas reads up to 2"
+    assert raised(RecordingError, lambda: load(folder)) == text
 
 
 def test_changed_numbers_are_found(folder: Path) -> None:
@@ -413,14 +413,10 @@ def test_parts_that_do_not_fit_the_matrix_are_found_on_load(folder: Path) -> Non
 
 def test_overlapping_tensors(folder: Path) -> None:
     path = folder / "0000.safetensors"
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    text = json.loads(data[8 : 8 + size])
-    text["q"]["data_offsets"] = text["k"]["data_offsets"]
-    raw = json.dumps(text, separators=(",", ":")).encode()
-    path.write_bytes(data[:8] + raw.ljust(size) + data[8 + size :])
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    reseal(folder, lambda content: content["files"][path.name].update(bytes=path.stat().st_size, sha256=digest))
+    header, rest = read_header(path)
+    header["q"]["data_offsets"] = header["k"]["data_offsets"]
+    write_header(path, header, rest)
+    reseal_tensors(path)
     with pytest.raises(RecordingError, match=r"found: Error while deserializing header: .*"):
         load(folder)
 
@@ -436,22 +432,15 @@ def test_links_are_not_followed(folder: Path) -> None:
 
 
 def test_nothing_is_replaced_unasked(folder: Path, atlas: Atlas) -> None:
-    with pytest.raises(RecordingError) as error:
-        atlas.save(folder)
-    assert said(error.value) == "save(): an atlas"
+    assert raised(RecordingError, lambda: atlas.save(folder)) == "save(): an atlas"
     (folder / "thesis.tex").write_text("x")
-    with pytest.raises(RecordingError) as error:
-        atlas.save(folder, overwrite=True)
-    assert said(error.value) == "save(): thesis.tex"
-    for make in (Path.touch, Path.mkdir):
-        other = folder.parent / make.__name__
-        make(other)
-        if make is Path.mkdir:
-            atlas.save(other)  # an empty folder is as good as none
-            load(other)
-        else:
-            with pytest.raises(RecordingError, match="found: no folder"):
-                atlas.save(other, overwrite=True)
+    assert raised(RecordingError, lambda: atlas.save(folder, overwrite=True)) == "save(): thesis.tex"
+    file, empty = folder.parent / "file", folder.parent / "empty"
+    file.touch(), empty.mkdir()
+    with pytest.raises(RecordingError, match="found: no folder"):
+        atlas.save(file, overwrite=True)
+    atlas.save(empty)  # an empty folder is as good as none
+    load(empty)
 
 
 def test_what_cannot_be_stored(tmp_path: Path) -> None:
@@ -468,9 +457,8 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
         with pytest.raises(DtypeError) as error:
             atlas.save(tmp_path / NAME)
         assert found in str(error.value)
-    with pytest.raises(RecordingError) as twice:
-        Atlas([make_entry(A), make_entry(A, name="other")]).save(tmp_path / NAME)
-    assert said(twice.value) == "save(): both are self.0, call 0"
+    twice = Atlas([make_entry(A), make_entry(A, name="other")])
+    assert raised(RecordingError, lambda: twice.save(tmp_path / NAME)) == "save(): both are self.0, call 0"
     assert list(tmp_path.iterdir()) == [], "what was begun is removed"
 
 
@@ -479,9 +467,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RecordingError) as error:
-        atlas.save(tmp_path / NAME)
-    assert said(error.value) == "save(): No space left on device"
+    assert raised(RecordingError, lambda: atlas.save(tmp_path / NAME)) == "save(): No space left on device"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RecordingError, match=r"found: (Not a directory|File exists)"):
         (tmp_path / "file").touch()
@@ -518,9 +504,7 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
         other.finish(atlas)
     assert [path.name for path in parent.iterdir()] == [NAME]
     assert_same(atlas, load(folder))
-    with pytest.raises(RecordingError) as error:
-        other.finish(atlas)
-    assert said(error.value) == "Writer.finish(): a closed writer"
+    assert raised(RecordingError, lambda: other.finish(atlas)) == "Writer.finish(): a closed writer"
 
 
 KILLED = """

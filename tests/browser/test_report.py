@@ -11,8 +11,7 @@ from tests.browser.conftest import number
 import attlas
 from attlas import heads, stats
 from attlas.atlas import Atlas, Entry
-from attlas.heads.classification import text_statistics
-from attlas.heads.from_recording import STATISTIC_NAMES
+from attlas.heads.classification import STATISTIC_NAMES, text_statistics
 from attlas.view import export
 
 pytestmark = pytest.mark.browser

@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 import attlas
 from attlas import processor
 from attlas.cli import bench_cases, main
-from attlas.cli.file_lock import hold
+from attlas.cli.bench import hold
 from attlas.cli.terminal import UsageError
 from attlas.cli.timing import ratios
 from attlas.work import kernels
@@ -85,7 +85,7 @@ def test_limits_are_rates_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; from attlas.cli.file_lock import hold\n"
+        "import sys; from pathlib import Path; from attlas.cli.bench import hold\n"
         f"with hold(Path({str(folder / 'bench.lock')!r}), 'rule'): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

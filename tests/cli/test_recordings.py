@@ -21,9 +21,10 @@ from attlas import models, pictures, stats
 from attlas.cli import main
 from attlas.cli.demo_run import read
 from attlas.cli.formatting import secondary_patterns
-from attlas.cli.head_statistics import classify_entry, selected
+from attlas.cli.head_statistics import selected
 from attlas.cli.loading import load, tokenize
 from attlas.cli.terminal import Terminal
+from attlas.heads.classification import classify_entry
 
 
 @pytest.fixture(scope="session")

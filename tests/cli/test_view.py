@@ -181,11 +181,12 @@ def test_a_recording_can_be_kept(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
 ) -> None:
     shown = []
-    monkeypatch.setattr(view, "show", lambda folder, terminal, **more: shown.append((folder, more)) or True)
+    monkeypatch.setattr(view, "show", lambda *given: shown.append(given) or True)
     out = tmp_path / "kept.atlas"
     given = [*model_and_text, "--tokens", "64", "--generate", "4", "-o", str(out)]
     assert main(["view", *given, "--port", "1234"]) == 0
-    assert shown == [(out, {"port": 1234, "browser": True, "other": None, "at": "", "model": str(model_folder)})]
+    ((folder, _, arguments, model),) = shown
+    assert (folder, arguments.port, arguments.no_browser, model) == (out, 1234, False, str(model_folder))
     atlas = attlas.load(out)
     assert len(atlas.tokens) == 68
     assert atlas.spans["generated"] == (64, 68)
@@ -279,7 +280,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.setattr(terminal.out, "isatty", lambda: True)
     monkeypatch.setattr(view.sys, "stdin", terminal.out)
     monkeypatch.setattr("attlas.view.server.has_browser", lambda: True)
-    monkeypatch.setattr(view, "show", lambda folder, terminal: terminal.opened.append(folder) or True)
+    monkeypatch.setattr(view, "show", lambda folder, terminal, arguments: terminal.opened.append(folder) or True)
     return terminal
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.test_idioms import Dense
+from tests.stats.definitions import allowed_by_mask, diagonals
 from torch import Tensor
 
 import attlas
@@ -34,11 +35,6 @@ def moments(logits: Tensor) -> tuple[Tensor, Tensor]:
     x = torch.where(seen, logits, 0.0)
     mean = ratio(x.sum(-1, keepdim=True), keys.to(x))
     return mean.squeeze(-1), ratio(torch.where(seen, x - mean, 0.0).square().sum(-1), keys.squeeze(-1).to(x))
-
-
-def diagonals(x: Tensor) -> Tensor:
-    m, n = x.shape[-2:]
-    return torch.stack([x.diagonal(offset, -2, -1).sum(-1) for offset in range(1 - m, n)], dim=-1)
 
 
 def spans(weights: Tensor) -> Tensor:
@@ -125,8 +121,7 @@ def check(case: Any, plan: Plan, same: Any, name: str, tables: list[dict[str, An
     logits, weights, lse, _ = case.plain()
     leaves = case.leaves()
     A = case.matrix(plan)
-    at = A.problem.tile(*map(range, A.problem.shape))
-    seen = torch.ones_like(weights, dtype=torch.bool) if A.mask is None else A.mask.allows(at).expand(weights.shape)
+    seen = allowed_by_mask(A.problem)
     alike = weights[weights > 0].unique().numel() < int((weights > 0).sum())
     table = dict(ChainMap(*(some for some in tables if not alike or some is not OF_ONE_CELL)))
     found = flat([*A.collect(*(make(case.v) for make, _ in table.values())), A.lse])

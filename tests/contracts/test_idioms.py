@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.stats.definitions import diagonals
 from torch import Tensor, nn
 
 import attlas
@@ -142,12 +143,6 @@ def pool(d: Tensor, s: Any) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in cells], -2)
 
 
-def diagonals(d: Tensor, mean: bool) -> Tensor:
-    sums = torch.stack([d.diagonal(t, -2, -1).sum(-1) for t in range(-5, 6)], -1)
-    counts = torch.tensor([float(SEEN.diagonal(t).sum()) for t in range(-5, 6)])
-    return sums / counts.clamp(min=1) if mean else sums
-
-
 def covered(d: Tensor, levels: Any) -> Tensor:
     ordered = d.sort(-1, descending=True).values.cumsum(-1)
     return torch.stack([(ordered < level * d.sum(-1, keepdim=True) - 1e-6).sum(-1) + 1 for level in levels], -1)
@@ -168,7 +163,7 @@ OF_DENSE: dict[str, Any] = {
     "TailMass": lambda d, s: d.sum(-1) - d.topk(2).values.sum(-1),
     "ColumnMass": mass,
     "ColumnMax": lambda d, s: d.amax(-2),
-    "Offsets": lambda d, s: diagonals(d, s.mean),
+    "Offsets": lambda d, s: diagonals(d) / (diagonals(SEEN).clamp(min=1) if s.mean else 1),
     "Picture": pool,
     "Spans": lambda d, s: torch.stack([d[..., :3, :2].sum((-1, -2)), d[..., :3, 2:].sum((-1, -2))], -1).unsqueeze(-2),
     "Coverage": lambda d, s: covered(d, s.levels),

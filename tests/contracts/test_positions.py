@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.atlas.conftest import make_entry
 from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 
 import attlas
@@ -84,8 +85,7 @@ def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
     case = build(score, next(iter(MASKS)), SIZES)
     A = attlas.attend(case.q.detach(), case.k.detach(), score=case.score)
     A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
-    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (2, 11), 0, (2, 2, 9, 11), A)
-    attlas.atlas.Atlas([entry]).save(tmp_path / "run.atlas")
+    attlas.Atlas([make_entry(A)]).save(tmp_path / "run.atlas")
     own = case.score if type(case.score).__name__ in ("Cauchy", "ScoreMod") else None
     again = attlas.load(tmp_path / "run.atlas", score=own)[0]
     assert type(again.problem.score) is type(case.score)
@@ -135,7 +135,7 @@ def test_a_class_made_of_one_of_attlas_is_stored_by_its_name(tmp_path) -> None:
 
     q, score = torch.randn(1, 1, 6, 2), Steeper(1.0, 3.0)
     A = attlas.attend(q, q, score=score, mask=Every(1, 0))
-    attlas.atlas.Atlas([attlas.atlas.Entry("x", 0, "self", 0, (0,), (0, 6), 0, (1, 1, 6, 6), A)]).save(tmp_path / "x")
+    attlas.Atlas([make_entry(A)]).save(tmp_path / "x")
     with pytest.raises(attlas.RecordingError, match="a score of your own is not stored"):
         attlas.load(tmp_path / "x", score=Steeper)
     again = attlas.load(tmp_path / "x", score=score)[0]
@@ -161,8 +161,7 @@ def saved(score, folder, rows=None):
     A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
     A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
     A = A if rows is None else A.window(rows)
-    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, A.shape[2]), 0, tuple(A.shape), A)
-    attlas.atlas.Atlas([entry]).save(folder)
+    attlas.Atlas([make_entry(A)]).save(folder)
     return A.to_dense().detach()
 
 

@@ -58,6 +58,18 @@ def run_in_threads(ranks: int, job: Job, seconds: float = 120) -> list[Any]:
     return results
 
 
+def check_same_error(work: Callable[[int], Any], error: type[Exception], text: str) -> None:
+    """Ask that a function of the rank raises one and the same error on two ranks."""
+
+    def job(rank: int, world: int) -> tuple[str, str]:
+        with pytest.raises(error, match=text) as caught:
+            work(rank)
+        return str(caught.value), getattr(caught.value, "fix", "")
+
+    first, second = run_in_threads(2, job, 20)
+    assert first == second
+
+
 @pytest.fixture
 def on_ranks() -> Callable[..., list[Any]]:
     """Run a function on some ranks."""

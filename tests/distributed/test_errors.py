@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed.conftest import check_same_error
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -17,7 +18,6 @@ from attlas.distributed import head_tail_order
 from attlas.errors import AttlasError, BackendError, DtypeError, GradientError, OutOfRangeError, ShapeError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-OnRanks = Callable[..., list[Any]]
 
 
 def tokens(*placements: Placement, heads: int = 4) -> DTensor:
@@ -61,18 +61,8 @@ def wrong_statistic(rank: int) -> None:
         (wrong_statistic, ShapeError, "k cannot be larger than the number of keys."),
     ],
 )
-def test_all_ranks_raise_the_error_of_one(
-    on_ranks: OnRanks, work: Callable[[int], None], error: type[Exception], text: str
-) -> None:
-    def job(rank: int, world: int) -> tuple[str, str]:
-        with pytest.raises(error) as caught:
-            work(rank)
-        found = caught.value
-        return str(found), getattr(found, "fix", "")
-
-    first, second = on_ranks(2, job, 20)
-    assert first == second
-    assert text in first[0]
+def test_all_ranks_raise_the_error_of_one(work: Callable[[int], None], error: type[Exception], text: str) -> None:
+    check_same_error(work, error, text)
 
 
 class ShortOfMemory(attlas.Score):
@@ -101,12 +91,8 @@ WORK: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_all_ranks_raise_where_one_cannot_compute(on_ranks: OnRanks, name: str) -> None:
-    def job(rank: int, world: int) -> None:
-        with pytest.raises(MemoryError, match="none is left"):
-            WORK[name]()
-
-    on_ranks(2, job, 20)
+def test_all_ranks_raise_where_one_cannot_compute(name: str) -> None:
+    check_same_error(lambda rank: WORK[name](), MemoryError, "none is left")
 
 
 class Own(stats.Statistic):
@@ -167,18 +153,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_is_named(on_ranks: OnRanks, name: str) -> None:
+def test_what_is_not_supported_is_named(name: str) -> None:
     work, error, text = REFUSED[name]
-
-    def job(rank: int, world: int) -> str:
-        with pytest.raises(error) as caught:
-            work()
-        assert isinstance(caught.value, AttlasError)
-        return str(caught.value)
-
-    first, second = on_ranks(2, job, 20)
-    assert first == second
-    assert text in first
+    assert issubclass(error, AttlasError)
+    check_same_error(lambda rank: work(), error, text)
 
 
 def test_an_order_needs_whole_pieces() -> None:

@@ -22,8 +22,8 @@ from tests.distributed.test_equality import (
     shard,
     statistics_of,
 )  # fmt: skip
-from tests.distributed.test_saving import base
 from tests.distributed.test_traffic import Memory, Traffic, peak
+from tests.recording.conftest import two_layers
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -283,7 +283,7 @@ def test_keys_that_change_are_refused(on_ranks: OnRanks) -> None:
 
 @WITH_MODES
 def test_a_model_gathers_by_groups(on_ranks: OnRanks) -> None:
-    model = base(window=13).double()
+    model = two_layers(window=13).double()
     model.set_attn_implementation("attlas")
     wanted = model(IDS, use_cache=False, attention_mask=LEFT).logits
     wanted[LEFT > 0].square().sum().backward()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import transformers
 from tests.contracts.conftest import Case, Sizes, build
 from tests.distributed.test_equality import LINE, STATISTICS, Whole, differences, gap, shard, tensors
 from tests.distributed.test_saving import atlas_of, recorded, same
+from tests.processes import join, needs_gloo, on_two
 from tests.recording.conftest import SIZES, causal_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,12 +25,7 @@ import attlas
 from attlas.distributed import save, saving
 from attlas.errors import RecordingError, ShapeError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here"),
-]
-
-
+pytestmark = [pytest.mark.filterwarnings("ignore"), needs_gloo]
 NCCL = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not distributed.is_nccl_available(), reason="NCCL needs two GPUs"
 )
@@ -46,32 +40,25 @@ def _on(case: Case, device: str) -> Case:
     return replace(case, score=case.score.to(device), **moved)
 
 
-def _process(rank: int, folder: str, backend: str, device: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        mesh = init_device_mesh(device, (2,))
-        for score, mask in (("Gaussian(learn)", "Causal"), ("ScaledDot", "Window")):
-            case = _on(build(score, mask, Sizes(19, 23), sink=True), device)
-            known = Whole(case)
-            for pair in LINE:
-                for plan in (None, attlas.Plan(gathered_bytes=1)):
-                    errors = differences(mesh, known, *pair, plan)
-                    assert max(errors.values()) < 1e-12, (pair, plan, errors)
-                q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
-                with torch.no_grad():
-                    one = attlas.attend(case.q, case.k, mask=case.mask)
-                    many = attlas.attend(q, k, mask=case.mask)
-                    assert gap(many[..., 3:9, 5], one[..., 3:9, 5]) < 1e-12
-                    for found, wanted in zip(many.collect(*ASKED), one.collect(*ASKED), strict=True):
-                        for a, b in zip(tensors(found), tensors(wanted), strict=True):
-                            assert gap(a, b) < 1e-12, pair
-        with pytest.raises(ShapeError, match="mask"):
-            attlas.attend(q, shard(case.k, mesh, LINE[0][0]), mask=torch.ones(3, 3) > 0 if rank else case.mask)
-    finally:
-        distributed.destroy_process_group()
+def check_rank(rank: int, device: str) -> None:
+    mesh = init_device_mesh(device, (2,))
+    for score, mask in (("Gaussian(learn)", "Causal"), ("ScaledDot", "Window")):
+        case = _on(build(score, mask, Sizes(19, 23), sink=True), device)
+        known = Whole(case)
+        for pair in LINE:
+            for plan in (None, attlas.Plan(gathered_bytes=1)):
+                errors = differences(mesh, known, *pair, plan)
+                assert max(errors.values()) < 1e-12, (pair, plan, errors)
+            q, k = shard(case.q, mesh, pair[0]).detach(), shard(case.k, mesh, pair[1]).detach()
+            with torch.no_grad():
+                one = attlas.attend(case.q, case.k, mask=case.mask)
+                many = attlas.attend(q, k, mask=case.mask)
+                assert gap(many[..., 3:9, 5], one[..., 3:9, 5]) < 1e-12
+                for found, wanted in zip(many.collect(*ASKED), one.collect(*ASKED), strict=True):
+                    for a, b in zip(tensors(found), tensors(wanted), strict=True):
+                        assert gap(a, b) < 1e-12, pair
+    with pytest.raises(ShapeError, match="mask"):
+        attlas.attend(q, shard(case.k, mesh, LINE[0][0]), mask=torch.ones(3, 3) > 0 if rank else case.mask)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +66,7 @@ def _process(rank: int, folder: str, backend: str, device: str) -> None:
     [("gloo", "cpu", "fork"), pytest.param("nccl", "cuda", "spawn", marks=[NCCL, pytest.mark.gpu])],
 )
 def test_two_processes(tmp_path: Path, backend: str, device: str, start: str) -> None:
-    torch.multiprocessing.start_processes(_process, (str(tmp_path), backend, device), nprocs=2, start_method=start)
+    on_two(check_rank, tmp_path, device, backend=backend, start=start)
 
 
 def exit_codes(work: Callable[[int, Path], None], folder: Path) -> list[int | None]:
@@ -94,8 +81,7 @@ def exit_codes(work: Callable[[int, Path], None], folder: Path) -> list[int | No
 
 
 def _killed(rank: int, folder: Path) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    join(rank, folder)
     written = saving._SharedWriter._write_own
 
     def killed(*given: Any) -> Any:
@@ -124,8 +110,7 @@ def test_a_killed_rank(tmp_path: Path) -> None:
 
 
 def _failing_backward(rank: int, folder: Path) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    join(rank, folder)
     mesh, tokens = init_device_mesh("cpu", (2,)), torch.randn(1, 2, 8, 4)
     q, k, v = (shard(tokens, mesh, [Shard(2)]).requires_grad_() for _ in range(3))
     out = attlas.attend(q, k) @ v
@@ -148,42 +133,17 @@ def test_an_error_in_the_backward_ends_the_other_rank(tmp_path: Path) -> None:
     assert "onnection" in (tmp_path / "error0").read_text()  # that of the other rank was closed
 
 
-RANK = """
-import os, pathlib, sys, warnings
-warnings.simplefilter("ignore")
-import transformers
-from tests.distributed.test_saving import recorded
-from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
-from attlas.distributed import save
-
-distributed.init_process_group("gloo")
-rank, folder = distributed.get_rank(), pathlib.Path(sys.argv[1])
-mesh = init_device_mesh("cpu", (2,))
-load = transformers.AutoModelForCausalLM.from_pretrained
-atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
-assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
-save(atlas, folder / "run.atlas", mesh, [Shard(1)])
-distributed.barrier()
-distributed.destroy_process_group()
-"""
+def record_rank(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun says them
+    mesh, load = init_device_mesh("cpu", (2,)), transformers.AutoModelForCausalLM.from_pretrained
+    atlas = recorded(load(folder / "model", tp_plan="auto", device_mesh=mesh).eval())
+    assert atlas.entries[0].heads == ((0, 1), (2, 3))[rank]
+    save(atlas, folder / "run.atlas", mesh, [Shard(1)])
 
 
 def test_tensor_parallelism_of_transformers(tmp_path: Path) -> None:
-    """A model under transformers' tensor parallelism, started by torchrun, is recorded and saved as one atlas."""
+    """A model under transformers' tensor parallelism is recorded and saved as one atlas."""
     model = causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2, "vocab_size": 62}))
     model.save_pretrained(tmp_path / "model")
-    (tmp_path / "rank.py").write_text(RANK)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=2",
-    ]
-    given = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*torchrun, str(tmp_path / "rank.py"), str(tmp_path)]
-    subprocess.run(command, check=True, env=given, capture_output=True, timeout=300)
+    on_two(record_rank, tmp_path, tmp_path)
     same(attlas.load(tmp_path / "run.atlas"), recorded(model))

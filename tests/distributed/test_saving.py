@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.recording.conftest import SIZES, causal_model
+from tests.distributed.conftest import check_same_error
+from tests.recording.conftest import share_heads, two_layers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import attlas
 from attlas import stats
@@ -29,23 +28,12 @@ STATISTICS = (stats.Entropy(), stats.TopK(3), stats.ColumnMass(), stats.LogitMom
 IDS = torch.randint(3, 60, (5, 14), generator=torch.Generator().manual_seed(0))
 PADDING = torch.ones(5, 14, dtype=torch.int64)
 PADDING[1, :3], PADDING[3, :6] = 0, 0
-HEADS = {"o_proj": RowwiseParallel()} | {f"{name}_proj": ColwiseParallel() for name in "qkv"}
-
-
-def base(window: int | None = None) -> nn.Module:
-    sizes = SIZES | {"num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes)
-    if window is not None:
-        config = transformers.MistralConfig(**sizes, sliding_window=window)
-    return causal_model(config)
 
 
 def of_rank(model: nn.Module, mesh: Any = None) -> nn.Module:
     """Return a copy for one rank; with a mesh its heads are shared by the ranks of that mesh."""
     model = copy.deepcopy(model)
-    for layer in () if mesh is None else model.model.layers:
-        parallelize_module(layer.self_attn, mesh, HEADS)
-    return model
+    return model if mesh is None else share_heads(model, mesh)
 
 
 @torch.no_grad()
@@ -89,7 +77,7 @@ def same(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("padding", [None, PADDING])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_texts_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, ranks: int, padding: Tensor | None) -> None:
-    model = base(window=5)
+    model = two_layers(window=5)
     whole = recorded(model, padding=padding)
 
     def job(rank: int, world: int) -> None:
@@ -106,7 +94,7 @@ def test_texts_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, ranks: int, paddi
 
 @pytest.mark.parametrize("heads", [None, [1, 2, 3], [0]])
 def test_heads_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, heads: list[int] | None) -> None:
-    model = base()
+    model = two_layers()
     whole = recorded(model, heads=heads)
 
     def job(rank: int, world: int) -> None:
@@ -123,7 +111,7 @@ def test_heads_of_all_ranks(on_ranks: OnRanks, tmp_path: Path, heads: list[int] 
 
 
 def test_texts_and_heads(on_ranks: OnRanks, tmp_path: Path) -> None:
-    model = base()
+    model = two_layers()
     tokens = [[f"{i}.{j}" for j in range(14)] for i in range(4)]
     whole = recorded(model, slice(0, 4), tokens=tokens)
     whole.encoder_texts = [[f"source {i}"] for i in range(4)]
@@ -142,7 +130,7 @@ def test_texts_and_heads(on_ranks: OnRanks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", [Shard(1), Replicate()])
 def test_the_same_on_all_ranks_is_stored_once(on_ranks: OnRanks, tmp_path: Path, placement: Any) -> None:
-    model = base()
+    model = two_layers()
     whole = recorded(model, keep="statistics")
 
     def job(rank: int, world: int) -> None:
@@ -154,7 +142,7 @@ def test_the_same_on_all_ranks_is_stored_once(on_ranks: OnRanks, tmp_path: Path,
 
 
 def test_generation(on_ranks: OnRanks, tmp_path: Path) -> None:
-    model, options = base(window=5), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    model, options = two_layers(window=5), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
     def generated(model: nn.Module, rows: slice) -> Any:
         with attlas.record(model, statistics=STATISTICS) as atlas:
@@ -259,12 +247,8 @@ def not_empty(rank: int, folder: Path, mesh: Any) -> None:
 
 
 def full_disk(rank: int, folder: Path, mesh: Any) -> None:
-    atlas = atlas_of(rank)
-    if rank == 1:
-        atlas.entries[0].statistics["own"] = Broken(torch.zeros(1, 2))
-    else:
-        atlas.entries[0].statistics["own"] = torch.zeros(1, 2)
-    save(atlas, folder, mesh, [Shard(1)])
+    number = torch.zeros(1, 2)
+    save(atlas_of(rank, statistics={"own": Broken(number) if rank == 1 else number}), folder, mesh, [Shard(1)])
 
 
 class Broken(Tensor):
@@ -296,16 +280,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("work", REFUSED, ids=lambda work: work.__name__)
-def test_all_ranks_raise_and_nothing_is_left(on_ranks: OnRanks, tmp_path: Path, work: Callable[..., None]) -> None:
-    error, text = REFUSED[work]
-
-    def job(rank: int, world: int) -> str:
-        with pytest.raises(error, match=text) as caught:
-            work(rank, tmp_path / "run.atlas", init_device_mesh("cpu", (2,)))
-        return str(caught.value)
-
-    first, second = on_ranks(2, job, 20)
-    assert first == second
+def test_all_ranks_raise_and_nothing_is_left(tmp_path: Path, work: Callable[..., None]) -> None:
+    check_same_error(lambda rank: work(rank, tmp_path / "run.atlas", init_device_mesh("cpu", (2,))), *REFUSED[work])
     assert [path.name for path in tmp_path.iterdir()] == (["run.atlas"] if work is not_empty else [])
     with pytest.raises(AttlasError):
         attlas.load(tmp_path / "run.atlas")

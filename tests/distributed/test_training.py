@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.recording.conftest import SIZES, causal_model
-from torch import Tensor, distributed, nn
+from tests.processes import needs_gloo, on_two
+from tests.recording.conftest import two_layers
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -23,16 +22,12 @@ import attlas.huggingface
 from attlas import stats
 from attlas.distributed import save
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), needs_gloo]
 IDS = torch.randint(3, 60, (4, 22), generator=torch.Generator().manual_seed(0))
 
 
 def model() -> nn.Module:
-    config = transformers.MistralConfig(**SIZES | {"num_hidden_layers": 2}, sliding_window=9)
-    made = causal_model(config).double()
+    made = two_layers(window=9).double()
     made.set_attn_implementation("attlas")
     return made.train()
 
@@ -56,30 +51,22 @@ def sharded(whole: nn.Module) -> nn.Module:
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {"FSDP2": sharded, "DDP": DistributedDataParallel}
 
 
-def _process(rank: int, folder: str, wrapper: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        trained = WRAPPERS[wrapper](model())
-        loss, atlas = step(trained, IDS.chunk(2)[rank])
-        slopes = {name.removeprefix("module."): p.grad for name, p in trained.named_parameters()}
-        slopes = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in slopes.items()}
-        torch.save((loss, slopes), f"{folder}/{rank}")
-        save(atlas, f"{folder}/run.atlas", init_device_mesh("cpu", (2,)), [Shard(0)])
-        with torch.no_grad():  # parameters are gathered anew for each pass
-            assert (
-                trained(IDS[:1], use_cache=False).logits - model()(IDS[:1], use_cache=False).logits
-            ).abs().max() < 1e-12
-    finally:
-        distributed.destroy_process_group()
+def trained_on_rank(rank: int, wrapper: str, folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
+    trained = WRAPPERS[wrapper](model())
+    loss, atlas = step(trained, IDS.chunk(2)[rank])
+    slopes = {name.removeprefix("module."): p.grad for name, p in trained.named_parameters()}
+    save(atlas, folder, init_device_mesh("cpu", (2,)), [Shard(0)])
+    with torch.no_grad():  # parameters are gathered anew for each pass
+        found, wanted = (one(IDS[:1], use_cache=False).logits for one in (trained, model()))
+    assert (found - wanted).abs().max() < 1e-12
+    return loss, {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in slopes.items()}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_step_is_that_of_one_process(tmp_path: Path, wrapper: str) -> None:
     one = model()
     wanted, atlas = step(one, IDS)
-    torch.multiprocessing.start_processes(_process, (str(tmp_path), wrapper), nprocs=2, start_method="fork")
-    (first, slopes), (second, others) = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    (first, slopes), (second, others) = on_two(trained_on_rank, tmp_path, wrapper, tmp_path / "run.atlas")
     assert abs((first + second) / 2 - wanted) < 1e-12
     true = {name: p.grad for name, p in one.named_parameters()}
     assert slopes.keys() == others.keys() == true.keys()

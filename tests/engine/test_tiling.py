@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stats.definitions import allowed_by_mask
 
 import attlas
 from attlas import BlockState, Plan
@@ -70,10 +71,7 @@ def test_panels_cover_what_is_allowed_once(name: str, whole_rows: bool) -> None:
                     claimed[b, h, rows, columns.start : columns.stop] = coverage.value + 1
         assert bool((rows_seen == 1).all()), "every row once"
         assert int(seen.max()) <= 1, "no cell twice"
-        at = problem.tile(*map(range, problem.shape))
-        allowed = torch.ones(problem.shape, dtype=torch.bool)
-        if problem.mask is not None:
-            allowed = problem.mask.allows(at).expand(problem.shape)
+        allowed = allowed_by_mask(problem)
         assert not bool((allowed & (seen == 0)).any()), "an allowed cell is left out"
         assert not bool((allowed & (claimed == BlockState.EMPTY.value + 1)).any())
         assert not bool((~allowed & (claimed == BlockState.FULL.value + 1)).any())

@@ -15,7 +15,7 @@ from attlas.errors import ShapeError
 from attlas.estimators import AttentionRegressor, kernel_sums, plan_sums
 from attlas.estimators.halo import Boxes, boxes_of
 from attlas.estimators.sums.direct import direct_sums
-from attlas.estimators.sums.task import checked_task
+from attlas.estimators.sums.task import Task, checked_task
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # those of Dask
 
@@ -147,7 +147,7 @@ def test_one_process_leaves_out_what_has_no_weight(kernel: str, d: int) -> None:
     assert plan_sums(kernel, x, keys, values, h, tolerance=0).method == "boxes"
     found = kernel_sums(kernel, x, keys, values, h, tolerance=0)
     some = slice(0, 2000)
-    task = checked_task(kernel, x[some] / h, keys / h, values, 1.0, None, 0.0, False, 0, None)
-    wanted = direct_sums(task)
+    one = torch.ones((), dtype=torch.float64)
+    wanted = direct_sums(checked_task(Task(kernel, x[some] / h, keys / h, values, one)))
     torch.testing.assert_close(found.mean()[some], wanted.mean(), rtol=1e-12, atol=1e-12, equal_nan=True)
     torch.testing.assert_close(found.log_denominator()[some], wanted.log_denominator(), rtol=0, atol=1e-12)

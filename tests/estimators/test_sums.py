@@ -12,7 +12,7 @@ from torch import Tensor
 import attlas
 from attlas.estimators.sums import Sums, choose, kernel_sums, plan_sums
 from attlas.estimators.sums.boxes import box_sums
-from attlas.estimators.sums.task import checked_task
+from attlas.estimators.sums.task import Task, checked_task
 from attlas.masks.runs import RunPerRow
 
 KERNELS = ("boxcar", "epanechnikov", "gaussian", "laplace", "triangular")
@@ -291,7 +291,7 @@ def test_boxes_leave_pairs_out_and_direct_is_taken_where_they_cannot() -> None:
 def test_boxes_with_every_size_of_leaf(kernel: str) -> None:
     keys, x = torch.randn(37, 2).double(), torch.randn(1, 2).double()
     values = torch.randn(37, 1).double()
-    task = checked_task(kernel, x, keys, values, 1.0, None, 1e-7, False, 0, None)
+    task = checked_task(Task(kernel, x, keys, values, torch.ones((), dtype=torch.float64), tolerance=1e-7))
     check(box_sums(task), defined(kernel, x, keys, values, 1.0, None, False), values, 1e-7)
 
 

@@ -17,7 +17,7 @@ from attlas.estimators.sums.line import sorted_line
 from attlas.estimators.sums.polynomial import polynomial_sums
 from attlas.estimators.sums.result import Sums, unsort
 from attlas.estimators.sums.scan import decayed_cumsum
-from attlas.estimators.sums.task import checked_task
+from attlas.estimators.sums.task import Task, checked_task
 
 WAYS = {
     "gaussian": gaussian_sums,
@@ -78,7 +78,8 @@ def test_the_bound_holds_on_a_line(
     x, keys, weights, h = problem
     x = keys if own else x
     values = torch.stack([torch.ones_like(keys), keys.sin().sign()], -1)
-    task = checked_task(kernel, x[:, None], keys[:, None], values, h, weights, tolerance, own, 0, None)
+    bandwidth = torch.tensor(h, dtype=torch.float64)
+    task = checked_task(Task(kernel, x[:, None], keys[:, None], values, bandwidth, weights, tolerance, own))
     line = sorted_line(task)
     sums = unsort(WAYS[kernel](line), line.order)
     hold(kernel, sums, x[:, None] / h, keys[:, None] / h, values, weights, own, tolerance)
@@ -117,7 +118,8 @@ def test_the_bound_holds_in_boxes(kernel: str, tolerance: float, seed: int, spre
     weights = torch.rand(600, generator=random).double() ** 8
     x = keys if own else keys[:500] + torch.randn(500, d, generator=random).double() * 10 ** (spread - 1)
     values = torch.randn(600, 2, generator=random).double().sign()
-    task = checked_task(kernel, x, keys, values, 1.0, weights, tolerance, own, 0, None)
+    one = torch.ones((), dtype=torch.float64)
+    task = checked_task(Task(kernel, x, keys, values, one, weights, tolerance, own))
     hold(kernel, box_sums(task), x, keys, values, weights, own, tolerance)
 
 

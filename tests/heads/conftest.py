@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.stats.definitions import allowed_by_mask
 from torch import Tensor
 
 import attlas
@@ -49,11 +50,7 @@ class Dense:
 
 def dense(A: attlas.AttentionMatrix, ids: Tensor | None = None) -> Dense:
     weights = reference.dense(reference.in_float64(A.problem)).weights.detach()
-    batch, heads, m, n = weights.shape
-    allowed = torch.ones(1, dtype=torch.bool)
-    if A.problem.mask is not None:
-        allowed = A.problem.mask.allows(A.problem.tile(range(batch), range(heads), range(m), range(n)))
-    return Dense(A, weights, allowed.expand(batch, heads, m, n), torch.empty(0) if ids is None else ids)
+    return Dense(A, weights, allowed_by_mask(A.problem), torch.empty(0) if ids is None else ids)
 
 
 SIZES = {

@@ -6,14 +6,15 @@ import io
 import pytest
 import torch
 import transformers
+from tests.atlas.conftest import make_entry
 
 import attlas
 import attlas.models
 from attlas import heads
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
-from attlas.heads.classification import detectable
+from attlas.heads.classification import classify_entry, detectable
 from attlas.view.service import Service
 
 # Name in `heads.scores`, and field of a Head.
@@ -50,7 +51,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
                 wanted[name] += score[0].tolist()
     assert main(["stats", str(saved), "--csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    report = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
+    report = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
     service = Service(atlas)
     seen = rows_of(service)
     measured = [
@@ -99,8 +100,7 @@ def test_short_texts_name_nothing_that_chance_reaches(tmp_path, capsys) -> None:
     sharp = torch.eye(11)[None, None]
     A = attlas.attend(torch.cat([sharp.roll(1, 2) * 30, sharp * 0], 1), sharp.expand(1, 2, 11, 11),
                       attlas.ScaledDot(1.0), attlas.Causal())  # fmt: skip
-    atlas = Atlas([Entry("attn", 0, "self", 0, (0, 1), (0, 11), 0, (1, 2, 11, 11), A)], ids=ids)
-    atlas.save(tmp_path / "run.atlas")
+    Atlas([make_entry(A)], ids=ids).save(tmp_path / "run.atlas")
     assert main(["stats", str(tmp_path / "run.atlas")]) == 0
     said = capsys.readouterr().out
     assert said.count("too short a text (11 tokens) to name heads local, broad") == 1

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.atlas.conftest import make_entry
 
 import attlas
 from attlas import heads
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 
 close = torch.testing.assert_close
 SPANS = {"system": (0, 3), "user": slice(3, 9), "document": range(9, 20), "again": (5, 12)}
@@ -55,9 +56,7 @@ def test_spans_without_queries_are_left_out_of_the_records() -> None:
 
 def test_an_atlas_is_its_layers() -> None:
     layers = [attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), mask=attlas.Causal()) for _ in range(3)]
-    entries = [
-        Entry(f"layers.{i}.attn", i, "self", 0, (0, 1), (0, 6), 0, (1, 2, 6, 6), A) for i, A in enumerate(layers)
-    ]
+    entries = [make_entry(A, layer=i) for i, A in enumerate(layers)]
     atlas = Atlas(entries, spans={"user": (0, 4), "answer": (4, 6)})
     close(heads.span_table(atlas, atlas.spans).weight, heads.span_table(layers, atlas.spans).weight)
     close(heads.rollout(atlas, [5]), heads.rollout(layers, [5]))

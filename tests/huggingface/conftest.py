@@ -1,6 +1,7 @@
 """Small random models of real architectures, and how they are run."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,16 @@ def make(name: str) -> nn.Module:
             if parameter.ndim > 1 or "sinks" in parameter_name:
                 parameter.normal_(std=0.25)
     return model
+
+
+@torch.no_grad()
+def both(model: nn.Module, *args: Any, **given: Any) -> tuple[Any, Any]:
+    """Run a model on attlas and on eager, with all weights."""
+    outputs = []
+    for implementation in ("attlas", "eager"):
+        model.set_attn_implementation(implementation)
+        outputs.append(model(*args, **given, output_attentions=True))
+    return outputs[0], outputs[1]
 
 
 @pytest.fixture(params=CONFIGS)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.huggingface.conftest import both
 from tests.tiny_models import BART, SPECIAL, T5, lively
 from tests.tiny_models import SIZES as TINY
 from torch import Tensor, nn
@@ -161,16 +162,6 @@ def compare(ours: Any, theirs: Any, text: Tensor | None) -> None:
             assert torch.isfinite(A.to_dense()).all()
             compared += 1
     assert compared
-
-
-def both(model: nn.Module, **given: Any) -> tuple[Any, Any]:
-    """Run a model on attlas and on eager."""
-    outputs = []
-    for implementation in ("attlas", "eager"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            outputs.append(model(**given, output_attentions=True))
-    return outputs[0], outputs[1]
 
 
 def in_pieces(model: nn.Module, ids: Tensor, mask: Tensor, pieces: list[int]) -> list[Any]:

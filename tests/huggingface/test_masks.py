@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.masks.conftest import make_tile
 from torch import Tensor
 from transformers import masking_utils
 
 from attlas.huggingface import LazyMask, attention_mask, masks
 from attlas.huggingface.masks import mask_of
 from attlas.masks import BlockState, Mask
-from attlas.tiles import Tile
 
 BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1, -1], [-1] * 4 + [0] * 4 + [-1] * 4])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 0, 1]])
@@ -166,11 +166,8 @@ def test_known_rules_compute_less(rule: str) -> None:
     }
     mask = attention_mask(batch_size=1, q_length=n, kv_length=n, mask_function=rules[rule]).mask
     tiles = {BlockState.EMPTY: 0, BlockState.PARTIAL: 0, BlockState.FULL: 0}
-    ids = torch.zeros(1, dtype=torch.int64)
     for i, j in product(range(0, n, 256), repeat=2):
-        rows, columns = range(i, i + 256), range(j, j + 256)
-        at = Tile(range(1), range(1), rows, columns, n, n, ids, ids, torch.device("cpu"))
-        tiles[mask.coverage(at)] += 1
+        tiles[mask.coverage(make_tile(n, n, range(i, i + 256), range(j, j + 256)))] += 1
     assert tiles[BlockState.EMPTY] >= (120 if rule == "blocks of images" else 225)
 
 

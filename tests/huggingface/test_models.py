@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.messages import said
+from tests.huggingface.conftest import both
+from tests.messages import refusal
 from torch import Tensor, nn
 
 import attlas
@@ -36,13 +37,11 @@ def test_a_mask_with_four_axes_is_taken_as_it_is(gpt2: nn.Module, additive: bool
     ids, _ = padded(None)
     allowed = torch.ones(17, 17, dtype=torch.bool).tril() & ~torch.eye(17, dtype=torch.bool).roll(-3, 1)
     mask = allowed.expand(3, 1, 17, 17)
-    if additive:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    numbers = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     with torch.no_grad():
-        ours = gpt2(ids, attention_mask=mask, output_attentions=True)
+        ours = gpt2(ids, attention_mask=numbers if additive else mask, output_attentions=True)
         gpt2.set_attn_implementation("eager")
-        lowest = torch.finfo(torch.float32).min
-        theirs = gpt2(ids, attention_mask=mask if additive else torch.zeros(mask.shape).masked_fill(~mask, lowest))
+        theirs = gpt2(ids, attention_mask=numbers)
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
     assert (ours.attentions[0].to_dense()[:, :, ~allowed] == 0).all()
 
@@ -50,10 +49,7 @@ def test_a_mask_with_four_axes_is_taken_as_it_is(gpt2: nn.Module, additive: bool
 def test_packed_texts_do_not_see_each_other(gpt2: nn.Module, padded: Padded) -> None:
     ids, _ = padded(None)
     places = torch.cat([torch.arange(7), torch.arange(10)]).expand(3, -1)
-    with torch.no_grad():
-        ours = gpt2(ids, position_ids=places, use_cache=False, output_attentions=True)
-        gpt2.set_attn_implementation("eager")
-        theirs = gpt2(ids, position_ids=places, use_cache=False)
+    ours, theirs = both(gpt2, ids, position_ids=places, use_cache=False)
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
     assert (ours.attentions[0][:, :, 7:, :7] == 0).all()
 
@@ -68,6 +64,5 @@ def test_a_causal_model_without_padding_runs_on_a_fused_kernel(gpt2: nn.Module, 
 def test_missing_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "attlas.huggingface")
-    with pytest.raises(MissingExtraError) as error:
-        importlib.import_module("attlas.huggingface")
-    assert said(error.value) == "attlas.huggingface: no module named transformers"
+    said = refusal(MissingExtraError, lambda: importlib.import_module("attlas.huggingface"))
+    assert said == "attlas.huggingface: no module named transformers"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.huggingface.conftest import both
 from tests.tiny_models import SIZES, lively
 from torch import Tensor, nn
 from torch.nn import functional
@@ -38,14 +39,10 @@ def ids() -> Tensor:
 @pytest.fixture
 def attentions(llama: nn.Module, ids: Tensor) -> tuple[Any, Any]:
     """Weights of all layers, lazy and of eager."""
-    found = []
-    for implementation in ("attlas", "eager"):
-        llama.set_attn_implementation(implementation)
-        with torch.no_grad():
-            found.append(llama(ids, output_attentions=True).attentions)
-    assert isinstance(found[0][0], attlas.AttentionMatrix)
-    assert isinstance(found[1][0], Tensor)
-    return found[0], found[1]
+    ours, theirs = (output.attentions for output in both(llama, ids))
+    assert isinstance(ours[0], attlas.AttentionMatrix)
+    assert isinstance(theirs[0], Tensor)
+    return ours, theirs
 
 
 # ------------------------------------------------------------------------------------------------------------- bertviz

@@ -9,7 +9,9 @@ import pytest
 import torch
 import transformers
 from tests.huggingface.conftest import CONFIGS
+from tests.tiny_models import T5
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from transformers import masking_utils
 
 import attlas
@@ -65,9 +67,7 @@ def test_encoders_and_biases(kind: str) -> None:
         model: Any = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes))
         given = {"input_ids": text(), "attention_mask": padding("right")}
     else:
-        config = transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-        )
+        config = transformers.T5Config(**T5 | {"num_layers": 1})
         model = transformers.T5Model(config)
         given = {"input_ids": text(), "attention_mask": padding("right"), "decoder_input_ids": text()[:, :5]}
         given["use_cache"] = False  # type: ignore[assignment]
@@ -115,6 +115,23 @@ def test_gradients_through_the_graph(make_model: Make) -> None:
     whole(model)(ids, labels=ids, use_cache=False).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@torch.no_grad()
+def test_weights_under_autocast_are_not_rounded(make_model: Make) -> None:
+    model, ids = make_model("llama"), text()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, compiled = (run(ids, output_attentions=True, use_cache=False) for run in (model, whole(model)))
+    torch.testing.assert_close(compiled.attentions[0], plain.attentions[0].to_dense(), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_one_program_serves_every_length(make_model: Make) -> None:
+    model, ids, counter = make_model("llama"), text(), CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+    for length in (5, 7, 9, TOKENS):
+        compiled(ids[:, :length], use_cache=False)
+    assert counter.frame_count == 1
 
 
 @torch.no_grad()

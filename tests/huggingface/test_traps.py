@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.huggingface.conftest import both
 from tests.tiny_models import BART, SIZES, SPECIAL, T5, lively
 from torch import Tensor, nn
 from transformers import masking_utils
@@ -153,10 +154,7 @@ def test_image_tokens_see_each_other(cut: int | None, seen: Seen) -> None:
         text, images = [*text, 60, 60, 60, 60, 12], 2
     ids = torch.tensor([text])
     given = {"input_ids": ids, "pixel_values": torch.randn(images, 3, 8, 8), "token_type_ids": (ids == 60).long()}
-    with torch.no_grad():
-        ours = model(**given, output_attentions=True)
-        model.set_attn_implementation("eager")
-        theirs = model(**given, output_attentions=True)
+    ours, theirs = both(model, **given)
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
     for A, weights in zip(ours.attentions, theirs.attentions, strict=True):
         torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
@@ -219,29 +217,11 @@ def test_a_sink_of_each_query() -> None:
 
 
 def test_whisper_scales_its_queries_itself(seen: Seen) -> None:
-    config = transformers.WhisperConfig(
-        vocab_size=61,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        num_mel_bins=8,
-        max_source_positions=16,
-        max_target_positions=16,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+    places = {"max_source_positions": 16, "max_target_positions": 16, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**BART | places, num_mel_bins=8)
     model = lively(transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="attlas"), 1.4)
     given = {"input_features": torch.randn(2, 8, 32), "decoder_input_ids": torch.randint(3, 61, (2, 5))}
-    with torch.no_grad():
-        ours = model(**given, output_attentions=True)
-        model.set_attn_implementation("eager")
-        theirs = model(**given, output_attentions=True)
+    ours, theirs = both(model, **given)
     assert seen[0]["scaling"] == 1.0
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
     for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):

@@ -74,7 +74,7 @@ def test_an_encoder_is_refused() -> None:
 
 def test_tokens_that_ulysses_did_not_exchange(monkeypatch: Any) -> None:
     """With all heads a process has its own part of the text only: attlas was registered after DeepSpeed."""
-    monkeypatch.setattr("attlas.huggingface.ulysses.world", lambda: 2)
+    monkeypatch.setattr("attlas.huggingface.masks.world", lambda: 2)
     attention_forward(layer(num_attention_heads=8), Q, K, V, None, position_ids=ONE)
     with pytest.raises(BackendError) as caught:
         attention_forward(layer(num_attention_heads=4), Q, K, V, None, position_ids=ONE)

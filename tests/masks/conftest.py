@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 
-from attlas.masks import Mask
+from attlas.masks import BlockState, Mask
 from attlas.tiles import Tile, cut
 
 
@@ -49,6 +50,24 @@ def make_dense(mask: Mask, m: int, n: int, batches: int = 1, heads: int = 1, ste
             at = make_tile(m, n, rows, columns, range(batches), range(heads))
             whole[:, :, rows.start : rows.stop, columns.start : columns.stop] = ask(mask, at)
     return whole
+
+
+def draw_part(data: st.DataObject, m: int, n: int) -> tuple[range, range]:
+    """Draw rows and columns of a tile of some size."""
+    top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
+    return range(top, bottom), range(first, last)
+
+
+def check_coverage(mask: Mask, at: Tile, *, exact: bool = False) -> None:
+    """Compare what a mask says of a whole tile with its cells: nothing wrong, or all that there is to say."""
+    allowed, coverage = ask(mask, at), mask.coverage(at)
+    if exact:
+        assert coverage is (
+            BlockState.FULL if allowed.all() else BlockState.PARTIAL if allowed.any() else BlockState.EMPTY
+        )
+    assert coverage is not BlockState.EMPTY or not allowed.any()
+    assert coverage is not BlockState.FULL or allowed.all()
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Masks combined with & | ~, and a mask of the user's own."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.messages import said
+from tests.masks.conftest import check_coverage, draw_part
+from tests.messages import refusal
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import (
@@ -64,20 +67,10 @@ def build(tree, dense) -> tuple[Mask, np.ndarray]:
 def test_combinations(tree, data, tile, cells, dense):
     mask, expected = build(tree, dense)
     assert np.array_equal(dense(mask, SIZE, SIZE, 2, 2, step=4), expected)
-    top, first = data.draw(st.integers(0, SIZE - 1)), data.draw(st.integers(0, SIZE - 1))
-    bottom, last = data.draw(st.integers(top + 1, SIZE)), data.draw(st.integers(first + 1, SIZE))
-    allowed = expected[:, :, top:bottom, first:last]
-    coverage = mask.coverage(tile(SIZE, SIZE, range(top, bottom), range(first, last), range(2), range(2)))
-    assert coverage is not BlockState.EMPTY or not allowed.any()
-    assert coverage is not BlockState.FULL or allowed.all()
-
-
-@given(left=leaves, right=leaves)
-def test_de_morgan(left, right, dense):
-    sizes = (SIZE, SIZE, 2, 2)
-    assert np.array_equal(dense(~(left & right), *sizes), dense(~left | ~right, *sizes))
-    assert np.array_equal(dense(~(left | right), *sizes), dense(~left & ~right, *sizes))
-    assert np.array_equal(dense(~~left, *sizes), dense(left, *sizes))
+    rows, columns = draw_part(data, SIZE, SIZE)
+    at = tile(SIZE, SIZE, rows, columns, range(2), range(2))
+    assert np.array_equal(cells(mask, at), expected[:, :, rows.start : rows.stop, columns.start : columns.stop])
+    check_coverage(mask, at)
 
 
 def test_a_mask_is_not_asked_where_the_other_decides(tile):
@@ -93,6 +86,23 @@ def test_a_mask_is_not_asked_where_the_other_decides(tile):
     with pytest.raises(AssertionError):
         (everything & Untouched()).allows(below)
     assert bool((Window(0, 0) & everything).allows(tile(9, 9)).sum() == 9)
+
+
+def test_two_masks_know_of_a_tile_what_both_know(tile):
+    class Says(Mask):
+        def __init__(self, state):
+            self.state = state
+
+        def allows(self, at):
+            raise AssertionError("the state of the tile is asked for")
+
+        def coverage(self, at):
+            return self.state
+
+    states = [BlockState.EMPTY, BlockState.PARTIAL, BlockState.FULL]
+    for left, right in itertools.product(states, repeat=2):
+        assert (Says(left) & Says(right)).coverage(tile(9, 9)) is min(left, right, key=states.index)
+        assert (Says(left) | Says(right)).coverage(tile(9, 9)) is max(left, right, key=states.index)
 
 
 def test_names_have_the_brackets_of_python():
@@ -121,21 +131,7 @@ def test_numbers_of_additive_masks_add_up():
     assert (Causal() & Window(2, 0)).log_weights() == ()
 
 
-def test_a_mask_of_the_users_own_needs_one_method(dense):
-    class Even(Mask):
-        def allows(self, at):
-            return at.j % 2 == 0
-
-    mask = Even() & Causal()
-    assert mask.name() == "Even() & Causal()"
-    assert mask.size() == (None, None)
-    assert np.array_equal(dense(mask, 5, 5)[0, 0], np.tri(5, dtype=bool) & (np.arange(5) % 2 == 0))
-
-
 def test_only_masks_combine():
-    with pytest.raises(DtypeError) as error:
-        Causal() & torch.ones(3, 3)
-    assert said(error.value) == "mask & other: a Tensor on one side"
-    with pytest.raises(ShapeError) as error:
-        Causal() | from_tensor(torch.randn(3, 3))
-    assert said(error.value) == "| of masks: an additive mask beside |"
+    assert refusal(DtypeError, lambda: Causal() & torch.ones(3, 3)) == "mask & other: a Tensor on one side"
+    either = refusal(ShapeError, lambda: Causal() | from_tensor(torch.randn(3, 3)))
+    assert either == "| of masks: an additive mask beside |"

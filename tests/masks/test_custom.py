@@ -58,23 +58,15 @@ ONE_PAIR_ONLY = {
 
 
 @pytest.mark.parametrize("name", [*BROADCASTING, *ONE_PAIR_ONLY])
-def test_function(name, dense):
+def test_function(name, tile, cells, dense):
+    """Asked for whole tiles, for a part of one, and for single pairs."""
     mask_mod, rule = {**BROADCASTING, **ONE_PAIR_ONLY}[name]
-    assert np.array_equal(dense(from_function(mask_mod), M, N, BATCHES, HEADS), expected(rule))
-
-
-@pytest.mark.parametrize("name", [name for name in (*BROADCASTING, *ONE_PAIR_ONLY) if name != "a constant"])
-def test_function_asked_for_single_pairs(name, dense):
-    mask_mod, rule = {**BROADCASTING, **ONE_PAIR_ONLY}[name]
-    assert np.array_equal(dense(from_function(mask_mod, broadcasts=False), M, N, BATCHES, HEADS), expected(rule))
-
-
-@pytest.mark.parametrize("name", [*BROADCASTING, *ONE_PAIR_ONLY])
-def test_part_of_a_tile(name, tile, cells):
-    mask_mod, rule = {**BROADCASTING, **ONE_PAIR_ONLY}[name]
+    whole = expected(rule)
+    assert np.array_equal(dense(from_function(mask_mod), M, N, BATCHES, HEADS), whole)
     at = tile(M, N, [6, 0, 3, 3], range(2, 5), batch_ids=[1], head_ids=[2, 0])
-    whole = expected(rule)[np.ix_([1], [2, 0], [6, 0, 3, 3], [2, 3, 4])]
-    assert np.array_equal(cells(from_function(mask_mod), at), whole)
+    assert np.array_equal(cells(from_function(mask_mod), at), whole[np.ix_([1], [2, 0], [6, 0, 3, 3], [2, 3, 4])])
+    if name != "a constant":
+        assert np.array_equal(dense(from_function(mask_mod, broadcasts=False), M, N, BATCHES, HEADS), whole)
 
 
 def test_predicates_that_broadcast_are_called_with_whole_tiles(tile, cells):
@@ -89,6 +81,9 @@ def test_predicates_that_broadcast_are_called_with_whole_tiles(tile, cells):
         cells(mask, tile(100, 100, range(start, start + 10)))
     assert shapes.count((1, 1, 10, 100)) == 10
     assert len(shapes) <= 12  # and one comparison with single pairs
+    shapes.clear()
+    cells(from_function(mask_mod, broadcasts=False), tile(100, 100, range(10)))
+    assert set(shapes) == {()}
 
 
 def test_a_predicate_that_vmap_cannot_ask_is_called_with_whole_tiles(dense):
@@ -136,26 +131,14 @@ def outside(b, h, i, j):
 @pytest.mark.parametrize(
     ("make", "kind", "found"),
     [
-        (
-            lambda tile: from_function(torch.ones(3, 3)),
-            DtypeError,
-            "a Tensor, which cannot be called",
-        ),
+        (lambda tile: from_function(torch.ones(3, 3)), DtypeError, "a Tensor, which cannot be called"),
         (
             lambda tile: from_function(branches).allows(tile(4, 4)),
             ShapeError,
             "RuntimeError: Boolean value of Tensor with more than one value is ambiguous",
         ),
-        (
-            lambda tile: from_function(additive).allows(tile(4, 4)),
-            DtypeError,
-            "numbers",
-        ),
-        (
-            lambda tile: from_function(nothing).allows(tile(4, 4)),
-            DtypeError,
-            "a NoneType",
-        ),
+        (lambda tile: from_function(additive).allows(tile(4, 4)), DtypeError, "numbers"),
+        (lambda tile: from_function(nothing).allows(tile(4, 4)), DtypeError, "a NoneType"),
         (
             lambda tile: from_function(outside).allows(tile(4, 4)),
             ShapeError,

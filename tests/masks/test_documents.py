@@ -5,24 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.messages import said
+from tests.masks.conftest import check_coverage, draw_part
+from tests.messages import refusal
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Documents, Mask, Padding, Prefix
 
 SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4)]
-
-
-@pytest.mark.parametrize(("m", "n"), SIZES)
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding(m, n, side, dense):
-    lengths = [n, 0, n // 2]
-    expected = np.zeros((3, 1, m, n), dtype=bool)
-    for b, length in enumerate(lengths):
-        expected[b, :, :, :length] = side == "right"
-        if side == "left":
-            expected[b, :, :, n - length :] = True
-    assert np.array_equal(dense(Padding(lengths, side=side), m, n, batches=3), expected)
 
 
 @pytest.mark.parametrize(("m", "n"), SIZES)
@@ -38,33 +27,29 @@ def test_lengths_of_chosen_sequences(tile, cells):
     mask.check((2, 2), 1, 5, 5)
     at = tile(5, 5, batch_ids=[3, 1])
     assert cells(mask, at).sum(-1)[:, 0, 0].tolist() == [4, 2]
+    packed = Documents(torch.tensor([[0, 0, 1], [0, 1, 1], [2, 2, 2]]))
+    assert cells(packed, tile(3, 3, [1], batch_ids=[1, 0]))[:, 0, 0].tolist() == [
+        [False, True, True],
+        [True, True, False],
+    ]
 
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_coverage_of_lengths_is_exact(data, tile, cells):
+def test_coverage_of_lengths_is_exact(data, tile):
     n = data.draw(st.integers(1, 20))
     lengths = data.draw(st.lists(st.integers(0, n), min_size=1, max_size=3))
     mask = data.draw(
         st.sampled_from([Padding(lengths), Padding(lengths, side="left"), Prefix(lengths), Padding(lengths[0])])
     )
-    first = data.draw(st.integers(0, n - 1))
-    last = data.draw(st.integers(first + 1, n))
-    at = tile(4, n, range(1, 3), range(first, last), batch_ids=range(len(lengths)))
-    allowed = cells(mask, at)
-    exact = BlockState.FULL if allowed.all() else BlockState.PARTIAL if allowed.any() else BlockState.EMPTY
-    assert mask.coverage(at) is exact
-
-
-def documents(ids: np.ndarray, query_ids: np.ndarray) -> np.ndarray:
-    pairs = zip(query_ids, ids, strict=True)
-    return np.array([[[one == other for other in keys] for one in queries] for queries, keys in pairs], dtype=bool)
+    _, columns = draw_part(data, 4, n)
+    check_coverage(mask, tile(4, n, range(1, 3), columns, batch_ids=range(len(lengths))), exact=True)
 
 
 @pytest.mark.parametrize(("m", "n"), [(8, 8), (3, 8), (1, 8), (1, 1), (0, 8)])
 def test_documents_take_the_last_tokens_as_queries(m, n, dense):
     ids = np.random.default_rng(0).integers(0, 3, (2, n))
-    expected = documents(ids, ids[:, n - m :]).reshape(2, 1, m, n)
+    expected = ids[:, None, n - m :, None] == ids[:, None, None]
     mask = Documents(torch.tensor(ids))
     mask.check((2,), 3, m, n)
     assert np.array_equal(dense(mask, m, n, batches=2), expected)
@@ -75,7 +60,7 @@ def test_documents_with_ids_of_queries(dense):
     ids, query_ids = rng.integers(0, 3, (1, 4)), rng.integers(0, 3, (1, 9))
     mask = Documents(ids[0].tolist(), query_ids=torch.tensor(query_ids[0], dtype=torch.uint8))
     mask.check((5,), 3, 9, 4)
-    assert np.array_equal(dense(mask, 9, 4)[0, 0], documents(ids, query_ids)[0])
+    assert np.array_equal(dense(mask, 9, 4)[0, 0], query_ids[0][:, None] == ids[0])
 
 
 @settings(max_examples=100)
@@ -91,13 +76,9 @@ def test_coverage_of_documents_is_never_wrong(data, tile, cells):
         places = st.lists(st.integers(0, m - 1), min_size=1, max_size=4)
         at = tile(m, n, data.draw(places), data.draw(places), batch_ids=range(batches))
     else:
-        top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
-        bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
-        at = tile(m, n, range(top, bottom), range(first, last), batch_ids=range(batches))
-    allowed, coverage = cells(mask, at), mask.coverage(at)
-    assert coverage is not BlockState.EMPTY or not allowed.any()
-    assert coverage is not BlockState.FULL or allowed.all()
-    assert coverage is BlockState.FULL or not allowed.all()
+        at = tile(m, n, *draw_part(data, m, n), batch_ids=range(batches))
+    check_coverage(mask, at)
+    assert mask.coverage(at) is BlockState.FULL or not cells(mask, at).all()
 
 
 def test_documents_one_after_the_other_are_computed_on_the_diagonal_only(tile):
@@ -145,9 +126,7 @@ def test_name(mask, name):
     ],
 )
 def test_bad_input(make, kind, text):
-    with pytest.raises(kind) as error:
-        make()
-    assert said(error.value) == text
+    assert refusal(kind, make) == text
 
 
 @pytest.mark.parametrize(
@@ -161,9 +140,7 @@ def test_bad_input(make, kind, text):
     ],
 )
 def test_wrong_size(mask: Mask, sizes, text):
-    with pytest.raises(ShapeError) as error:
-        mask.check(*sizes)
-    assert said(error.value) == text
+    assert refusal(ShapeError, lambda: mask.check(*sizes)) == text
 
 
 def test_right_sizes_pass():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.messages import said
+from tests.masks.conftest import check_coverage, draw_part
+from tests.messages import refusal
 
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Causal, Dilated, Mask, Window
@@ -16,6 +17,7 @@ SIZES = [(1, 1), (8, 8), (3, 11), (11, 3), (1, 9), (9, 1), (0, 4), (4, 0)]
 WINDOWS = [
     (0, 0, 1),
     (2, 1, 1),
+    (None, 0, 1),
     (None, 2, 1),
     (3, None, 1),
     (None, None, 1),
@@ -40,21 +42,9 @@ def definition(m: int, n: int, left: int | None, right: int | None, offset: int 
 @pytest.mark.parametrize(("left", "right", "step"), WINDOWS)
 def test_windows_of_every_size(left, right, step, offset, dense):
     masks = [Dilated(left, right, step, offset)] + ([Window(left, right, offset)] if step == 1 else [])
+    masks += [Causal(offset)] if (left, right, step) == (None, 0, 1) else []
     for mask, (m, n) in itertools.product(masks, SIZES):
         assert np.array_equal(dense(mask, m, n)[0, 0], definition(m, n, left, right, offset, step)), (mask, m, n)
-
-
-@pytest.mark.parametrize("offset", [None, 0, 3, -2])
-def test_causal(offset, dense):
-    for m, n in SIZES:
-        assert np.array_equal(dense(Causal(offset), m, n)[0, 0], definition(m, n, None, 0, offset)), (m, n)
-
-
-def test_causal_is_lower_triangle_and_aligns_last_with_last(dense):
-    assert np.array_equal(dense(Causal(), 6, 6)[0, 0], np.tri(6, dtype=bool))
-    assert np.array_equal(dense(Causal(), 3, 8)[0, 0], np.tri(8, dtype=bool)[-3:])
-    assert np.array_equal(dense(Causal(0), 3, 8)[0, 0], np.tri(3, 8, dtype=bool))
-    assert not dense(Causal(), 5, 2)[0, 0, :3].any()
 
 
 distance = st.none() | st.integers(0, 12)
@@ -67,14 +57,9 @@ local_masks = st.one_of(
 
 @settings(max_examples=150)
 @given(mask=local_masks, data=st.data())
-def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile, cells):
+def test_coverage_of_a_whole_tile_is_exact(mask: Mask, data, tile):
     m, n = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
-    top, first = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
-    bottom, last = data.draw(st.integers(top + 1, m)), data.draw(st.integers(first + 1, n))
-    at = tile(m, n, range(top, bottom), range(first, last))
-    allowed = cells(mask, at)
-    exact = BlockState.FULL if allowed.all() else BlockState.PARTIAL if allowed.any() else BlockState.EMPTY
-    assert mask.coverage(at) is exact
+    check_coverage(mask, tile(m, n, *draw_part(data, m, n)), exact=True)
 
 
 @settings(max_examples=100)
@@ -84,11 +69,8 @@ def test_scattered_tile_is_part_of_the_whole(mask: Mask, data, tile, cells, dens
     rows = data.draw(st.lists(st.integers(0, m - 1), min_size=1, max_size=6))
     columns = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6))
     at = tile(m, n, rows, columns)
-    allowed = cells(mask, at)
-    assert np.array_equal(allowed[0, 0], dense(mask, m, n)[0, 0][np.ix_(rows, columns)])
-    coverage = mask.coverage(at)
-    assert coverage is not BlockState.EMPTY or not allowed.any()
-    assert coverage is not BlockState.FULL or allowed.all()
+    assert np.array_equal(cells(mask, at)[0, 0], dense(mask, m, n)[0, 0][np.ix_(rows, columns)])
+    check_coverage(mask, at)
 
 
 def test_upper_half_of_a_causal_matrix_is_skipped_without_its_cells(tile):
@@ -136,6 +118,4 @@ def test_name_makes_the_mask_again(mask, name):
     ],
 )
 def test_bad_input(make, kind, text):
-    with pytest.raises(kind) as error:
-        make()
-    assert said(error.value) == text
+    assert refusal(kind, make) == text

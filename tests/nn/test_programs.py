@@ -24,6 +24,17 @@ SIZES = GPT2Config(vocab_size=31, n_positions=32, n_embd=16, n_layer=2, n_head=4
                    embd_pdrop=0.0)  # fmt: skip
 
 
+@pytest.fixture
+def compiler():
+    """Forget what was compiled before, and after."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+compiles = pytest.mark.usefixtures("compiler")
+
+
 class OutputOf(nn.Module):
     """The first result of a layer that returns its weights too, for programs that know tensors only."""
 
@@ -74,9 +85,9 @@ def gradients(module, out):
 
 
 @each_case
+@compiles
 def test_compiles_to_one_graph(name):
     """Without graph breaks, with the same result and gradients."""
-    torch.compiler.reset()
     module, tensors = cases()[name]
     want = module(*tensors)
     slopes = gradients(module, want)
@@ -85,29 +96,27 @@ def test_compiles_to_one_graph(name):
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
     for a, b in zip(gradients(module, found), slopes, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    torch.compiler.reset()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor loads
-@pytest.mark.parametrize("name", ["additive", "heads"])  # one of each kind of operator that a graph holds
-def test_compiles_with_inductor(name, monkeypatch):
-    torch.compiler.reset()
+@compiles
+def test_compiles_with_inductor(monkeypatch):
     # Plain numbers will do: which vectors the processor has would be found out by ten compilations.
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
-    module, tensors = cases()[name]
-    with torch.no_grad():
-        try:
-            found = torch.compile(module)(*tensors)
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            pytest.skip(f"no C++ compiler for inductor: {error}")
-        torch.testing.assert_close(found, module(*tensors), atol=1e-5, rtol=1e-5)
-    torch.compiler.reset()
+    for name in ("additive", "heads"):  # one of each kind of operator that a graph holds
+        module, tensors = cases()[name]
+        with torch.no_grad():
+            try:
+                found = torch.compile(module)(*tensors)
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                pytest.skip(f"no C++ compiler for inductor: {error}")
+            torch.testing.assert_close(found, module(*tensors), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8 cannot tell its compiler from its export")
+@compiles
 def test_weights_come_out_of_a_compiled_layer():
-    torch.compiler.reset()
     layer = MultiHeadAttention(16, 4, batch_first=True)
     x = torch.randn(2, 6, 16)
     compiled = torch.compile(layer, backend="aot_eager")
@@ -115,7 +124,6 @@ def test_weights_come_out_of_a_compiled_layer():
     want, expected = layer(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights.to_dense(), expected.to_dense(), atol=1e-5, rtol=1e-5)
-    torch.compiler.reset()
 
 
 @each_case
@@ -145,14 +153,13 @@ def test_exports_for_any_length():
     torch.testing.assert_close(program.module()(q, k, k), layer(q, k, k), atol=1e-5, rtol=1e-5)
 
 
+@compiles
 def test_a_compiled_pooling_layer_keeps_nothing():
-    torch.compiler.reset()
     layer = DotProductAttention()
     x = torch.randn(2, 5, 4)
     torch.compile(layer, backend="eager")(x, x, x)
     with pytest.raises(attlas.RecordingError, match=r"outside of torch\.compile, torch\.export and torch\.func"):
         _ = layer.weights
-    torch.compiler.reset()
 
 
 @each_case
@@ -297,9 +304,9 @@ def test_parametrized_projections():
     assert module.parametrizations.in_proj_weight.original1.grad is not None
 
 
+@compiles
 def test_a_cache_is_not_traced_wrongly():
     """A step with a cache compiles, with breaks where it must, to the same numbers."""
-    torch.compiler.reset()
     model = GPT2(SIZES).eval()
     ids = torch.randint(31, (1, 6))
     with torch.no_grad():
@@ -307,4 +314,3 @@ def test_a_cache_is_not_traced_wrongly():
         cache, step = KVCache(), torch.compile(model, backend="eager")
         found = torch.cat([step(part, cache=cache).logits for part in ids.split([3, 1, 2], dim=1)], 1)
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
-    torch.compiler.reset()

@@ -17,6 +17,24 @@ def causal_model(config: Any) -> nn.Module:
     return lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
 
 
+def two_layers(window: int | None = None) -> nn.Module:
+    """Return a Llama, or a Mistral with a sliding window."""
+    sizes = SIZES | {"num_hidden_layers": 2}
+    if window is None:
+        return causal_model(transformers.LlamaConfig(**sizes))
+    return causal_model(transformers.MistralConfig(**sizes, sliding_window=window))
+
+
+def share_heads(model: nn.Module, mesh: Any) -> nn.Module:
+    """Divide the heads of a model over the ranks of a mesh."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"o_proj": RowwiseParallel()} | {f"{name}_proj": ColwiseParallel() for name in "qkv"}
+    for layer in model.model.layers:
+        parallelize_module(layer.self_attn, mesh, plan)
+    return model
+
+
 @pytest.fixture
 def llama() -> nn.Module:
     return causal_model(transformers.LlamaConfig(**SIZES))

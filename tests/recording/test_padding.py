@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import transformers
+from tests.atlas.conftest import make_entry
+from tests.tiny_models import FALCON, T5, lively
 from tests.tiny_models import SIZES as TINY
-from tests.tiny_models import T5, lively
 from torch import nn
 
 import attlas
@@ -39,7 +40,7 @@ def words() -> list[torch.Tensor]:
     return [torch.randint(5, 60, (1, n), generator=generator) for n in TEXTS]
 
 
-def padded(words, side):
+def padded(words, side, *, positions=True):
     """Return the arguments of a call with both texts, the shorter one padded."""
     width = max(TEXTS)
     ids, mask = (torch.zeros(len(words), width, dtype=torch.int64) for _ in range(2))
@@ -47,8 +48,8 @@ def padded(words, side):
         n = text.shape[1]
         span = slice(0, n) if side == "right" else slice(width - n, width)
         ids[row, span], mask[row, span] = text[0], 1
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    call = {"input_ids": ids, "attention_mask": mask}
+    return call | {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positions else call
 
 
 def record(model, call, **settings):
@@ -60,8 +61,8 @@ def record(model, call, **settings):
 @pytest.mark.parametrize("keep", ["device", "cpu", "disk", "statistics"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_table_is_the_mean_over_the_tokens_of_the_texts_alone(gpt2, words, side, keep, tmp_path) -> None:
-    folder = {"folder": tmp_path / "run.atlas"} if keep == "disk" else {}
-    both = record(gpt2, padded(words, side), keep=keep, **folder)
+    folder = tmp_path / "run.atlas" if keep == "disk" else None
+    both = record(gpt2, padded(words, side), keep=keep, folder=folder)
     alone = [record(gpt2, {"input_ids": text}).table() for text in words]
     for found, *parts in zip(both.table(), *alone, strict=True):
         for name in list(found)[7:]:
@@ -146,8 +147,7 @@ def test_rollout_of_padded_texts(gpt2, words, side) -> None:
 def test_generation_goes_on_after_padding(words) -> None:
     config = transformers.LlamaConfig(**TINY)
     model = lively(transformers.LlamaForCausalLM(config))
-    call = padded(words, "left")
-    del call["position_ids"]
+    call = padded(words, "left", positions=False)
     with attlas.record(model, statistics=STATISTICS[:2]) as atlas:
         model.generate(**call, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     mask = atlas.entry(0).query_mask
@@ -159,8 +159,7 @@ def test_generation_goes_on_after_padding(words) -> None:
 def test_an_encoder_and_what_attends_to_it(words) -> None:
     config = transformers.T5Config(**T5 | {"num_layers": 1})
     model = lively(transformers.T5ForConditionalGeneration(config))
-    call = padded(words, "right")
-    del call["position_ids"]
+    call = padded(words, "right", positions=False)
     answers = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]])
     real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     atlas = record(model, call | {"decoder_input_ids": answers, "decoder_attention_mask": real})
@@ -175,9 +174,7 @@ def test_an_encoder_and_what_attends_to_it(words) -> None:
 
 def test_a_model_that_calls_torch_itself(words) -> None:
     torch.manual_seed(1)
-    config = transformers.FalconConfig(
-        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False, pad_token_id=0
-    )
+    config = transformers.FalconConfig(**FALCON, alibi=False, pad_token_id=0)
     model = lively(transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa"))
     call = padded(words, "right")
     both = record(model, call, patch_sdpa=True)
@@ -209,8 +206,7 @@ def test_rows_without_a_key_are_left_out_with_a_sink_too(words) -> None:
     q = torch.randn(2, 2, 6, 4)
     mask = attlas.Causal() & attlas.Padding([6, 2], side="left")
     A = attlas.attend(q, q, mask=mask, sink=torch.randn(2))
-    entry = attlas.atlas.Entry("x", 0, "self", 0, (0, 1), (0, 6), 0, (2, 2, 6, 6), A)
-    atlas = attlas.atlas.Atlas([entry])
+    atlas = attlas.Atlas([make_entry(A)])
     atlas.collect(stats.MaxWeight(), stats.ColumnMass())
     weights = A.to_dense().double()
     rows = torch.tensor([[1] * 6, [0, 0, 0, 0, 1, 1]]).bool()
@@ -281,8 +277,7 @@ def test_the_share_of_the_first_token_is_that_of_the_first_token(gpt2, words, si
 
 def test_the_share_of_the_first_token_of_an_encoder_padded_on_the_left(words) -> None:
     model = lively(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
-    call = padded(words, "left")
-    del call["position_ids"]
+    call = padded(words, "left", positions=False)
     call["decoder_input_ids"] = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 1]])
     atlas = record(model, call)
     model.set_attn_implementation("eager")

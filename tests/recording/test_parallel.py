@@ -1,60 +1,31 @@
 """Models spread over two processes: heads are numbered through, and a part of the keys is refused."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.recording.conftest import SIZES, causal_model
-from torch import Tensor, distributed, nn
+from tests.processes import needs_gloo, on_two
+from tests.recording.conftest import share_heads, two_layers
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import attlas
 import attlas.huggingface
 from attlas.errors import BackendError, RecordingError
 from attlas.recording import record
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), needs_gloo]
 IDS = torch.arange(3, 14)[None]
-
-
-def _process(rank: int, work: Callable[..., Any], folder: str, given: tuple[Any, ...]) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        torch.save(work(*given), f"{folder}/{rank}")
-    finally:
-        distributed.destroy_process_group()
-
-
-def on_two(work: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
-    """Return what a function gives on each of two processes."""
-    torch.multiprocessing.start_processes(_process, (work, str(folder), given), nprocs=2, start_method="fork")
-    return [torch.load(folder / str(rank), weights_only=True) for rank in range(2)]
-
-
-def llama() -> nn.Module:
-    return causal_model(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2}))
 
 
 def sharded() -> nn.Module:
     """Return a model whose heads are shared by two processes."""
-    model, mesh = llama(), init_device_mesh("cpu", (2,))
-    plan = {"o_proj": RowwiseParallel()} | {f"{name}_proj": ColwiseParallel() for name in "qkv"}
-    for layer in model.model.layers:
-        parallelize_module(layer.self_attn, mesh, plan)
-    return model
+    return share_heads(two_layers(), init_device_mesh("cpu", (2,)))
 
 
-def recorded(heads: Any) -> tuple[list[list[int]], list[Tensor]]:
+def recorded(rank: int, heads: Any) -> tuple[list[list[int]], list[Tensor]]:
     model = sharded()
     with torch.no_grad(), record(model, heads=heads) as atlas:
         model(IDS)
@@ -62,7 +33,7 @@ def recorded(heads: Any) -> tuple[list[list[int]], list[Tensor]]:
 
 
 def test_heads_are_numbered_through(tmp_path: Path) -> None:
-    model = llama()
+    model = two_layers()
     with torch.no_grad(), record(model) as whole:
         model(IDS)
     (left, low), (right, high) = on_two(recorded, tmp_path, None)
@@ -73,7 +44,7 @@ def test_heads_are_numbered_through(tmp_path: Path) -> None:
 
 
 def test_chosen_heads_are_those_of_the_whole_layer(tmp_path: Path) -> None:
-    model = llama()
+    model = two_layers()
     with torch.no_grad(), record(model, heads=[3]) as whole:
         model(IDS)
     (left, low), (right, high) = on_two(recorded, tmp_path, [-1])
@@ -83,12 +54,12 @@ def test_chosen_heads_are_those_of_the_whole_layer(tmp_path: Path) -> None:
         torch.testing.assert_close(one, A.to_dense(), atol=1e-5, rtol=1e-4)
 
 
-def heads_that_cannot_be_told() -> str:
+def heads_that_cannot_be_told(rank: int) -> str:
     model = sharded()
     for layer in model.model.layers:  # as where one matrix makes queries, keys and values
         attention = layer.self_attn
         attention.register_parameter("packed", attention.k_proj.weight)
-        query = attention.q_proj.weight.full_tensor().chunk(2)[distributed.get_rank()]
+        query = attention.q_proj.weight.full_tensor().chunk(2)[rank]
         attention.q_proj = nn.Linear(*query.T.shape, bias=False)
         attention.q_proj.weight = nn.Parameter(query)
     with pytest.raises(RecordingError) as caught, torch.no_grad(), record(model):
@@ -102,9 +73,9 @@ def test_heads_that_cannot_be_told_are_refused(tmp_path: Path) -> None:
     assert "  found: tensor parallelism, and no projection with 16 rows here\n" in texts[0]
 
 
-def inside_context_parallel() -> list[str]:
+def inside_context_parallel(rank: int) -> list[str]:
     q, k, v = (torch.randn(1, 4, 8, 16) for _ in range(3))
-    model, ids, texts = llama(), IDS[:, :8].clone(), []
+    model, ids, texts = two_layers(), IDS[:, :8].clone(), []
     mesh = init_device_mesh("cpu", (2,))
     with context_parallel(mesh, buffers=[q, k, v, ids], buffer_seq_dims=[2, 2, 2, 1]):
         with pytest.raises(BackendError) as caught:

@@ -3,13 +3,12 @@
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tests.tiny_models import VOCABULARY, lively
+from tests.tiny_models import FALCON, lively
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -137,10 +136,7 @@ def test_torch_transformer_has_three_kinds() -> None:
 
 @pytest.mark.parametrize("alibi", [False, True])
 def test_falcon(alibi: bool, ids: Tensor) -> None:
-    config = transformers.FalconConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=alibi,
-        new_decoder_architecture=False, multi_query=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+    config = transformers.FalconConfig(**FALCON, alibi=alibi, new_decoder_architecture=False, multi_query=True)
     model = lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
     with torch.no_grad():
         before = model(ids).logits
@@ -158,14 +154,7 @@ def test_falcon(alibi: bool, ids: Tensor) -> None:
 
 
 def test_a_generation_of_falcon_is_one_entry(ids: Tensor) -> None:
-    config = transformers.FalconConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = transformers.FalconConfig(**FALCON)
     model = lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
     with record(model, patch_sdpa=True) as atlas:
         text = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)[:, :-1]
@@ -206,22 +195,20 @@ def test_every_argument_means_what_torch_means(name: str) -> None:
     torch.testing.assert_close(A.to_dense().reshape(weights.shape), weights, atol=1e-6, rtol=1e-5)
 
 
-class Direct(nn.Module):
-    def __init__(self, call: Callable[..., Tensor], **options: Any) -> None:
+class Calls(nn.Module):
+    """Calls torch's function, or another one that is known by its name only."""
+
+    def __init__(self, owner: Any = functional, name: str = "scaled_dot_product_attention", **options: Any) -> None:
         super().__init__()
-        self.call = call
-        self.options = options
+        self.owner, self.name, self.options = owner, name, options
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.call(q, k, k, **self.options)
+        return getattr(self.owner, self.name)(q, k, k, **self.options)
 
 
 def test_dropout_is_torch_s_and_the_weights_are_without() -> None:
     q = torch.randn(1, 2, 6, 4)
-    model = Direct(
-        lambda *args, **options: functional.scaled_dot_product_attention(*args, **options),  # noqa: PLW0108 - looked up at each call
-        dropout_p=0.5,
-    )
+    model = Calls(dropout_p=0.5)
     torch.manual_seed(1)
     before = model(q, q)
     torch.manual_seed(1)
@@ -235,7 +222,7 @@ def test_modules_that_imported_the_name_before(monkeypatch: pytest.MonkeyPatch) 
     module.sdpa = TORCH[0]
     monkeypatch.setitem(sys.modules, "imported_before", module)
     q = torch.randn(1, 2, 6, 4)
-    model = Direct(lambda *args: module.sdpa(*args))  # noqa: PLW0108 - looked up at each call
+    model = Calls(module, "sdpa")
     with record(model, patch_sdpa=True) as outer:
         with record(model, patch_sdpa=True) as inner:
             model(q, q)
@@ -246,7 +233,7 @@ def test_modules_that_imported_the_name_before(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_is_put_back_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), record(Direct(TORCH[0]), patch_sdpa=True):
+    with pytest.raises(ZeroDivisionError), record(Calls(), patch_sdpa=True):
         assert functional.scaled_dot_product_attention is not TORCH[0]
         _ = 1 / 0
     assert functional.scaled_dot_product_attention is TORCH[0]
@@ -270,12 +257,8 @@ def test_another_thread_is_not_recorded() -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(3, 6), (6, 3), (1, 4)])
 def test_causal_calls_keep_keys_that_no_query_sees(m: int, n: int) -> None:
-    class Attention(nn.Module):
-        def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return functional.scaled_dot_product_attention(q, k, k, is_causal=True)
-
     q, k = torch.randn(1, 2, m, 8), torch.randn(1, 2, n, 8)
-    model = Attention()
+    model = Calls(is_causal=True)
     with record(model, patch_sdpa=True, statistics=[stats.ColumnMass()]) as atlas:
         model(q, k)
     logits = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(m, n, dtype=torch.bool).tril(), -torch.inf)

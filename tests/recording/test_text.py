@@ -11,7 +11,7 @@ from tests.recording.conftest import SIZES, causal_model
 from torch import Tensor, nn
 
 import attlas
-from attlas.heads.from_recording import text_ids
+from attlas.heads.classification import text_ids
 from attlas.recording import record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -21,15 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def albert(groups: int) -> nn.Module:
-    config = transformers.AlbertConfig(
-        vocab_size=VOCABULARY,
-        embedding_size=16,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_hidden_groups=groups,
-        num_attention_heads=4,
-        intermediate_size=48,
-    )
+    sizes = SIZES | {"num_hidden_layers": 4, "embedding_size": 16}
+    config = transformers.AlbertConfig(**sizes, num_hidden_groups=groups)
     return lively(transformers.AlbertModel._from_config(config, attn_implementation="sdpa"))
 
 
@@ -205,19 +198,9 @@ def test_dropout_is_not_part_of_the_weights(ids: Tensor) -> None:
 
 def test_configurations_whose_layers_differ(ids: Tensor) -> None:
     """Gemma 4: asking its configuration for the one head_dim raises an error that is no AttributeError."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "intermediate_size": 48}
-    config = transformers.Gemma4TextConfig(
-        vocab_size=VOCABULARY,
-        vocab_size_per_layer_input=VOCABULARY,
-        hidden_size_per_layer_input=0,
-        num_hidden_layers=2,
-        head_dim=8,
-        global_head_dim=16,
-        sliding_window=5,
-        layer_types=["sliding_attention", "full_attention"],
-        num_kv_shared_layers=0,
-        **sizes,
-    )
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
+    per_layer = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 0}
+    config = transformers.Gemma4TextConfig(**SIZES | layers | per_layer, global_head_dim=16, sliding_window=5)
     model = causal_model(config)
     with record(model) as atlas, torch.no_grad():
         model(ids)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.atlas.conftest import make_entry
 from tests.tiny_models import SIZES, lively
 from torch import Tensor, nn
 
@@ -85,8 +86,7 @@ def test_a_value_of_norm_zero_adds_nothing() -> None:
     A = attlas.attend(torch.randn(1, 2, 9, 4), torch.randn(1, 1, 9, 4), sink=torch.zeros(2))
     norms = torch.rand(1, 2, 9)
     norms[..., 3] = 0
-    entry = attlas.Entry("a", 0, "self", 0, (0, 1), (0, 9), 0, (1, 2, 9, 9), A, value_norms=norms)
-    dense = entry.value_weighted().to_dense()
+    dense = make_entry(A, value_norms=norms).value_weighted().to_dense()
     torch.testing.assert_close(dense, A.to_dense() * norms.unsqueeze(2))
     assert (dense[..., 3] == 0).all()
 
@@ -98,9 +98,7 @@ def test_a_weighted_matrix_is_saved_and_loaded(score: attlas.Score, tmp_path: Pa
     norms = 9 * torch.rand(1, 2, 9)
     norms[0, 1, 3] = 0
     weighted = value_weighted(A, norms)
-    attlas.Atlas([attlas.Entry("a", 0, "self", 0, (0, 1), (0, 9), 0, (1, 2, 9, 9), weighted)]).save(
-        tmp_path / "w.atlas"
-    )
+    attlas.Atlas([make_entry(weighted)]).save(tmp_path / "w.atlas")
     loaded = attlas.load(tmp_path / "w.atlas").entry(0).need_matrix("the test")
     torch.testing.assert_close(loaded.to_dense(), A.to_dense() * norms.unsqueeze(2), rtol=1e-5, atol=1e-6)
     with pytest.raises(ShapeError, match="shares"):
@@ -109,8 +107,8 @@ def test_a_weighted_matrix_is_saved_and_loaded(score: attlas.Score, tmp_path: Pa
 
 @pytest.mark.parametrize("keep", ["device", "disk"])
 def test_generation_is_one_text(llama: nn.Module, ids: Tensor, keep: Any, tmp_path: Path) -> None:
-    settings = {"folder": tmp_path / "run.atlas"} if keep == "disk" else {}
-    with attlas.record(llama, values=True, keep=keep, heads=[0, 3], **settings) as atlas, torch.no_grad():
+    folder = tmp_path / "run.atlas" if keep == "disk" else None
+    with attlas.record(llama, values=True, keep=keep, heads=[0, 3], folder=folder) as atlas, torch.no_grad():
         text = llama.generate(ids, max_new_tokens=6, do_sample=False, min_new_tokens=6)
     entry, whole = atlas.entry(0), recorded(llama, text[:, :-1], values=True, heads=[0, 3]).entry(0)
     for name, t in whole.values_and_norms.items():

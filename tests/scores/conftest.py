@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.messages import said
 from torch import Tensor
 
 from attlas.scores import Score
@@ -55,14 +54,3 @@ def logits() -> Callable[..., Tensor]:
 @pytest.fixture
 def tile_at() -> Callable[..., Tile]:
     return place
-
-
-@pytest.fixture
-def error_text() -> Callable[..., str]:
-    def text(kind: type[Exception], call: Callable[[], object]) -> str:
-        with pytest.raises(kind) as caught:
-            call()
-        assert type(caught.value) is kind
-        return said(caught.value)
-
-    return text

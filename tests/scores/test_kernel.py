@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.messages import refusal
 from torch import nn
 
 import attlas
@@ -96,15 +97,8 @@ def test_gradients_outside_and_at_zero_are_zero(kind, logits):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_tokens_and_no_coordinates(kind, logits):
-    for shape_q, shape_k in [((1, 1, 0, 9), (1, 1, 3, 9)), ((1, 1, 3, 9), (1, 1, 0, 9)), ((1, 1, 2, 1), (1, 1, 0, 1))]:
-        q, k = torch.randn(shape_q, requires_grad=True), torch.randn(shape_k, requires_grad=True)
-        out = logits(kind(), q, k)
-        assert out.shape == (1, 1, shape_q[2], shape_k[2])
-        for grad in torch.autograd.grad(out.sum(), (q, k)):
-            assert not grad.isnan().any()
-    out = logits(kind(), torch.ones(1, 1, 2, 0), torch.ones(1, 1, 3, 0))
-    assert torch.equal(out, torch.zeros(1, 1, 2, 3))
+def test_no_coordinates(kind, logits):
+    assert torch.equal(logits(kind(), torch.ones(1, 1, 2, 0), torch.ones(1, 1, 3, 0)), torch.zeros(1, 1, 2, 3))
 
 
 def test_gaussian_is_a_dot_product_where_that_is_exact(logits):
@@ -196,33 +190,33 @@ def test_repr():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
-def test_message_bad_bandwidth(kind, value, error_text):
+def test_message_bad_bandwidth(kind, value):
     expected = f"{kind.__name__}(): bandwidth = {value!r}"
     for bandwidth in (value, [1.0, value], torch.tensor([value, 1.0])):
-        assert error_text(ShapeError, lambda b=bandwidth: kind(b)) == expected
+        assert refusal(ShapeError, lambda b=bandwidth: kind(b)) == expected
 
 
-def test_message_integer_bandwidth(error_text):
-    assert error_text(DtypeError, lambda: Gaussian(torch.tensor([1, 2]))) == "Gaussian(): a int64 tensor"
-    assert error_text(DtypeError, lambda: Laplace("wide")) == "Laplace(): a str"
+def test_message_integer_bandwidth():
+    assert refusal(DtypeError, lambda: Gaussian(torch.tensor([1, 2]))) == "Gaussian(): a int64 tensor"
+    assert refusal(DtypeError, lambda: Laplace("wide")) == "Laplace(): a str"
     for wrong in (True, None, ["a"], {}):
-        error_text(DtypeError, lambda b=wrong: Laplace(b))
+        refusal(DtypeError, lambda b=wrong: Laplace(b))
 
 
-def test_message_shape_of_bandwidth(error_text):
-    assert error_text(ShapeError, lambda: Boxcar(torch.ones(2, 3))) == "Boxcar(): 2 axes, 6 numbers"
+def test_message_shape_of_bandwidth():
+    assert refusal(ShapeError, lambda: Boxcar(torch.ones(2, 3))) == "Boxcar(): 2 axes, 6 numbers"
     assert (
-        error_text(ShapeError, lambda: Gaussian([1.0, 2.0]).check(torch.ones(5, 3), torch.ones(7, 3), 1))
+        refusal(ShapeError, lambda: Gaussian([1.0, 2.0]).check(torch.ones(5, 3), torch.ones(7, 3), 1))
         == "attend(): d = 3 in q and k, 2 bandwidths"
     )
     assert (
-        error_text(ShapeError, lambda: Gaussian().check(torch.ones(5, 3), torch.ones(7, 4), 1))
+        refusal(ShapeError, lambda: Gaussian().check(torch.ones(5, 3), torch.ones(7, 4), 1))
         == "attend(): d = 3 in q, d = 4 in k"
     )
 
 
-def test_message_learn_twice(error_text):
+def test_message_learn_twice():
     assert (
-        error_text(ShapeError, lambda: Gaussian(torch.ones((), requires_grad=True), learn=True))
+        refusal(ShapeError, lambda: Gaussian(torch.ones((), requires_grad=True), learn=True))
         == "Gaussian(): requires_grad = True"
     )

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.messages import refusal
 from torch import nn
 
 from attlas.errors import DtypeError, ShapeError
@@ -146,42 +147,40 @@ def test_repr():
     assert repr(Alibi()) == "Alibi()"
 
 
-def test_messages_of_heads(error_text):
+def test_messages_of_heads():
     q, k = tokens(heads=3)
     score = Alibi()
     score.check(q[:, :2], k, 2)
     for alibi in (score, Alibi(2), Alibi([0.5, 0.25])):
-        assert error_text(ShapeError, lambda a=alibi: a.check(q, k, 3)) == "attend(): 3 heads in q, 2 in Alibi()"
-    assert (
-        error_text(ShapeError, lambda: RelativeBias(2).check(q, k, 3)) == "attend(): 3 heads in q, 2 in RelativeBias()"
-    )
+        assert refusal(ShapeError, lambda a=alibi: a.check(q, k, 3)) == "attend(): 3 heads in q, 2 in Alibi()"
+    assert refusal(ShapeError, lambda: RelativeBias(2).check(q, k, 3)) == "attend(): 3 heads in q, 2 in RelativeBias()"
 
 
-def test_messages_of_slopes(error_text):
-    assert error_text(DtypeError, lambda: Alibi(torch.tensor([1, 2]))) == "Alibi(): int64"
-    assert error_text(DtypeError, lambda: Alibi("steep")) == "Alibi(): a str"
-    assert error_text(ShapeError, lambda: Alibi([0.5, math.nan])) == "Alibi(): a slope that is not finite"
-    assert error_text(ShapeError, lambda: Alibi(0.5)) == "Alibi(): 0 axes"
-    assert error_text(ShapeError, lambda: Alibi(0)) == "Alibi(): slopes = 0"
+def test_messages_of_slopes():
+    assert refusal(DtypeError, lambda: Alibi(torch.tensor([1, 2]))) == "Alibi(): int64"
+    assert refusal(DtypeError, lambda: Alibi("steep")) == "Alibi(): a str"
+    assert refusal(ShapeError, lambda: Alibi([0.5, math.nan])) == "Alibi(): a slope that is not finite"
+    assert refusal(ShapeError, lambda: Alibi(0.5)) == "Alibi(): 0 axes"
+    assert refusal(ShapeError, lambda: Alibi(0)) == "Alibi(): slopes = 0"
 
 
-def test_messages_of_buckets(error_text):
+def test_messages_of_buckets():
     for buckets, bidirectional in ((2, True), (7, True), (1, False)):
         call = lambda b=buckets, d=bidirectional: RelativeBias(2, buckets=b, bidirectional=d)  # noqa: E731
-        assert error_text(ShapeError, call) == (f"RelativeBias(): buckets = {buckets}")
+        assert refusal(ShapeError, call) == (f"RelativeBias(): buckets = {buckets}")
     assert (
-        error_text(ShapeError, lambda: RelativeBias(2, max_distance=8, buckets=32))
+        refusal(ShapeError, lambda: RelativeBias(2, max_distance=8, buckets=32))
         == "RelativeBias(): max_distance = 8, 8 such distances"
     )
-    assert error_text(ShapeError, lambda: RelativeBias(2.0)) == "RelativeBias(): heads = 2.0"
+    assert refusal(ShapeError, lambda: RelativeBias(2.0)) == "RelativeBias(): heads = 2.0"
 
 
-def test_messages_of_tensors(error_text):
-    assert error_text(DtypeError, lambda: TensorBias(torch.ones(2, 3, dtype=torch.bool))) == "TensorBias(): bool"
-    assert error_text(DtypeError, lambda: TensorBias([1.0])) == "TensorBias(): a list"
-    assert error_text(ShapeError, lambda: TensorBias(torch.ones(1, 1, 1, 2, 3))) == "TensorBias(): 5 axes"
+def test_messages_of_tensors():
+    assert refusal(DtypeError, lambda: TensorBias(torch.ones(2, 3, dtype=torch.bool))) == "TensorBias(): bool"
+    assert refusal(DtypeError, lambda: TensorBias([1.0])) == "TensorBias(): a list"
+    assert refusal(ShapeError, lambda: TensorBias(torch.ones(1, 1, 1, 2, 3))) == "TensorBias(): 5 axes"
     q, k = tokens()
     assert (
-        error_text(ShapeError, lambda: TensorBias(torch.ones(2, 5, 7)).check(q, k, 3))
+        refusal(ShapeError, lambda: TensorBias(torch.ones(2, 5, 7)).check(q, k, 3))
         == "attend(): (2, 5, 7) in t, (batch, heads, m, n) = (2, 3, 5, 7)"
     )

@@ -84,12 +84,17 @@ _known: dict[str, Case] = {}
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
+def fresh(request: pytest.FixtureRequest) -> Callable[[], Case]:
+    """Return what makes one of the cases: what a matrix keeps for later reads stays with the matrix before."""
     name = request.param
     if name not in _known:
         _known[name] = CASES[name]()
-    fresh = _known[name].again()  # what a matrix keeps for later reads stays with the test before
-    return with_lse(fresh) if "known lse" in name else fresh
+    return lambda: with_lse(_known[name].again()) if "known lse" in name else _known[name].again()
+
+
+@pytest.fixture
+def case(fresh: Callable[[], Case]) -> Case:
+    return fresh()
 
 
 @pytest.fixture

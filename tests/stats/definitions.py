@@ -14,6 +14,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine import reference
+from attlas.engine.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class Case:
     @functools.cached_property
     def seen(self) -> np.ndarray:
         """Which pairs the mask allows: a bounded kernel does not count as a mask."""
-        mask, shape = self.A.problem.mask, self.weights.shape
-        at = self.A.problem.tile(*map(range, shape))
-        return np.ones(shape, bool) if mask is None else mask.allows(at).expand(shape).numpy()
+        return allowed_by_mask(self.A.problem).numpy()
 
     def close(self, found: Tensor, expected: np.ndarray, scale: float = 1.0) -> None:
         assert found.dtype == self.A.dtype
@@ -77,13 +76,17 @@ def make_case(
     return Case(A, *definition(A), tolerance or (1e-11 if dtype is torch.float64 else 2e-5))
 
 
+def allowed_by_mask(problem: Problem) -> Tensor:
+    """Return which pairs the mask of a problem allows, (batch, heads, m, n)."""
+    if problem.mask is None:
+        return torch.ones(problem.shape, dtype=torch.bool)
+    return problem.mask.allows(problem.tile(*map(range, problem.shape))).expand(problem.shape)
+
+
 def definition(A: attlas.AttentionMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return weights, logits and allowed cells of a matrix from the reference; nobody may write to them."""
-    batch, heads, m, n = A.shape
     exact = reference.dense(reference.in_float64(A.problem))
-    at = A.problem.tile(range(batch), range(heads), range(m), range(n))
-    allowed = torch.ones(1, dtype=torch.bool) if A.problem.mask is None else A.problem.mask.allows(at)
-    allowed = allowed.expand(batch, heads, m, n) & (exact.logits > -math.inf)
+    allowed = allowed_by_mask(A.problem) & (exact.logits > -math.inf)
     found = exact.weights.detach().numpy(), exact.logits.detach().numpy(), allowed.numpy()
     for array in found:
         array.flags.writeable = False
@@ -121,13 +124,13 @@ def blocks(weights: np.ndarray, allowed: np.ndarray, height: int, width: int, po
     return np.where(counts > 0, pooled, np.nan)
 
 
-def diagonals(x: np.ndarray) -> np.ndarray:
-    """Sum every diagonal, from the first key of the last query on."""
+def diagonals(x: Any) -> Any:
+    """Sum every diagonal of an array or a tensor, from the first key of the last query on."""
     m, n = x.shape[-2:]
     if m + n < 2:
-        return np.zeros((*x.shape[:-2], 0))
-    sums = [np.trace(x, offset, axis1=-2, axis2=-1) for offset in range(1 - m, n)]
-    return np.moveaxis(np.array(sums, dtype=float).reshape(m + n - 1, *x.shape[:-2]), 0, -1)
+        return x.reshape(*x.shape[:-2], 0)
+    sums = [x.diagonal(offset, -2, -1).sum(-1) for offset in range(1 - m, n)]
+    return torch.stack(sums, -1) if isinstance(x, Tensor) else np.stack(sums, -1)
 
 
 def needed(weights: np.ndarray, level: float) -> np.ndarray:

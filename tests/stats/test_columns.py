@@ -8,31 +8,19 @@ import attlas
 from attlas import stats
 from attlas.errors import ShapeError
 
-WINDOWS = {
-    "all": (None, lambda m: slice(0, m)),
-    "range": (lambda m: range(m // 3, m), lambda m: slice(m // 3, m)),
-    "last": (lambda m: slice(-min(m, 9), None) if m else None, lambda m: slice(max(m - 9, 0), m)),
-}
 
-
-@pytest.fixture(params=WINDOWS)
-def window(request):
-    return WINDOWS[request.param]
-
-
-def test_column_mass(case, window):
-    rows, own = window
-    given = None if rows is None else rows(case.m)
-    mass = case.weights[:, :, own(case.m)].sum(-2)
-    case.close(stats.column_mass(case.A, rows=given), mass)
-    queries = case.seen[:, :, own(case.m)].sum(-2)
-    case.close(stats.column_mass(case.A, rows=given, mean=True), mass / np.maximum(queries, 1))
-
-
-def test_column_max(case, window):
-    rows, own = window
-    given = None if rows is None else rows(case.m)
-    case.close(stats.column_max(case.A, rows=given), case.weights[:, :, own(case.m)].max(-2, initial=0.0))
+def test_numbers_of_columns(fresh):
+    m = fresh().m
+    for rows, own in (
+        (None, slice(0, m)),
+        (range(m // 3, m), slice(m // 3, m)),
+        (slice(-min(m, 9), None) if m else None, slice(max(m - 9, 0), m)),
+    ):
+        case = fresh()
+        weights, queries = case.weights[:, :, own], case.seen[:, :, own].sum(-2)
+        case.close(stats.column_mass(case.A, rows=rows), weights.sum(-2))
+        case.close(stats.column_mass(case.A, rows=rows, mean=True), weights.sum(-2) / np.maximum(queries, 1))
+        case.close(stats.column_max(fresh().A, rows=rows), weights.max(-2, initial=0.0))
 
 
 def test_rows_in_every_form(make):
@@ -58,11 +46,6 @@ def test_the_first_of_equal_queries_is_found():
     for rows in (1, 3, 64, 100):
         A = attlas.attend(torch.zeros(200, 4), torch.zeros(5, 4), plan=attlas.Plan(rows=rows))
         assert A.collect(stats.ColumnArgMax())[0].tolist() == [0] * 5
-
-
-def test_the_query_of_the_largest_weight(make):
-    case = make(300, 130, mask=attlas.Causal())
-    assert np.array_equal(case.A.collect(stats.ColumnArgMax())[0].numpy(), case.weights.argmax(-2))
 
 
 def test_heads_are_combined(make):

@@ -10,14 +10,14 @@ from typing import Any, cast
 from torch import Tensor
 
 from attlas.atlas.bookmarks import Bookmark
+from attlas.atlas.deserialization import read
 from attlas.atlas.entry import KINDS, Entry, statistic_names
+from attlas.atlas.serialization import UserScores
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
-
-__all__ = ["FIRST_CALLS", "Atlas"]
 
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas
 
@@ -165,13 +165,9 @@ class Atlas:
         name, call = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         for part, types in ((name, (int, str)), (call, (int,))):
             if not isinstance(part, types) or isinstance(part, bool):
-                raise DtypeError(
-                    "atlas[...]",
-                    "an attention is named by its layer or its path, and a pass by its number.",
-                    {"key": repr(key)[:80]},
-                    found=kind(part),
-                    fix='atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.',
-                )
+                rule = "an attention is named by its layer or its path, and a pass by its number."
+                fix = 'atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.'
+                raise DtypeError("atlas[...]", rule, {"key": repr(key)[:80]}, found=kind(part), fix=fix)
         passes = self._passes(name)
         numbers = sorted(entry.call for entry in passes)
         if call < 0 and -call <= len(numbers):
@@ -179,13 +175,9 @@ class Atlas:
         for entry in passes:
             if entry.call == call:
                 return entry
-        raise OutOfRangeError(
-            "atlas[...]",
-            "the second number names a pass of the layer.",
-            {"key": repr(key)},
-            found=f"passes {listed(numbers)} of {passes[0].path}",
-            fix=f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0.",
-        )
+        rule, found = "the second number names a pass of the layer.", f"passes {listed(numbers)} of {passes[0].path}"
+        fix = f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0."
+        raise OutOfRangeError("atlas[...]", rule, {"key": repr(key)}, found=found, fix=fix)
 
     def _passes(self, name: int | str) -> list[Entry]:
         """Return all passes of the attention that a layer or a path names."""
@@ -201,13 +193,9 @@ class Atlas:
             passes = [entry for entry in self.entries if entry.name == name]
         if passes:
             return passes
-        raise OutOfRangeError(
-            "atlas[...]",
-            "there must be such an attention in the recording.",
-            {"key": repr(name)[:80]},
-            found=self._contents(),
-            fix=f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`.",
-        )
+        rule, given = "there must be such an attention in the recording.", {"key": repr(name)[:80]}
+        fix = f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`."
+        raise OutOfRangeError("atlas[...]", rule, given, found=self._contents(), fix=fix)
 
     def _example(self) -> str:
         """Return a key of the first entry, as a user types it."""
@@ -560,3 +548,51 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScores = None) -> Atlas:
+    """Return the atlas that was saved in a folder; q and k stay on disk until they are read.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of `Atlas.save`, or of a recording with ``keep="disk"``.
+    verify : bool, default True
+        Whether the checksum of every file is computed. Without it the checksum of ``atlas.json``, and the
+        sizes and headers of all files, are still looked at.
+    score : Score or mapping, optional
+        A score of your own that the recording used; several by the name of their class. It is not stored, but
+        for what its `to_dict` gives: then the class itself will do.
+
+    Returns
+    -------
+    Atlas
+
+    Raises
+    ------
+    RecordingError
+        If the folder is not one that attlas wrote, was changed or cut off, or is of a newer format.
+
+    See Also
+    --------
+    Atlas.save : the way there.
+
+    Notes
+    -----
+    Nothing in the folder is executed: numbers come from safetensors, the rest is JSON of known words.
+    Time: reading every file once, about 1 GB a second and core; ``verify=False`` takes milliseconds.
+    Memory: none for q and k, which are mapped and not read. Changing a loaded tensor does not change its
+    file; changing the file under a loaded atlas does change the atlas.
+
+    Examples
+    --------
+    >>> import tempfile, torch, attlas
+    >>> from attlas.atlas import Atlas, Entry, load
+    >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), mask=attlas.Causal())
+    >>> atlas = Atlas([Entry("attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), A)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     atlas.save(f"{folder}/run.atlas")
+    ...     bool((load(f"{folder}/run.atlas")[0].to_dense() == A.to_dense()).all())
+    True
+    """
+    return Atlas(**read(Path(folder), verify=verify, score=score))

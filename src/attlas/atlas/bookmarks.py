@@ -14,8 +14,6 @@ from attlas.atlas.serialization import FormatError
 from attlas.errors import RecordingError
 from attlas.files import whole_file
 
-__all__ = ["BOOKMARKS", "Bookmark", "bookmarks_from", "read_bookmarks", "write_bookmarks"]
-
 BOOKMARKS = "bookmarks.json"
 _FORMAT, _VERSION = "attlas-bookmarks", 1
 _MOST = 500

@@ -20,8 +20,6 @@ from attlas.indexing import Axes
 from attlas.inputs import accumulation_dtype
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["Reader", "entry_from", "read"]
-
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = 1 << 48
 _MOST_HEADS = 1 << 24  # batches times heads

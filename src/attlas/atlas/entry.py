@@ -16,8 +16,6 @@ from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 from attlas.value_weighted import value_weighted
 
-__all__ = ["KINDS", "VALUES", "Entry", "statistic_names"]
-
 KINDS = ("self", "encoder", "cross")
 VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
 
@@ -260,13 +258,9 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
     for statistic in statistics:
         if not isinstance(statistic, Statistic):
             name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
-            raise DtypeError(
-                "statistics",
-                "each must be a Statistic, an object and not its class.",
-                {"statistic": name},
-                found=kind(statistic),
-                fix=f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)",
-            )
+            rule = "each must be a Statistic, an object and not its class."
+            fix = f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)"
+            raise DtypeError("statistics", rule, {"statistic": name}, found=kind(statistic), fix=fix)
         plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
         names.append(f"{plain}_{count + 1}" if count else plain)

@@ -20,17 +20,6 @@ from attlas.atlas.serialization import FormatError, check_type
 from attlas.atlas.tensors import Written, sha256_of
 from attlas.errors import AttlasError, RecordingError
 
-__all__ = [
-    "FILE",
-    "MANIFEST",
-    "check_files",
-    "errors_name_file",
-    "folder_error",
-    "plain_file_size",
-    "read_manifest",
-    "write_manifest",
-]
-
 MANIFEST = "atlas.json"
 FILE = re.compile(r"\d{4,9}\.safetensors")
 # Version 2: the log-sum-exp in float64, which queries are padding, texts of every sequence. All of 1 is read.

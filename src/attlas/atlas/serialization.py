@@ -17,20 +17,6 @@ from attlas.stats import Largest, Moments
 from attlas.value_weighted import KeyWeighted
 from attlas.windows import TranslatedScore
 
-__all__ = [
-    "FormatError",
-    "LoadTensor",
-    "StoreTensor",
-    "UserScores",
-    "check_type",
-    "mask_from",
-    "mask_spec",
-    "result_from",
-    "result_spec",
-    "score_from",
-    "score_spec",
-]
-
 Spec: TypeAlias = "dict[str, Any]"
 # Stores a tensor under a name and returns the plain data that finds it again; and the way back.
 StoreTensor: TypeAlias = Callable[[str, Tensor], Spec]
@@ -108,13 +94,9 @@ def mask_spec(mask: m.Mask, put: StoreTensor, runs: Callable[[m.Mask], m.Mask]) 
         inner = partial(mask_spec, runs=runs)
         return {"class": name} | {key: _plain_data(name, key, value, put, inner) for key, value in settings.items()}
     if mask.log_weights():
-        raise DtypeError(
-            "save()",
-            "an additive mask must be one of attlas to be stored.",
-            {"mask": mask.name()},
-            found=kind(mask),
-            fix="use attlas.from_tensor(t), or keep statistics and not q and k.",
-        )
+        rule = "an additive mask must be one of attlas to be stored."
+        fix = "use attlas.from_tensor(t), or keep statistics and not q and k."
+        raise DtypeError("save()", rule, {"mask": mask.name()}, found=kind(mask), fix=fix)
     return mask_spec(runs(mask), put, runs)
 
 
@@ -126,13 +108,9 @@ def _plain_data(name: str, key: str, value: Any, put: StoreTensor, inner: Callab
         return put(key, value.detach())
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise DtypeError(
-        "save()",
-        "to_dict() of a score must give numbers, texts, tensors and scores.",
-        {"score": name, "setting": key},
-        found=kind(value),
-        fix="give what the class is made of, by the names of its arguments.",
-    )
+    rule = "to_dict() of a score must give numbers, texts, tensors and scores."
+    fix = "give what the class is made of, by the names of its arguments."
+    raise DtypeError("save()", rule, {"score": name, "setting": key}, found=kind(value), fix=fix)
 
 
 def _wrapped(value: Any, data: Any) -> Spec:

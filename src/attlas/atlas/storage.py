@@ -31,8 +31,6 @@ from attlas.scores import Score
 if TYPE_CHECKING:
     from attlas.atlas.atlas import Atlas
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """Write an atlas to a folder while its entries come in, so that memory does not grow with their number.
@@ -334,9 +332,8 @@ def _check_plain(content: Mapping[str, Any]) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             rule = f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts."
-            raise DtypeError(
-                "save()", rule, found=str(error), fix=f"atlas.{key} = ... without other objects."
-            ) from error
+            fix = f"atlas.{key} = ... without other objects."
+            raise DtypeError("save()", rule, found=str(error), fix=fix) from error
 
 
 # ------------------------------------------------------------------------------------------------------- the folder

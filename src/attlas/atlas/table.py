@@ -17,8 +17,6 @@ from attlas.atlas.padding import included_rows
 from attlas.errors import MissingExtraError, OutOfRangeError, ShapeError
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
 
-__all__ = ["columns_of", "frame", "records", "token_records"]
-
 Record: TypeAlias = "dict[str, Any]"
 _HEAD_COLUMNS = ("layer", "head", "kind", "name", "call", "queries", "keys")
 

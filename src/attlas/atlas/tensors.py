@@ -14,8 +14,6 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 
-__all__ = ["Written", "fingerprint", "header_of", "sha256_of", "storable", "write_tensors"]
-
 _SLICE = 1 << 20  # bytes that are copied at once; larger ones leave holes in the heap of a process
 # The names that safetensors gives to dtypes.
 _NAMES = {
@@ -97,13 +95,9 @@ def storable(where: str, name: str, t: Tensor) -> Tensor:
         If it is no plain tensor of a dtype that files know.
     """
     if t.dtype not in _NAMES or t.layout is not torch.strided or t.device.type == "meta":
-        raise DtypeError(
-            where,
-            "a tensor that is stored must be dense, of real numbers, whole numbers or True and False.",
-            {name: t},
-            found=f"{str(t.dtype).removeprefix('torch.')} {str(t.layout).removeprefix('torch.')}",
-            fix=f"give {name} as float32: t.float().",
-        )
+        rule = "a tensor that is stored must be dense, of real numbers, whole numbers or True and False."
+        found = f"{t.dtype} {t.layout}".replace("torch.", "")
+        raise DtypeError(where, rule, {name: t}, found=found, fix=f"give {name} as float32: t.float().")
     t = t.detach()
     for axis, stride in enumerate(t.stride()):
         if stride == 0 and t.shape[axis] > 1:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
+import os
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attlas.cli.file_lock import hold
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.timing import ratios
+from attlas.files import lock
 
 if TYPE_CHECKING:
     from attlas.processor import Limits
 
-__all__ = ["run"]
-
 _ROUNDS = 20
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, and print the limits and the tables."""
     for name in ("tokens", "heads", "size", "seconds"):
         if not getattr(arguments, name) > 0:
@@ -36,7 +39,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise UsageError(rule, str(error), fix, {"folder": file.parent}) from error
 
 
-def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _measure(arguments: Namespace, terminal: Terminal) -> None:
     import torch
 
     from attlas import processor
@@ -46,7 +49,7 @@ def _measure(arguments: argparse.Namespace, terminal: Terminal) -> None:
     instruction_set = kernels()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    terminal.say(terminal.style("attlas bench", "bold"))
+    terminal.say("attlas bench", "bold")
     terminal.say(f"  {processor.name()}; threads: {threads}; kernels: {instruction_set}; torch {torch.__version__}")
     known = processor.known(instruction_set)
     if known is None or arguments.again:
@@ -77,7 +80,7 @@ def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal
     wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")
-    terminal.say(terminal.style(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim"))
+    terminal.say(f"  {'':{wide}}  {'time':>9}  {'ratio':>6}  least to most", "dim")
     for name, ratio in measured.items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
         terminal.say(f"  {name:{wide}}  {1000 * ratio.seconds:6.1f} ms  {ratio.median:6.2f}  {spread}")
@@ -90,3 +93,22 @@ def _say_limits(limits: Limits, terminal: Terminal) -> None:
     terminal.say("  limits per second")
     for name, rate in shown:
         terminal.say(f"    {name:24s}  {rate / 1e9:8.1f} billion")
+
+
+@contextmanager
+def hold(file: Path, rule: str) -> Iterator[None]:
+    """Hold the lock of a file, or raise a UsageError with this rule, which names the process that holds it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            lock(handle)
+        except OSError:
+            holder = file.read_text(encoding="utf-8") or "a process that has just begun"
+            raise UsageError(rule, holder, "wait until it has ended.", {"lock": file}) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode())
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)  # ends the lock too

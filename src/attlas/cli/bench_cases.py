@@ -16,8 +16,6 @@ from attlas import stats
 from attlas.cli.timing import run_once
 from attlas.processor import Limits
 
-__all__ = ["Cases", "eager", "flex_attention", "forward_and_backward", "limits", "output"]
-
 Cases = dict[str, Callable[[], Any]]
 
 _REPEATS = 20  # a limit is the best of so many

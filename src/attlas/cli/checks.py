@@ -9,8 +9,6 @@ from pathlib import Path
 from attlas.cli.terminal import UsageError
 from attlas.errors import MissingExtraError
 
-__all__ = ["check_folder", "check_least", "check_target", "need"]
-
 
 def need(module: str, purpose: str, install: str, library: str = "") -> None:
     """Raise a MissingExtraError unless a module is installed; `install` is the argument of ``pip install``."""

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from attlas.atlas import Entry
 
-__all__ = ["closeup_window"]
-
 _WINDOW = 32  # tokens shown cell by cell
 
 

@@ -11,8 +11,6 @@ from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal
 from attlas.errors import AttlasError
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.

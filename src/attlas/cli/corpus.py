@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shlex
 import sysconfig
 import time
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,13 @@ from attlas.cli.terminal import Terminal, UsageError
 if TYPE_CHECKING:
     from attlas.corpus import Corpus
 
-__all__ = ["run", "say", "write_demo"]
-
 _SHOWN = 8  # heads in the list at the end
 # Held out of the shipped model's training: its card lists them.
 _UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse", "collections",
            "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the texts, or export what was read before."""
     if arguments.export is not None:
         _export(arguments, terminal)
@@ -74,7 +72,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
-def _export(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _export(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.corpus import Corpus
     from attlas.corpus.headvis import export_headvis
 
@@ -102,7 +100,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     table = corpus.table("arrow").to_pylist()
     kinds = Counter(row["kind"] for row in table).most_common()
     terminal.prose(", ".join(f"{number} {kind}" for kind, number in kinds))
-    terminal.say(terminal.style("  head   entropy  previous  induction  distance  largest  kind", "dim"))
+    terminal.say("  head   entropy  previous  induction  distance  largest  kind", "dim")
     for row in sorted(table, key=lambda row: -row["induction_score"])[:_SHOWN]:
         numbers = (
             f"{row['entropy']:8.2f}{row['previous']:10.2f}{row['induction_score']:11.2f}{row['qk_distance']:10.0f}"

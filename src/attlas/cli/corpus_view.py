@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,8 @@ if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor th
     from attlas.corpus import Corpus
     from attlas.view.corpus import Loader, NoModelError
 
-__all__ = ["export", "show"]
 
-
-def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namespace) -> None:
+def show(folders: Sequence[Path], terminal: Terminal, arguments: Namespace) -> None:
     """Serve the page of some corpora until Ctrl-C.
 
     Parameters
@@ -42,24 +40,18 @@ def show(folders: Sequence[Path], terminal: Terminal, arguments: argparse.Namesp
     corpora = _opened(folders, terminal)
 
     def announce(url: str) -> None:
-        terminal.say(terminal.style(url, "bold"))
+        terminal.say(url, "bold")
         for corpus in corpora:
             counts = corpus.config["counts"]
             size = f"{counts['tokens']:,} tokens in {counts['texts']:,} texts"
             name = corpus.config["model"]["name"]
-            terminal.say(terminal.style(f"  {len(corpus.heads):,} heads of {name}, {size}", "dim"))
-        terminal.say(terminal.style("  Ctrl-C closes it", "dim"))
+            terminal.say(f"  {len(corpus.heads):,} heads of {name}, {size}", "dim")
+        terminal.say("  Ctrl-C closes it", "dim")
 
     loaders = [_loader(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
-        stay(
-            service,
-            port=arguments.port,
-            browser=not arguments.no_browser,
-            announce=announce,
-            at=arguments.at or "",
-        )
+        stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
     terminal.complain("the viewer is closed.")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
+from argparse import Namespace
 from pathlib import Path
 
 from attlas import models, pictures
@@ -19,8 +19,6 @@ from attlas.cli.report import write
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import open_if_attended
 from attlas.heads import MIXED, PATTERNS
-
-__all__ = ["run"]
 
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (
@@ -48,12 +46,12 @@ _COLOURS = {
 }
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
     text_file, text = read_text(arguments.text)
     out = arguments.out
     run_folder = _run_folder(out)
-    terminal.say(terminal.style("attlas demo", "bold"))
+    terminal.say("attlas demo", "bold")
     with terminal.step("loading the model"):
         loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)

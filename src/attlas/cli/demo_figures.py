@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-__all__ = ["atlas_figure", "head_figure"]
-
 
 def atlas_figure(result: DemoResult) -> Figure:
     """Draw every head on the text: layers down, heads across, each with the name of what it does."""

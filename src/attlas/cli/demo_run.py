@@ -19,10 +19,9 @@ from attlas.cli.loading import LoadedModel, texts
 from attlas.cli.peak_memory import Peak
 from attlas.cli.terminal import Terminal
 from attlas.heads import Head
+from attlas.heads.classification import classify_entry
 from attlas.matrix import AttentionMatrix
 from attlas.recording.metadata import token_bytes
-
-__all__ = ["DemoResult", "read"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +125,6 @@ def read(
     if folder is not None:
         with terminal.step("saving the run"):
             atlas.save(folder, overwrite=True)
-    heads = tuple(head for entry in atlas.entries for head in head_statistics.classify_entry(atlas, entry))
+    heads = tuple(head for entry in atlas.entries for head in classify_entry(atlas, entry))
     held = sum(t.nbytes for A in atlas for t in (A.problem.q, A.problem.k, A.lse))
     return DemoResult(atlas, ids, heads, repeated, loss, held)

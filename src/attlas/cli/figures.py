@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DEEP", "draw_frame", "set_layout"]
-
 DEEP = "#174268"  # a blue that differs from the accent in lightness too
 
 

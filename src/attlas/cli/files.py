@@ -11,9 +11,6 @@ from pathlib import Path
 from attlas.atlas import Atlas, Entry, load
 from attlas.cli.terminal import UsageError
 from attlas.errors import ShapeError
-from attlas.files import whole_file
-
-__all__ = ["entry_of", "is_corpus", "open_folder", "read_text", "save_text", "title_of"]
 
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
@@ -78,19 +75,6 @@ def open_folder(folder: Path) -> Atlas:
         found, new = ("no folder", "run.atlas") if folder.exists() else ("nothing there", shlex.quote(str(folder)))
         raise UsageError(rule, f"{found}: {folder}", f"attlas record -o {new}")
     return load(folder)
-
-
-def save_text(text: str, path: Path) -> Path:
-    """Write a text to a file, whole or not at all.
-
-    Raises
-    ------
-    FileError
-        If the file cannot be written.
-    """
-    with whole_file(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-    return path
 
 
 def entry_of(atlas: Atlas, layer: int | str) -> Entry:

@@ -11,8 +11,6 @@ from typing import Any
 from attlas.cli.terminal import Terminal
 from attlas.heads import Head
 
-__all__ = ["in_bytes", "json_text", "percent", "print_heads", "secondary_patterns", "visible"]
-
 
 def secondary_patterns(head: Head) -> list[str]:
     """Return the patterns of a head after the first; for a mixed head, the nearest pattern."""
@@ -56,7 +54,7 @@ def print_heads(
     room = terminal.width - 2 - max((len(plain) for plain, _ in kinds), default=0)
     shown = max(4, sum(total <= room for total in accumulate(width + 2 for width in widths)))
     header = "  ".join(map(str.rjust, headings[:shown], widths))
-    terminal.say(terminal.style(f"  {header}{'  what it is' if kinds else ''}", "dim"))
+    terminal.say(f"  {header}{'  what it is' if kinds else ''}", "dim")
     for i, row in enumerate(rows):
         if i in breaks:
             terminal.say()

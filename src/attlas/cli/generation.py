@@ -14,8 +14,6 @@ from attlas.heads import repeated_block
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import AttentionCall
 
-__all__ = ["ProgressListener", "read_and_generate", "run_model", "run_on_repeated_block"]
-
 _PERIOD = 128  # length of the random block that occurs twice, at most
 
 

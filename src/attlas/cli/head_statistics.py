@@ -12,12 +12,9 @@ from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.terminal import UsageError
-from attlas.heads.classification import measure_block, text_statistics
-from attlas.heads.from_recording import STATISTIC_NAMES, classify_entry
+from attlas.heads.classification import STATISTIC_NAMES, measure_block, text_statistics
 from attlas.matrix import AttentionMatrix
 from attlas.stats.pooled import count_blocks
-
-__all__ = ["NAMES", "block_details", "classify_entry", "missing", "selected", "side_of"]
 
 _HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,

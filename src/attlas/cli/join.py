@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 
 import attlas
 from attlas.cli.corpus import say
 from attlas.cli.terminal import Terminal
 
-__all__ = ["run"]
 
-
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Join, and say what there is now."""
     with terminal.step("joining"):
         found = attlas.join(arguments.folders, arguments.out)

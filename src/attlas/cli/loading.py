@@ -15,12 +15,11 @@ from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
 from attlas.devices import usable_device
-from attlas.errors import DeviceError, MissingExtraError
+from attlas.errors import DeviceError
+from attlas.lazily import import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = ["DEFAULT_TOKENS", "LoadedModel", "encode", "load", "texts", "tokenize"]
 
 DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
@@ -57,11 +56,7 @@ class LoadedModel:
 
 
 def load(
-    source: Path | str,
-    *,
-    attention: str | None = "attlas",
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    source: Path | str, *, attention: str | None = "attlas", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> LoadedModel:
     """Load a model and its tokenizer: a folder without the network, a name on the hub, or ``shipped``.
 
@@ -80,11 +75,8 @@ def load(
         place = usable_device("", device)
     except DeviceError as error:
         raise error.replaced(fix="--device cpu") from None
-    try:
-        import transformers
-    except ImportError as error:
-        rule, found = "transformers must be installed to run a model.", "no module named transformers"
-        raise MissingExtraError("", rule, found=found, fix="pip install 'attlas[hf]'") from error
+    rule = "transformers must be installed to run a model."
+    transformers = import_extra("transformers", "", rule, "pip install 'attlas[hf]'")
     import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours

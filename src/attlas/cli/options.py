@@ -15,8 +15,6 @@ import attlas
 from attlas import models
 from attlas.cli.terminal import Help
 
-__all__ = ["DISTRIBUTIONS", "DTYPES", "KERNELS", "KEYS", "QUERIES", "SIDE", "STATISTICS", "parse", "parser"]
-
 DISTRIBUTIONS = ("normal", "uniform", "rademacher", "laplace")  # those of attlas.scaling
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KERNELS = ("gaussian", "laplace", "epanechnikov", "triangular", "boxcar")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["Peak"]
-
 
 class Peak:
     """Bytes that the process grew by, at most, since this object was made.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,11 @@ from attlas.cli.terminal import Terminal, UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["run"]
-
 _OVERVIEW = 96  # blocks along a side of each of many heads, at most
 _LABELLED = 48  # tokens up to which every row and column has its text
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder, draw, and write the file."""
     check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
     pictures.sheet(1, 1)  # without matplotlib, say so now
@@ -54,7 +52,7 @@ def _entries(atlas: Atlas, layer: str | None) -> list[Entry]:
     return [entry_of(atlas, int(layer) if layer.removeprefix("-").isdecimal() else layer)]
 
 
-def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Terminal) -> Figure:
+def _one(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -> Figure:
     """Draw one head, cell by cell with its tokens where there are few."""
     head = arguments.head
     if head not in entry.heads:
@@ -77,7 +75,7 @@ def _one(atlas: Atlas, entry: Entry, arguments: argparse.Namespace, terminal: Te
     return pictures.grid(blocks[None, None], title=title, words=words, log=log, window=window)
 
 
-def _overview(atlas: Atlas, entries: list[Entry], arguments: argparse.Namespace, terminal: Terminal) -> Figure:
+def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal: Terminal) -> Figure:
     """Draw every head, layers down and heads across; a head that was not recorded stays empty."""
     heads = sorted({head for entry in entries for head in entry.heads})
     size = arguments.size or _OVERVIEW
@@ -113,9 +111,7 @@ def _extent(what: str, window: range, size: int) -> str:
     return f"{len(window):,} {what}{which}"
 
 
-def _blocks(
-    entry: Entry, heads: Sequence[int], rows: range, columns: range, size: int, arguments: argparse.Namespace
-) -> Tensor:
+def _blocks(entry: Entry, heads: Sequence[int], rows: range, columns: range, size: int, arguments: Namespace) -> Tensor:
     """Return the picture of some heads of batch 0, shape (heads, height, width): computed, or that which was kept."""
     if entry.matrix is not None:
         A = entry.matrix
@@ -132,7 +128,7 @@ def _blocks(
     return kept[0, list(heads)].float()
 
 
-def _window(entry: Entry, arguments: argparse.Namespace) -> tuple[range, range]:
+def _window(entry: Entry, arguments: Namespace) -> tuple[range, range]:
     """Return the queries and keys that were asked for."""
     ranges = []
     for name, size in (("rows", entry.shape[2]), ("columns", entry.shape[3])):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import tempfile
 import time
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,15 +35,13 @@ from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
 from attlas.stats import Statistic
 
-__all__ = ["run", "write"]
 
-
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Record, and say what there is now."""
     _report(write(arguments, terminal), arguments, terminal)
 
 
-def write(arguments: argparse.Namespace, terminal: Terminal) -> Atlas:
+def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     """Load, generate if asked, read the text once, give the folder its name, and return what is in it.
 
     Raises
@@ -84,7 +82,7 @@ def _record(
     options: dict[str, Any],
     details: dict[str, Any],
     folder: Path,
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     terminal: Terminal,
 ) -> Atlas:
     """Record into a folder, and return what is in it."""
@@ -139,12 +137,7 @@ def _record(
 
 
 def _record_steps(
-    loaded: LoadedModel,
-    ids: Tensor,
-    folder: Path,
-    options: dict[str, Any],
-    arguments: argparse.Namespace,
-    terminal: Terminal,
+    loaded: LoadedModel, ids: Tensor, folder: Path, options: dict[str, Any], arguments: Namespace, terminal: Terminal
 ) -> tuple[Atlas | None, Tensor]:
     """Record a text that is read in chunks or goes on into what the model writes, each token once.
 
@@ -219,7 +212,7 @@ def _reworded(error: AttlasError) -> AttlasError:
     return error.replaced(where="record", fix=fix)
 
 
-def _tokens(loaded: LoadedModel, text: str, arguments: argparse.Namespace) -> Tensor:
+def _tokens(loaded: LoadedModel, text: str, arguments: Namespace) -> Tensor:
     """Return the tokens of a text, all of them unless fewer are asked for or the text is that of the library.
 
     Raises
@@ -242,7 +235,7 @@ def _tokens(loaded: LoadedModel, text: str, arguments: argparse.Namespace) -> Te
     return ids
 
 
-def _report(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
     out = arguments.out
     size = sum(file.stat().st_size for file in out.iterdir())
     terminal.say(f"{terminal.style(str(out), 'bold')}  {in_bytes(size)}")
@@ -258,7 +251,7 @@ def _report(atlas: Atlas, arguments: argparse.Namespace, terminal: Terminal) -> 
     if arguments.keep == "disk":  # tiles are made of queries and keys
         lines.append(f"attlas view {shown}")
     for line in lines:
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _list(name: str, text: str | None) -> list[int] | None:

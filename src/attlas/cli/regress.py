@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import time
 import warnings
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,6 @@ from attlas.files import whole_file
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["run"]
-
 Floats = NDArray[np.float64]
 
 _RULES = ("loo", "scott", "silverman")
@@ -38,7 +36,7 @@ _OF_A_FIT = ("weights", "kernel", "bandwidth", "degree", "outside", "plot", "sav
 _SAMPLE = 2_000  # rows whose neighbours are counted
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the table, fit, say how well, and write what was asked for."""
     _check(arguments)
     if arguments.load is not None:
@@ -92,7 +90,7 @@ def _expanded(columns: list[Column], values: Floats, bandwidth: Any) -> tuple[li
 
 
 def _fit(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     bandwidth: Any,
     columns: Sequence[Column],
     data: tuple[Floats, Floats, Floats | None],
@@ -199,7 +197,7 @@ def _judge(residuals: Floats, y: Floats, weights: Floats | None) -> dict[str, fl
 
 
 def _write(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     model: AttentionRegressor,
     report: dict[str, Any],
     data: tuple[Floats, Floats],
@@ -242,7 +240,7 @@ def _load(path: Path) -> AttentionRegressor:
     return model
 
 
-def _columns_of(model: AttentionRegressor, table: Table, arguments: argparse.Namespace) -> list[Column]:
+def _columns_of(model: AttentionRegressor, table: Table, arguments: Namespace) -> list[Column]:
     """Return the columns that a fit asks for, under the names that they have in the rows to predict for."""
     names = [*getattr(model, "feature_names_in_", [])]
     kept = getattr(model, "table_columns_", None) or [[name, "number", []] for name in names]
@@ -256,7 +254,7 @@ def _columns_of(model: AttentionRegressor, table: Table, arguments: argparse.Nam
     return [Column(name, kind, tuple(levels)) for name, (_, kind, levels) in zip(names, kept, strict=True)]
 
 
-def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal: Terminal) -> str:
+def _predict(model: AttentionRegressor, arguments: Namespace, terminal: Terminal) -> str:
     """Write the rows with their predictions; a cell is empty where there is none. Return what was written, in words."""
     out, target = arguments.out, arguments.target or getattr(model, "target_name_", None)
     names = [
@@ -291,7 +289,7 @@ def _predict(model: AttentionRegressor, arguments: argparse.Namespace, terminal:
 # ----------------------------------------------------------------------------------------------------------- options
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(arguments: Namespace) -> None:
     """Raise before the work for what would go wrong after it."""
     data, load, predict, out = arguments.data, arguments.load, arguments.predict, arguments.out
     if load is not None:
@@ -330,7 +328,7 @@ def _check(arguments: argparse.Namespace) -> None:
         need("matplotlib", "--plot", "'attlas[plot]'")
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
+def _check_outputs(arguments: Namespace) -> None:
     """Raise unless every file can be written, and is none of those that are read."""
     outputs = ((arguments.out, "-o", (".csv", ".tsv", ".parquet")), (arguments.save, "--save", (".safetensors",)),
                (arguments.plot, "--plot", (".png", ".svg", ".pdf")))  # fmt: skip

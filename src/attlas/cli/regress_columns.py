@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["NUMBER", "Column", "cell_value", "explain_cell", "is_missing"]
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +44,7 @@ class Column:
     levels: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, column: pd.Series[Any], arguments: argparse.Namespace) -> Column:
+    def of(cls, name: str, column: pd.Series[Any], arguments: Namespace) -> Column:
         """Return what a column holds; "number" where it is nothing else, so that its first other cell is an error."""
         import pandas as pd
 
@@ -74,7 +72,7 @@ class Column:
             return [f"{self.name}={level}" for level in self.levels]
         return [self.name]
 
-    def numbers(self, column: pd.Series[Any], arguments: argparse.Namespace) -> Floats:
+    def numbers(self, column: pd.Series[Any], arguments: Namespace) -> Floats:
         """Return a number for each cell (of a category the index of its level); NaN where there is none."""
         import pandas as pd
 
@@ -138,7 +136,7 @@ def _days(column: pd.Series[Any], zoned: bool) -> Floats:
     return days
 
 
-def cell_value(cell: str, arguments: argparse.Namespace) -> float:
+def cell_value(cell: str, arguments: Namespace) -> float:
     """Return the number in a cell, 1 and 0 for True and False, or NaN."""
     if cell in ("True", "False", "TRUE", "FALSE", "true", "false"):
         return float(cell.lower() == "true")
@@ -151,7 +149,7 @@ def cell_value(cell: str, arguments: argparse.Namespace) -> float:
 
 
 def explain_cell(
-    cell: str, column: Column, part: pd.Series[Any], delimiter: str, arguments: argparse.Namespace
+    cell: str, column: Column, part: pd.Series[Any], delimiter: str, arguments: Namespace
 ) -> tuple[str, str]:
     """Return why a cell is no number of its column, and what helps; the latter may be empty."""
     shown = repr(cell if len(cell) <= 40 else cell[:39] + "…")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from attlas.estimators import AttentionRegressor
 
-__all__ = ["figure"]
+Floats = NDArray[np.float64]
 
 _BAND = "#8fcbc8"
 _POINTS = 4_000  # points that are drawn
@@ -33,12 +33,7 @@ _PAIRS = 2e9  # pairs of a row and a place that a picture may cost: some seconds
 
 
 def figure(
-    model: AttentionRegressor,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    features: Sequence[dict[str, Any]],
-    target: str,
-    subtitle: str,
+    model: AttentionRegressor, x: Floats, y: Floats, features: Sequence[dict[str, Any]], target: str, subtitle: str
 ) -> Figure:
     """Draw a fit: the curve over one feature, or the partial dependence on each of several.
 
@@ -70,13 +65,7 @@ def figure(
         return _dependence(model, x, y, features, (target, subtitle))
 
 
-def _curve(
-    model: AttentionRegressor,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    feature: dict[str, Any],
-    texts: tuple[str, str],
-) -> Figure:
+def _curve(model: AttentionRegressor, x: Floats, y: Floats, feature: dict[str, Any], texts: tuple[str, str]) -> Figure:
     figure = pictures.sheet(8.4, 5.0)
     ax = figure.subplots()
     grid = np.linspace(float(x.min()), float(x.max()), _GRID)[:, None]
@@ -101,11 +90,7 @@ def _curve(
 
 
 def _dependence(
-    model: AttentionRegressor,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    features: Sequence[dict[str, Any]],
-    texts: tuple[str, str],
+    model: AttentionRegressor, x: Floats, y: Floats, features: Sequence[dict[str, Any]], texts: tuple[str, str]
 ) -> Figure:
     groups: dict[str, list[int]] = {}  # the features of a category share a panel
     for index in sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"])):
@@ -141,22 +126,14 @@ def _dependence(
     return figure
 
 
-def _partial_dependence(
-    model: AttentionRegressor, rows: NDArray[np.float64], columns: list[int], settings: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _partial_dependence(model: AttentionRegressor, rows: Floats, columns: list[int], settings: Floats) -> Floats:
     """Return the prediction for each row with its columns set to each of the settings, shape (rows, settings)."""
     asked = np.repeat(rows, len(settings), axis=0)
     asked[:, columns] = np.tile(settings, (len(rows), 1))
     return np.asarray(model.predict(asked)).reshape(len(rows), len(settings))
 
 
-def _draw_curves(
-    ax: Axes,
-    feature: dict[str, Any],
-    grid: NDArray[np.float64],
-    lines: NDArray[np.float64],
-    column: NDArray[np.float64],
-) -> None:
+def _draw_curves(ax: Axes, feature: dict[str, Any], grid: Floats, lines: Floats, column: Floats) -> None:
     """Draw the predictions over a feature: the mean, some single rows, and the deciles of the feature."""
     _draw_lines(ax, grid, lines, marker="o" if len(grid) <= 8 else "", linewidth=2.0, markersize=4)
     deciles = np.unique(np.quantile(column, np.linspace(0.1, 0.9, 9)))
@@ -168,7 +145,7 @@ def _draw_curves(
     _frame(ax, 4, dates=feature["kind"].endswith("date"))
 
 
-def _draw_levels(ax: Axes, features: Sequence[dict[str, Any]], lines: NDArray[np.float64]) -> None:
+def _draw_levels(ax: Axes, features: Sequence[dict[str, Any]], lines: Floats) -> None:
     """Draw the predictions over the levels of a category."""
     at = np.arange(len(features))
     _draw_lines(ax, at, lines, linestyle="", marker="o", markersize=5)
@@ -180,7 +157,7 @@ def _draw_levels(ax: Axes, features: Sequence[dict[str, Any]], lines: NDArray[np
     ax.margins(x=0.1)
 
 
-def _draw_lines(ax: Axes, at: NDArray[Any], lines: NDArray[np.float64], **style: Any) -> None:
+def _draw_lines(ax: Axes, at: NDArray[Any], lines: Floats, **style: Any) -> None:
     """Draw some rows as thin lines, and the mean of all in a style."""
     ax.plot(at, lines[:24].T, color=_BAND, linewidth=0.9, zorder=2)
     ax.plot(at, np.nanmean(lines, axis=0), color=pictures.ACCENT, zorder=3, **style)

@@ -9,8 +9,6 @@ from attlas.cli.formatting import percent
 from attlas.cli.regress_table import number, plural
 from attlas.cli.terminal import Terminal
 
-__all__ = ["FLAT", "print_report"]
-
 FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %
 _SHOWN = 24  # features that are listed
 
@@ -19,7 +17,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     """Print a fit: bandwidths, errors beside those of plainer models, and a verdict."""
     features, rule = report["features"], report["rule"]
     title = f"{report['target']} from {plural(len(report['columns']), 'feature')}, {plural(report['rows'], 'row')}"
-    terminal.say(terminal.style(f"{title} of {report['source']}", "bold"))
+    terminal.say(f"{title} of {report['source']}", "bold")
     rules = {"loo": "bandwidths of least leave-one-out error", "given": "bandwidths as given"}
     how = f"{report['kernel'].capitalize()} kernel, {('local mean', 'local line')[report['degree']]}, "
     how += rules.get(rule, f"bandwidths by {rule.capitalize()}'s rule")
@@ -34,7 +32,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     names = [feature["name"] for feature in ordered[:_SHOWN]]
     width = min(max(map(len, ["feature", *names])), max(12, terminal.width - 55))
     terminal.say()
-    terminal.say(terminal.style(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim"))
+    terminal.say(f"  {'feature'.ljust(width)}  bandwidth     spread  bandwidth / spread", "dim")
     for feature in ordered[:_SHOWN]:
         name = feature["name"] if len(feature["name"]) <= width else feature["name"][: width - 1] + "…"
         line = f"  {name.ljust(width)}  {number(feature['bandwidth']):>9}  {number(feature['spread']):>9}"
@@ -43,16 +41,16 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
         note = "  rows of the same value only" if 0 < feature["bandwidth"] < feature["gap"] / 6.0 else note
         terminal.say(f"{line}  {'–' if math.isinf(reach) else number(reach, 3):>18}{note}")
     if len(ordered) > _SHOWN:
-        terminal.say(terminal.style(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim"))
+        terminal.say(f"  and {len(ordered) - _SHOWN:,} of wider bandwidth; --json has all", "dim")
     terminal.say()
     errors = report["leave_one_out"]
     texts = {name: number(errors[name]["error"]) for name in errors}
     width = max(map(len, ["error", *texts.values()]))
-    terminal.say(terminal.style(f"  leave-one-out      {'error'.rjust(width)}      R²", "dim"))
+    terminal.say(f"  leave-one-out      {'error'.rjust(width)}      R²", "dim")
     for name, label in (("mean", "mean"), ("linear", "linear model"), ("kernel_regression", "kernel regression")):
         r2 = errors[name]["r2"]
         terminal.say(f"  {label:<17}  {texts[name].rjust(width)}  {'–' if math.isnan(r2) else f'{r2:.3f}':>6}")
-    terminal.say(terminal.style("  error: root mean square, in units of the target", "dim"))
+    terminal.say("  error: root mean square, in units of the target", "dim")
     terminal.say()
     for line in _verdict(report):
         terminal.say(f"  {line}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import csv
 import difflib
@@ -11,6 +10,7 @@ import math
 import re
 import shlex
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +24,6 @@ from attlas.cli.terminal import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "DELIMITERS",
-    "Table",
-    "choose_features",
-    "number",
-    "plural",
-    "read",
-    "split",
-]
 
 Floats = NDArray[np.float64]
 
@@ -53,11 +43,11 @@ class Table:
     lines: Any = None
     delimiter: str = ","
 
-    def columns(self, names: list[str], arguments: argparse.Namespace) -> list[Column]:
+    def columns(self, names: list[str], arguments: Namespace) -> list[Column]:
         """Return how each of these features becomes numbers."""
         return [Column.of(name, self.frame.iloc[:, self.names.index(name)], arguments) for name in names]
 
-    def numbers(self, columns: list[Column], arguments: argparse.Namespace) -> Floats:
+    def numbers(self, columns: list[Column], arguments: Namespace) -> Floats:
         """Return columns as numbers, one for each cell; NaN where a value is missing and may be.
 
         Raises
@@ -108,7 +98,7 @@ class Table:
         frame.to_csv(path, sep=delimiter, header=header, index=False, lineterminator="\n", encoding="utf-8")
 
 
-def read(path: Path, arguments: argparse.Namespace) -> Table:
+def read(path: Path, arguments: Namespace) -> Table:
     """Read a table, every cell of a CSV file as text."""
     import pandas as pd
 
@@ -218,7 +208,7 @@ def _delimiter(text: str) -> str:
     return best
 
 
-def choose_features(table: Table, arguments: argparse.Namespace) -> list[str]:
+def choose_features(table: Table, arguments: Namespace) -> list[str]:
     """Return the names of the features, after a check that they and the target are columns of the table."""
     names, weights = table.names, [] if arguments.weights is None else [arguments.weights]
     if arguments.features is not None:

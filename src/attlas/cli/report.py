@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from attlas.atlas import Atlas
-from attlas.cli import head_statistics
 from attlas.cli.checks import check_target
 from attlas.cli.closeup import closeup_window
 from attlas.cli.files import title_of
 from attlas.cli.formatting import in_bytes
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
-
-__all__ = ["run", "write"]
+from attlas.heads.classification import classify_entry
 
 _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder, and write the page."""
     check_target(arguments.out, "-o", (".html", ".htm"))
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
@@ -49,7 +47,7 @@ def write(
 
 def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
     """Return layer and head of the most telling head; none where the kinds of heads are not recorded."""
-    measured = [head for layer in atlas.layers() for head in head_statistics.classify_entry(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence, default=None)
     return [] if best is None else [(best.layer, best.head)]
 

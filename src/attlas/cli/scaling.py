@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,24 +12,23 @@ import torch
 
 from attlas import pictures, scaling
 from attlas.cli.checks import check_least, check_target, need
-from attlas.cli.files import read_text, save_text
+from attlas.cli.files import read_text
 from attlas.cli.formatting import json_text, percent
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
+from attlas.files import save_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["run"]
 
 _MOST = 2**28  # numbers in the keys of one query
 _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, print the table, and write what was asked for."""
     if arguments.plot is not None:
         check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     (_random if arguments.model is None else _model)(arguments, terminal)
 
 
-def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _random(arguments: Namespace, terminal: Terminal) -> None:
     """Measure random vectors."""
     for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
@@ -58,7 +57,7 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
         raise UsageError(rule, f"--distribution {distribution}", "--distribution normal")
     sizes = _sizes(arguments.sizes, settings["keys"])
     rows: list[scaling.Measured] = []
-    terminal.say(terminal.style("attlas scaling", "bold"))
+    terminal.say("attlas scaling", "bold")
     with terminal.step("drawing random queries and keys", len(sizes)) as tick:
         for d in sizes:
             rows += scaling.study([d], **settings).rows
@@ -69,14 +68,14 @@ def _random(arguments: argparse.Namespace, terminal: Terminal) -> None:
     _write(arguments, terminal, settings, study.table(), lambda: study_figure(study))
 
 
-def _model(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _model(arguments: Namespace, terminal: Terminal) -> None:
     """Measure the heads of a model."""
     for name in _RANDOM:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
     target, wanted = _target(arguments.target)
     text_file, text = read_text(arguments.text)
-    terminal.say(terminal.style("attlas scaling", "bold"))
+    terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
         loaded = load(arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
@@ -139,7 +138,7 @@ def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Termin
         "  " + "   ".join(parts) for parts in zip(*(g.lines(terminal) for g in groups), strict=True)
     )
     terminal.say(titles.rstrip())
-    terminal.say(terminal.style(names.rstrip(), "dim"))
+    terminal.say(names.rstrip(), "dim")
     for index, row in enumerate(rows):
         if index in breaks:
             terminal.say()
@@ -168,7 +167,7 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
     table = [*table[::2], *table[1::2]]  # without, then with the scale
     title = f"{study.queries:,} random queries with {study.keys:,} keys each, "
     title += f"{study.distribution} coordinates of mean 0 and variance 1"
-    terminal.say(terminal.style(title, "bold"))
+    terminal.say(title, "bold")
     terminal.say()
     headings = {
         "variance": "variance of the logits",
@@ -201,12 +200,12 @@ def _conclude(study: scaling.Study, terminal: Terminal) -> None:
         "theory: Var(q·k) = d for every distribution; the rest for Gaussian logits, which q·k tends to as d grows.",
         "J = diag(p) - p pᵀ is the Jacobian of softmax, with trace 1 - Σ p² and Frobenius norm ‖J‖.",
     ):
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
     heads = result.heads
-    terminal.say(terminal.style(title, "bold"))
+    terminal.say(title, "bold")
     terminal.say()
     table = result.table()
     headings = {
@@ -229,7 +228,7 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
         "factor: what to multiply the logits with for this target. The scale 1 / sqrt(d) gives variance 1 only at the",
         "  start of training; J = diag(p) - p pᵀ is the Jacobian of softmax.",
     ):
-        terminal.say(terminal.style(f"  {line}", "dim"))
+        terminal.say(f"  {line}", "dim")
 
 
 def _verdict(result: scaling.Heads) -> str:
@@ -265,7 +264,7 @@ def _number(value: float | None, name: str) -> str:
 
 
 def _write(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     terminal: Terminal,
     head: dict[str, Any],
     table: list[dict[str, Any]],

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["heads_figure", "study_figure"]
-
 # Vermilion and deep blue differ in lightness too, and each has a mark of its own.
 _PLAIN, _SCALED = pictures.ACCENT, DEEP
 _PANELS = (

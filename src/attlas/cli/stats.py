@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import difflib
 import io
 import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from attlas.cli.files import entry_of, open_folder
 from attlas.cli.formatting import json_text, print_heads, secondary_patterns
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads import PATTERNS, Head
-from attlas.heads.classification import detectable
-
-__all__ = ["open_atlas", "run"]
+from attlas.heads.classification import classify_entry, detectable
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (
@@ -40,7 +38,7 @@ _NOT_MEASURES = ("layer", "head", "entropy", "effective_keys", "tokens")  # fiel
 _REPLACED = ("first_key_mass",)
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Read the folder and print its heads."""
     check_least("top", arguments.top, 1, 5)
     atlas = open_atlas(arguments.atlas, terminal)
@@ -80,7 +78,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
-        for head in head_statistics.classify_entry(atlas, entry)
+        for head in classify_entry(atlas, entry)
     }
     records: list[dict[str, Any]] = atlas.table()
     if not heads:
@@ -99,7 +97,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     return rows
 
 
-def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _chosen(atlas: Atlas, rows: list[dict[str, Any]], arguments: Namespace) -> list[dict[str, Any]]:
     """Return the rows that were asked for, in the order that was asked for."""
     if arguments.layer is not None:
         entry = entry_of(atlas, arguments.layer)

@@ -16,8 +16,6 @@ from typing import Any, TextIO
 
 from attlas.errors import AttlasError
 
-__all__ = ["Help", "Terminal", "UsageError"]
-
 _CODES = {
     "bold": "1",
     "dim": "2",
@@ -72,9 +70,9 @@ class Terminal:
         """Columns of the terminal."""
         return shutil.get_terminal_size((100, 24)).columns
 
-    def say(self, text: str = "") -> None:
-        """Write one line of the result."""
-        print(text, file=self.out, flush=True)
+    def say(self, text: str = "", *names: str) -> None:
+        """Write one line of the result, in a style where the standard output shows styles."""
+        print(self.style(text, *names), file=self.out, flush=True)
 
     def data(self, text: str) -> None:
         """Write a result for another program: UTF-8, whatever the terminal can show."""
@@ -85,7 +83,7 @@ class Terminal:
     def prose(self, text: str, *names: str, indent: str = "  ") -> None:
         """Write sentences, broken into lines where the terminal ends."""
         for line in textwrap.wrap(text, min(self.width, _LINE), initial_indent=indent, subsequent_indent=indent):
-            self.say(self.style(line, *names))
+            self.say(line, *names)
 
     def complain(self, text: str) -> None:
         """Write an error."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Ratio", "ratios", "run_once"]
-
 
 @dataclass(frozen=True)
 class Ratio:

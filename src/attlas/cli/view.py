@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -10,6 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
 
-__all__ = ["open_if_attended", "run"]
-
 _SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
 
 
-def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
+def run(arguments: Namespace, terminal: Terminal) -> None:
     """Record if asked, open the folder, and serve it until Ctrl-C."""
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
@@ -52,19 +50,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> None:
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         # Beside a second recording, no model reads texts typed on the page.
         model = None if arguments.compare else arguments.model or (None if folders else models.path())
-        idle = show(
-            folders[0] if folders else _recorded(arguments, stack, terminal),
-            terminal,
-            port=arguments.port,
-            browser=not arguments.no_browser,
-            other=arguments.compare,
-            at=arguments.at or "",
-            model=model,
-        )
+        folder = folders[0] if folders else _recorded(arguments, stack, terminal)
+        idle = show(folder, terminal, arguments, model)
     _exit_if_busy(idle)
 
 
-def _view_corpora(arguments: argparse.Namespace, options: list[str], terminal: Terminal) -> None:
+def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) -> None:
     """Show corpora, or export their page; `options` are those of a recording that are given and do not fit."""
     folders = arguments.atlas
     command = f"attlas view {shlex.quote(str(folders[0]))}"
@@ -81,16 +72,7 @@ def _view_corpora(arguments: argparse.Namespace, options: list[str], terminal: T
             corpus_view.show(folders, terminal, arguments)
 
 
-def show(
-    folder: Path,
-    terminal: Terminal,
-    *,
-    port: int | None = None,
-    browser: bool = True,
-    other: Path | None = None,
-    at: str = "",
-    model: str | Path | None = None,
-) -> bool:
+def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Path | None = None) -> bool:
     """Serve a recording until Ctrl-C.
 
     Parameters
@@ -99,14 +81,8 @@ def show(
         What `attlas record` has written.
     terminal : Terminal
         Where the address is written.
-    port : int, optional
-        Port of 127.0.0.1.
-    browser : bool
-        Whether a browser is opened.
-    other : Path, optional
-        A recording that it is compared with.
-    at : str
-        The place at which the page opens, as a link of the viewer has it behind its ``#``.
+    arguments : Namespace
+        Those of ``attlas view``: how it is served, at which place it opens, and what it is compared with.
     model : str or Path, optional
         The model that reads texts typed on the page.
 
@@ -131,16 +107,16 @@ def show(
     tokens = f", {len(atlas.tokens):,} tokens" if atlas.tokens else ""
 
     def announce(url: str) -> None:
-        terminal.say(terminal.style(url, "bold"))
+        terminal.say(url, "bold")
         heads = max(len(entry.heads) for entry in atlas.entries)
         of = f" of {atlas.model}" if atlas.model else ""
-        terminal.say(terminal.style(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim"))
+        terminal.say(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim")
 
     compared: dict[str, Any] = {}
-    if other is not None:
-        with terminal.step(f"opening {other.name}"):
-            second = open_folder(other)
-        compared = {"compare": second, "compare_title": title_of(second, other)}
+    if arguments.compare is not None:
+        with terminal.step(f"opening {arguments.compare.name}"):
+            second = open_folder(arguments.compare)
+        compared = {"compare": second, "compare_title": title_of(second, arguments.compare)}
     shown = Service(atlas, title=title_of(atlas, folder), store=store_beside(folder), folder=folder, **compared)
     service: Service | ReadingService = shown
     if model is not None:
@@ -152,7 +128,7 @@ def show(
         service = ReadingService(shown, loader, name=Path(model).name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
-        stay(service, port=port, browser=browser, announce=announce, at=at)
+        stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
     finally:
         closing.start()
         closing.join(_SHUTDOWN_SECONDS)
@@ -183,7 +159,7 @@ def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None
     if browser and _attended(terminal) and has_browser():
         terminal.say()
         with _exit_on_sigterm():
-            idle = show(folder, terminal)
+            idle = show(folder, terminal, parse(["view", "--", str(folder)]))
         _exit_if_busy(idle)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
@@ -194,7 +170,7 @@ def _attended(terminal: Terminal) -> bool:
     return terminal.out.isatty() and sys.stdin is not None and sys.stdin.isatty() and not os.environ.get("CI")
 
 
-def _recorded(arguments: argparse.Namespace, stack: contextlib.ExitStack, terminal: Terminal) -> Path:
+def _recorded(arguments: Namespace, stack: contextlib.ExitStack, terminal: Terminal) -> Path:
     """Record what was asked for; without a folder of the user's, one that goes when the viewer is closed."""
     folder = arguments.out
     if folder is None:

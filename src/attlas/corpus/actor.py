@@ -21,8 +21,6 @@ from attlas.corpus.sources import Cutter, check_installed, document_of
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
-__all__ = ["CorpusActor", "finish"]
-
 _TEXTS = 1 << 16  # texts of one document, at most
 
 

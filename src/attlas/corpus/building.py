@@ -23,13 +23,11 @@ from attlas.corpus.sampling import hash_of
 from attlas.corpus.sources import Cutter, Text, check_installed, documents, name_of
 from attlas.corpus.state import State
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.files import whole_file
+from attlas.files import save_text
 from attlas.inputs import whole_number
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
-
-__all__ = ["Progress", "Run", "about_run", "corpus", "join"]
 
 _COMPARED = 64  # texts that must be those of the run before
 _LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
@@ -200,12 +198,8 @@ def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple
     whole_number("corpus()", "length", chosen, "length=512")
     whole_number("corpus()", "stride", chosen if stride is None else stride, "stride=512")
     if chosen < 2 or (context is not None and chosen > context):
-        raise ShapeError(
-            "corpus()",
-            "length must be 2 or more, and fit into the context of the model.",
-            found=f"length = {chosen}, context = {context}",
-            fix=f"length={context}",
-        )
+        rule = "length must be 2 or more, and fit into the context of the model."
+        raise ShapeError("corpus()", rule, found=f"length = {chosen}, context = {context}", fix=f"length={context}")
     return chosen, chosen if stride is None else stride
 
 
@@ -305,10 +299,8 @@ class Run:
         with mutex(self.folder / PARTS):
             if not path.is_file():
                 words = [f"#{i}" if tokenizer is None else str(tokenizer.decode([i])) for i in range(self.vocabulary)]
-                with whole_file(path, "corpus()") as file:
-                    file.write_text(
-                        json.dumps(about | {"vocabulary": words, "modules": self.reader.modules}), encoding="utf-8"
-                    )
+                facts = about | {"vocabulary": words, "modules": self.reader.modules}
+                save_text(json.dumps(facts), path, "corpus()")
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _check_same(self.folder, about, known)
         return known
@@ -382,13 +374,9 @@ class Run:
             self._too_many()
 
     def _too_many(self) -> None:
-        raise RecordingError(
-            "corpus()",
-            "only a small share of the texts may fail.",
-            {"folder": str(self.folder)},
-            found=f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it",
-            fix="mend the source, or raise failures=.",
-        )
+        rule, fix = "only a small share of the texts may fail.", "mend the source, or raise failures=."
+        found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
+        raise RecordingError("corpus()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
 
     def finish(self, units: int, failures: float) -> Corpus | None:
         """Write the result if all processes are done, and return it."""

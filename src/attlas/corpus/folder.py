@@ -20,25 +20,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attlas
 from attlas._compat import cached_property
 from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
-from attlas.corpus.journal import PARTS, parts_of, payload_name, read_tensors
+from attlas.corpus.journal import PARTS, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.state import State
 from attlas.errors import MissingExtraError, OutOfRangeError, RecordingError
-from attlas.files import sync_folder, whole_file
-
-__all__ = ["CONFIG", "FORMAT", "VERSION", "Corpus", "HeadPage", "Sample", "Source", "merged", "open_folder", "write"]
+from attlas.files import save_text, sync_folder, whole_file
 
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
 _ROWS = 4096  # rows of a table that are written at once
+_TEXT = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
 
 
 class Source(Protocol):
@@ -57,9 +56,8 @@ def merged(sources: Sequence[Source]) -> State:
     """Return the sums of several sources together."""
     states = [source.state for source in sources if source.state.heads]
     if not states:
-        raise RecordingError(
-            "corpus()", "some text must have been read.", found="none", fix="look at failed.jsonl, or wait for it."
-        )
+        fix = "look at failed.jsonl, or wait for it."
+        raise RecordingError("corpus()", "some text must have been read.", found="none", fix=fix)
     total = State.of(states[0].tensors())
     for state in states[1:]:
         if state.heads != total.heads:
@@ -95,15 +93,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     counts = {"texts": 0, "tokens": 0, "failed": 0}
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
-    schema = pa.schema(
-        [
-            ("text", pa.int64()),
-            ("source", pa.string()),
-            ("start", pa.int64()),
-            ("tokens", pa.int32()),
-            ("hash", pa.string()),
-        ]
-    )
+    schema = pa.schema(_TEXT | {"tokens": pa.int32(), "hash": pa.string()})
     with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
         last = -1
@@ -124,11 +114,9 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     _write_samples(folder, state, rows, sources, vocabulary)
     with whole_file(folder / _STATE, "corpus()") as file:
         save_file(state.tensors(), file)
-    with whole_file(folder / _VOCABULARY, "corpus()") as file:
-        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY, "corpus()")
     config = _config(state, facts, counts, complete=complete) | {"files": _digests(folder)}
-    with whole_file(folder / CONFIG, "corpus()") as file:
-        file.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG, "corpus()")
     sync_folder(folder)
 
 
@@ -146,7 +134,7 @@ def _write_samples(
     texts = []
     for row in sorted(rows, key=lambda row: row["text"]):
         text = row["text"]
-        held = read_tensors(next(path for s in sources if (path := s.payload(text)).exists()))
+        held = load_file(next(path for s in sources if (path := s.payload(text)).exists()))
         heads = state.samples.heads_of(text)
         order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
         places = torch.tensor([order[state.heads[head]] for head in heads])
@@ -154,19 +142,9 @@ def _write_samples(
         with whole_file(folder / "samples" / payload_name(text), "corpus()") as file:
             save_file(some | {"ids": held["ids"]}, file)
         ids = held["ids"].tolist()
-        texts.append(
-            {name: row[name] for name in ("text", "source", "start")}
-            | {"ids": ids, "tokens": [vocabulary[one] for one in ids]}
-        )
-    schema = pa.schema(
-        [
-            ("text", pa.int64()),
-            ("source", pa.string()),
-            ("start", pa.int64()),
-            ("ids", pa.list_(pa.int32())),
-            ("tokens", pa.list_(pa.string())),
-        ]
-    )
+        tokens = [vocabulary[one] for one in ids]
+        texts.append({name: row[name] for name in _TEXT} | {"ids": ids, "tokens": tokens})
+    schema = pa.schema(_TEXT | {"ids": pa.list_(pa.int32()), "tokens": pa.list_(pa.string())})
     _write_table(folder / "sampled_texts.parquet", pa.Table.from_pylist(texts, schema))
 
 
@@ -376,9 +354,8 @@ class Corpus:
 
     def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
         if (layer, head) not in self.heads:
-            raise OutOfRangeError(
-                "Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix="see corpus.heads"
-            )
+            fix = "see corpus.heads"
+            raise OutOfRangeError("Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix=fix)
         table = self._tables[name]
         chosen = pc.and_(pc.equal(table["layer"], layer), pc.equal(table["head"], head))
         rows: list[dict[str, Any]] = table.filter(chosen).to_pylist()
@@ -459,7 +436,7 @@ class Finished:
 
     def __init__(self, corpus: Corpus, first: int = 0) -> None:
         self._corpus, self._first = corpus, first
-        self.state = State.of(read_tensors(corpus.folder / _STATE))
+        self.state = State.of(load_file(corpus.folder / _STATE))
         self.state.samples.renumber(first)
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
@@ -525,10 +502,5 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _broken(folder: Path, found: str) -> RecordingError:
-    return RecordingError(
-        "load()",
-        "the folder must be a whole corpus that attlas wrote.",
-        {"folder": str(folder)},
-        found=found,
-        fix="attlas corpus MODEL SOURCE -o DIR, or copy the folder again.",
-    )
+    given, fix = {"folder": str(folder)}, "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
+    return RecordingError("load()", "the folder must be a whole corpus that attlas wrote.", given, found=found, fix=fix)

@@ -12,9 +12,7 @@ import numpy as np
 from attlas.corpus.folder import Corpus, Sample
 from attlas.corpus.sketch import edges_of
 from attlas.errors import RecordingError
-from attlas.files import whole_file
-
-__all__ = ["METRICS", "export_headvis"]
+from attlas.files import save_text
 
 _LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
 _BARS = 50
@@ -87,8 +85,7 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, what: Any) -> None:
-    with whole_file(path, "export") as file:
-        file.write_text(json.dumps(what, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path, "export")
 
 
 def _number(x: float) -> float:

@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attlas.corpus.state import State
 from attlas.errors import FileError, RecordingError
 from attlas.files import lock, whole_file
-
-__all__ = ["PARTS", "Journal", "Part", "hold", "mutex", "parts_of", "payload_name", "read_tensors"]
 
 PARTS = "parts"
 _LOCK = "lock"
@@ -31,12 +29,6 @@ _LOCK = "lock"
 def payload_name(text: int) -> str:
     """Return the name of the file with the largest keys of a text."""
     return f"{text:08d}.safetensors"
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return what a file of tensors holds."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 class Part:
@@ -52,7 +44,7 @@ class Part:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
-        tensors = read_tensors(self._file("safetensors"))
+        tensors = load_file(self._file("safetensors"))
         self.done: NDArray[np.uint8] = np.unpackbits(tensors.pop("done").numpy())
         self.sizes = dict(zip(("texts", "failed"), tensors.pop("sizes").tolist(), strict=True))
         self.state = State.of(tensors)
@@ -188,13 +180,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(
-            "corpus()",
-            "the folder must be one that can be written.",
-            {"folder": str(folder)},
-            found=getattr(error, "strerror", None) or str(error).splitlines()[0],
-            fix="make room, and run the same command again: it goes on where it was.",
-        ) from error
+        rule = "the folder must be one that can be written."
+        found = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        fix = "make room, and run the same command again: it goes on where it was."
+        raise FileError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix) from error
 
 
 @contextmanager
@@ -212,13 +201,9 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
             for path in folder.glob(f"{_LOCK}-*"):
                 _, processes, number = path.name.split("-")
                 if (int(processes) != world or int(number) == rank) and not _free(path):
-                    raise RecordingError(
-                        "corpus()",
-                        "one run at a time may write into a folder.",
-                        {"folder": str(folder.parent)},
-                        found="another run that writes into it",
-                        fix="wait for it, or give -o another folder.",
-                    )
+                    rule = "one run at a time may write into a folder."
+                    given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
+                    raise RecordingError("corpus()", rule, given, found="another run that writes into it", fix=fix)
             handle = os.open(folder / f"{_LOCK}-{world}-{rank}", os.O_RDWR | os.O_CREAT, 0o644)
             stack.callback(os.close, handle)
             lock(handle)

@@ -20,18 +20,6 @@ from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
 
-__all__ = [
-    "BINS",
-    "KEPT",
-    "LEAST",
-    "SINGLE",
-    "TextIndex",
-    "TextNumbers",
-    "bin_edges",
-    "measure_layer",
-    "pool_and_measure",
-]
-
 KEPT = 8  # keys of each row that are kept
 LEAST = 0.005  # the least weight that is kept
 SINGLE = 64  # distances that have a bin of their own; behind them bins double
@@ -202,13 +190,9 @@ def _measure(
     batch, _, m, n = problem.shape
     runs = interval_of(problem)
     if m != n or runs is None or runs[0].shape[1] != 1:
-        raise RecordingError(
-            "corpus()",
-            "each row must attend to one run of keys of its own text, the same in all heads.",
-            {"matrix": f"{m} queries × {n} keys"},
-            found="another mask",
-            fix="a causal, sliding, chunked or full self-attention, read without padding.",
-        )
+        rule = "each row must attend to one run of keys of its own text, the same in all heads."
+        fix = "a causal, sliding, chunked or full self-attention, read without padding."
+        raise RecordingError("corpus()", rule, {"matrix": f"{m} queries × {n} keys"}, found="another mask", fix=fix)
     first, stop = (end[:, 0].expand(batch, -1).cpu() for end in runs)
     texts = [TextIndex(row.numpy()) for row in ids] if texts is None else texts
     rows = [text.rows(*ends) for text, *ends in zip(texts, first, stop, strict=True)]

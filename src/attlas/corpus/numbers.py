@@ -7,41 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "COUNTS", "NUMBERS", "SUMS", "Number", "values"]
-
 # Sums of a head over the rows of a text, and counts of the rows (or texts) that they are over.
 SUMS = (
-    "entropy",
-    "effective_keys",
-    "max_weight",
-    "diagonal",
-    "subdiagonal",
-    "current",
-    "previous",
-    "near",
-    "first",
-    "breadth",
-    "induction_text",
-    "duplicate_text",
-    "induction",
-    "mass",
-    "distance",
-    "distance_squared",
+    "entropy", "effective_keys", "max_weight", "diagonal", "subdiagonal", "current", "previous", "near", "first",
+    "breadth", "induction_text", "duplicate_text", "induction", "mass", "distance", "distance_squared",
     "max_activation",
-)
+)  # fmt: skip
 COUNTS = (
-    "rows",
-    "later_rows",
-    "current",
-    "previous",
-    "near",
-    "first",
-    "breadth",
-    "induction_text",
-    "duplicate_text",
-    "repeated",
-    "texts",
-)
+    "rows", "later_rows", "current", "previous", "near", "first", "breadth", "induction_text", "duplicate_text",
+    "repeated", "texts",
+)  # fmt: skip
 # Measured once, on a random block that occurs twice.
 BLOCK = ("induction", "duplicate")
 

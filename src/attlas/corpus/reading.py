@@ -27,8 +27,6 @@ from attlas.recording.metadata import model_name
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 
-__all__ = ["ModelReader", "fingerprint", "model_facts"]
-
 _PERIOD, _BLOCKS = 128, 4
 
 
@@ -114,12 +112,8 @@ class ModelReader:
 
     def __init__(self, model: nn.Module, *, patch_sdpa: bool = False) -> None:
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            raise RecordingError(
-                "corpus()",
-                "the model must read one text; an encoder with a decoder reads two.",
-                found=type(model).__name__,
-                fix="give its encoder: model.get_encoder().",
-            )
+            rule, found = "the model must read one text; an encoder with a decoder reads two.", type(model).__name__
+            raise RecordingError("corpus()", rule, found=found, fix="give its encoder: model.get_encoder().")
         self.model, self._patch = model, patch_sdpa
         self._attentions = ModelAttentions(model, patched=patch_sdpa)
         self._listener = _Listener(self._attentions)
@@ -226,12 +220,9 @@ class ModelReader:
 
         self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
         if not found:
-            raise RecordingError(
-                "corpus()",
-                "the model must take its attention from the interface of transformers.",
-                found=f"{type(self.model).__name__} computes it itself",
-                fix="attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention.",
-            )
+            rule = "the model must take its attention from the interface of transformers."
+            fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."
+            raise RecordingError("corpus()", rule, found=f"{type(self.model).__name__} computes it itself", fix=fix)
         return torch.cat(found).numpy()
 
 

@@ -19,8 +19,6 @@ from attlas.scores.base import Dot
 from attlas.stats import Part
 from attlas.tiles import Tile
 
-__all__ = ["TokenPositions", "VisibleCopies", "repeated_weights"]
-
 _LARGE = 0.01  # weights below it do not count for HeadVis's induction score
 _BELOW_LARGE = float(np.nextafter(np.float32(_LARGE), np.float32(0.0)))
 _SIZES = (8, 16, 32, 64)  # rows of a block with several tokens

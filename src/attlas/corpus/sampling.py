@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Samples", "hash_of"]
-
 
 def hash_of(ids: NDArray[np.int64], seed: int) -> int:
     """Return a number of 63 bits that stands for a text: those with the smallest are the sample.

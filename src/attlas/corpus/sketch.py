@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ABSOLUTE", "RELATIVE", "SIZE", "bin_of", "edges_of", "quantiles"]
-
 SIZE = 2048  # bins of each number, the larger kind
 _UNIT = 1000
 ABSOLUTE = 0.5 / _UNIT  # error of a quantile of a number from 0 to 1

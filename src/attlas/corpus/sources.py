@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import importlib.util
 import json
 import os
 import sys
@@ -14,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import FileError, MissingExtraError, ShapeError
-
-__all__ = ["Cutter", "Document", "Text", "check_installed", "document_of", "documents", "name_of"]
+from attlas.errors import FileError, ShapeError
+from attlas.lazily import import_extra
 
 _LINES = {".jsonl", ".ndjson"}
 _ARROW = {".arrow", ".feather", ".ipc"}
@@ -42,9 +40,7 @@ class Text(NamedTuple):
 
 def check_installed() -> None:
     """Raise a MissingExtraError without pyarrow."""
-    if importlib.util.find_spec("pyarrow") is None:
-        rule, fix = "pyarrow must be installed.", "pip install 'attlas[corpus]'"
-        raise MissingExtraError("corpus()", rule, found="no module named pyarrow", fix=fix)
+    import_extra("pyarrow", "corpus()", "pyarrow must be installed.", "pip install 'attlas[corpus]'")
 
 
 def name_of(source: Any) -> str:

@@ -16,8 +16,6 @@ from attlas.corpus.numbers import BLOCK, COUNTS, NUMBERS, SUMS, values
 from attlas.corpus.sampling import Samples
 from attlas.errors import TooLargeError
 
-__all__ = ["SIDES", "State"]
-
 _SUM_BITS = 40  # after the binary point, of sums over rows; they grow without limit
 _BITS = 30  # after the binary point, of weight by token and by distance: 64 bits hold that of 2³³ queries
 _LIMB = 62
@@ -122,12 +120,8 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Return everything as tensors, for a file."""
         if max(int(t.max(initial=0)) for t in (self.tokens, self.distances)) >= 1 << _LIMB:
-            raise TooLargeError(
-                "corpus()",
-                "the weight of one token must stay below that of 2³² queries.",
-                found="a longer corpus",
-                fix="attlas.corpus() for each half of it.",
-            )
+            rule = "the weight of one token must stay below that of 2³² queries."
+            raise TooLargeError("corpus()", rule, found="a longer corpus", fix="attlas.corpus() for each half of it.")
         found = {name: torch.from_numpy(getattr(self, name)) for name in (*_ARRAYS, "low", "high", "block")}
         for name in ("sums", "totals"):
             x = getattr(self, name)

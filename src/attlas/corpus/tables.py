@@ -15,17 +15,6 @@ from attlas.corpus.numbers import BLOCK, NUMBERS
 from attlas.corpus.state import SIDES, State
 from attlas.heads import Head, classify
 
-__all__ = [
-    "INTERVALS",
-    "QUANTILES",
-    "TOP",
-    "distances_table",
-    "distributions_table",
-    "heads_table",
-    "samples_table",
-    "tokens_table",
-]
-
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 INTERVALS = 5
 TOP = 50  # tokens of each side
@@ -78,34 +67,28 @@ def distributions_table(state: State) -> pa.Table:
     """Return one row a head and number: its distribution over texts."""
     rows = []
     means = state.means()
-    for i, (layer, head) in enumerate(state.heads):
+    for i, place in enumerate(state.heads):
         for j, number in enumerate(NUMBERS):
             counts = state.bins[i, j]
             some = np.flatnonzero(counts)
             edges = sketch.edges_of(number.sketch)
             low, high = (float(x) if len(some) else np.nan for x in (state.low[i, j], state.high[i, j]))
-            rows.append(
-                {
-                    "layer": layer,
-                    "head": head,
-                    "number": number.name,
-                    "texts": int(counts.sum()),
-                    "min": low,
-                    "max": high,
-                    "mean": means[i, j],
-                    "quantiles": sketch.quantiles(counts, number.sketch, QUANTILES, low, high),
-                    "lower": edges[some].tolist(),
-                    "upper": edges[some + 1].tolist(),
-                    "count": counts[some].tolist(),
-                }
-            )
-    schema = pa.schema(
-        [("layer", pa.int32()), ("head", pa.int32()), ("number", pa.string()), ("texts", pa.int64())]
-        + [(name, pa.float64()) for name in ("min", "max", "mean")]
-        + [(name, pa.list_(pa.float64())) for name in ("quantiles", "lower", "upper")]
-        + [("count", pa.list_(pa.int64()))]
+            quantiles = sketch.quantiles(counts, number.sketch, QUANTILES, low, high)
+            bins = [x.tolist() for x in (edges[some], edges[some + 1], counts[some])]
+            rows.append((*place, number.name, int(counts.sum()), low, high, means[i, j], quantiles, *bins))
+    return _of_rows(
+        rows,
+        {"number": pa.string(), "texts": pa.int64()}
+        | dict.fromkeys(("min", "max", "mean"), pa.float64())
+        | dict.fromkeys(("quantiles", "lower", "upper"), pa.list_(pa.float64()))
+        | {"count": pa.list_(pa.int64())},
     )
-    return pa.Table.from_pylist(rows, schema)
+
+
+def _of_rows(rows: Sequence[tuple[Any, ...]], columns: dict[str, pa.DataType]) -> pa.Table:
+    """Return a table of rows that begin with layer and head; `columns` has the types of what follows."""
+    schema = pa.schema({"layer": pa.int32(), "head": pa.int32()} | columns)
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
 
 
 def distances_table(state: State) -> pa.Table:
@@ -130,38 +113,29 @@ def distances_table(state: State) -> pa.Table:
 def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:
     """Return the tokens with most weight of each head and side; ids that show the same are one token."""
     texts, group = np.unique(np.array(vocabulary, dtype=object), return_inverse=True)
-    columns: dict[str, list[Any]] = {name: [] for name in ("layer", "head", "side", "rank", "token", "weight")}
-    for i, (layer, head) in enumerate(state.heads):
+    rows: list[tuple[Any, ...]] = []
+    for i, place in enumerate(state.heads):
         for side, name in enumerate(SIDES):
             weights = np.bincount(group, state.by_token(side, i), len(texts))
             order = np.argsort(-weights, kind="stable")[:TOP]
             order = order[weights[order] > 0]
-            for rank, token in enumerate(order):
-                row = (layer, head, name, rank, texts[token], float(weights[token]))
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
-    types = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.string(), pa.float64())
-    return pa.table({name: pa.array(columns[name], kind) for name, kind in zip(columns, types, strict=True)})
+            rows += [(*place, name, rank, texts[token], weights[token]) for rank, token in enumerate(order)]
+    return _of_rows(rows, {"side": pa.string(), "rank": pa.int32(), "token": pa.string(), "weight": pa.float64()})
 
 
 def samples_table(state: State) -> pa.Table:
     """Return one row a head and text that is kept for it."""
-    rows: dict[int, NDArray[np.int64]] = {text: state.samples.heads_of(text) for text in state.samples.kept()}
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("layer", "head", "text", "interval", "max_activation", "largest", "row")
-    }
+    heads_of = {text: state.samples.heads_of(text) for text in state.samples.kept()}
+    rows: list[tuple[Any, ...]] = []
     at = [number.name for number in NUMBERS].index("max_activation")
-    for i, (layer, head) in enumerate(state.heads):
+    for i, place in enumerate(state.heads):
         counts = state.bins[i, at]
         below, total = np.cumsum(counts) - counts / 2, int(counts.sum())
         sure = -(-total // INTERVALS)  # so many belong to the highest interval
-        for place, (text, _, activation, largest) in enumerate(state.samples.of_head(i)):
+        for rank, (text, _, activation, largest) in enumerate(state.samples.of_head(i)):
             share = below[sketch.bin_of(np.array([activation]), "unit")[0]] / total
-            interval = INTERVALS if largest and place < sure else min(int(share * INTERVALS) + 1, INTERVALS)
-            row = int(np.searchsorted(rows[text], i))
-            for column, value in zip(
-                columns.values(), (layer, head, text, interval, activation, largest, row), strict=True
-            ):
-                column.append(value)
-    types = (pa.int32(), pa.int32(), pa.int64(), pa.int32(), pa.float64(), pa.bool_(), pa.int32())
-    return pa.table({name: pa.array(columns[name], kind) for name, kind in zip(columns, types, strict=True)})
+            interval = INTERVALS if largest and rank < sure else min(int(share * INTERVALS) + 1, INTERVALS)
+            row = int(np.searchsorted(heads_of[text], i))
+            rows.append((*place, text, interval, activation, largest, row))
+    columns = {"text": pa.int64(), "interval": pa.int32(), "max_activation": pa.float64(), "largest": pa.bool_()}
+    return _of_rows(rows, columns | {"row": pa.int32()})

@@ -11,8 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from attlas.errors import AttlasError
 
-__all__ = ["agreed", "gathered", "raise_first"]
-
 T = TypeVar("T")
 
 

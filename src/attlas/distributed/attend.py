@@ -22,8 +22,6 @@ from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.scores import ScaledDot, Score, ScoreMod
 
-__all__ = ["attend"]
-
 
 def attend(
     q: DTensor,

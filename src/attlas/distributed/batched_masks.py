@@ -15,8 +15,6 @@ from attlas.masks import Mask, runs_of
 from attlas.recording.stacking import same_settings
 from attlas.tiles import Tile
 
-__all__ = ["joined_mask", "joined_score"]
-
 # How many axes the tensor of a mask has where the batch is the first of them.
 _WITH_BATCH = {"Padding": 1, "Prefix": 1, "Documents": 2, "TensorMask": 4, "AdditiveMask": 4,
                "TensorBias": 4}  # fmt: skip

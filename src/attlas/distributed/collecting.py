@@ -25,8 +25,6 @@ from attlas.stats import Statistic
 from attlas.tiles import Tile
 from attlas.windows import cut_out, original_tile
 
-__all__ = ["Collector"]
-
 # What a collective can do by itself.
 _REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}
 

@@ -24,8 +24,6 @@ from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.parallel import sharded_text
 from attlas.scores import Score
 
-__all__ = ["context_parallel"]
-
 _WHERE = "context_parallel()"
 _LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _ACROSS = re.compile(r"mamba|rwkv|recurrent|deltanet|linearattention|shortconv", re.IGNORECASE)

@@ -19,8 +19,6 @@ from attlas.engine.problem import tensors_of
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["by_group", "is_divided"]
-
 _GATHERED_BYTES = 8 << 30
 
 Matrix: TypeAlias = Any  # a DistributedMatrix, whose module imports this one

@@ -18,8 +18,6 @@ from attlas.errors import DeviceError, DtypeError, ShapeError, kind
 from attlas.indexing import Axes
 from attlas.inputs import as_plain, whole_number
 
-__all__ = ["Layout", "Role", "check_dtensor", "head_tail_order", "like", "of_shape", "roles_of"]
-
 # What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.
 Role: TypeAlias = int | Literal["queries", "keys", "nothing"]
 

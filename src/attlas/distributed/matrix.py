@@ -17,14 +17,13 @@ from attlas.distributed.collecting import Collector
 from attlas.distributed.groups import by_group, is_divided
 from attlas.distributed.layout import Layout, Role, check_dtensor, like
 from attlas.distributed.parts import parts_of, with_graph
-from attlas.distributed.reading import own_cells, parsed
+from attlas.engine.online import finite_shift
+from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, GradientError
-from attlas.indexing import Where
+from attlas.indexing import Axes, Where, parse
 from attlas.inputs import check_values
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic, TopK
-
-__all__ = ["DistributedMatrix"]
 
 
 class DistributedMatrix:
@@ -193,7 +192,7 @@ class DistributedMatrix:
         if self._splits("keys"):
             heads = len(layout.heads)
             pieces = tuple(
-                piece.repeat_interleave(heads // max(piece.shape[1], 1), dim=1) * share.to(piece.dtype)
+                spread_heads(piece, heads) * share.to(piece.dtype)
                 for piece, share in zip(pieces, self._shares(), strict=True)
             )
         found = self._agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
@@ -248,13 +247,13 @@ class DistributedMatrix:
     def _shares(self) -> list[Tensor]:
         """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
         own = self._own_lses(self.parts)
-        totals = [finite(self._over_keys(lse, shared=False)) for lse in own]
+        totals = [finite_shift(self._over_keys(lse, shared=False)) for lse in own]
         return [torch.exp(lse - total).unsqueeze(-1) for lse, total in zip(own, totals, strict=True)]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log-sum-exp of rows over the keys of all ranks."""
         layout = self._layout
-        top = finite(layout.reduced(lse.detach(), ["keys"], "max"))
+        top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))
         total = layout.reduced(torch.exp(lse - top), ["keys"], shared=shared)
         nothing = total == 0
         found = torch.where(nothing, 1.0, total).log() + top
@@ -379,12 +378,63 @@ class Transposed:
         raise _unsupported(f"A.mT.{name}")
 
 
-def finite(lse: Tensor) -> Tensor:
-    """Return a log-sum-exp with 0 in place of -inf."""
-    return lse.masked_fill(lse == -math.inf, 0.0)
-
-
 def _unsupported(where: str) -> BackendError:
     rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
     fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
     return BackendError(where, rule, found=where, fix=fix)
+
+
+def parsed(key: object, layout: Layout) -> Where:
+    """Return the index of some cells, batches and heads by number, or raise an error for one that is not supported."""
+    axes = Axes(layout.leading, (True,) * layout.rank)
+    where = parse(key, axes, layout.m, layout.n)
+    fix = "A[..., 5:9, :], or stats.Picture and stats.Spans for sums over large parts."
+    if layout.order is not None:
+        rule, found = "cells are read where tokens are sharded in the order of the text.", "order=..."
+        raise BackendError(
+            "A[...]", rule, found=found, fix="a statistic, this rank's A.parts, or attend() without order."
+        )
+    if where is None or where.pairs:
+        rule, found = "an index names batches, heads, rows and columns, at most one of them by a list.", f"A[{key!r}]"
+        raise BackendError("A[...]", rule, found=found, fix=fix)
+    if where.rows is None:
+        rule = "an index must name rows or columns: a part of a matrix of DTensors is not lazy."
+        raise BackendError("A[...]", rule, found=f"A[{key!r}]", fix=f"attend(q[...], k[...]) of the part, or {fix}")
+    batches, heads, kept = where.leading or (slice(None), slice(None), axes)
+    sizes = (math.prod(layout.leading[:-1]), layout.leading[-1]) if layout.rank >= 2 else (math.prod(layout.leading), 1)
+    batches, heads = (torch.arange(size, device="cpu")[own] for size, own in zip(sizes, (batches, heads), strict=True))
+    return where._replace(leading=(batches, heads, kept))
+
+
+def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) -> Tensor:
+    """Return the cells of an index that this rank has, and 0 for the others, shape (batch, heads, rows, columns)."""
+    asked_batches, asked_heads, _ = where.leading  # type: ignore[misc]  # parsed() fills it in
+    asked_rows, asked_columns = _positions(where.rows), _positions(where.columns)
+    shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
+    problem = parts[0].problem
+    result = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    to_batch, batch = (asked_batches.unsqueeze(-1) == problem.batch_ids).nonzero().unbind(-1)
+    to_head, head = (asked_heads.unsqueeze(-1) == problem.head_ids).nonzero().unbind(-1)
+    to_column, column = _within(asked_columns, layout.columns)
+    own = Axes((len(batch), len(head)), (True, True))
+    for part, rows in zip(parts, layout.rows, strict=True):
+        to_row, row = _within(asked_rows, rows)
+        if min(map(len, (batch, head, row, column))) == 0:
+            continue
+        cells = part._select(Where((batch, head, own), None, None, False))._read(Where(None, row, column, False))
+        place = to_batch[:, None, None, None], to_head[:, None, None], to_row[:, None], to_column
+        result = result.index_put(tuple(t.to(result.device) for t in place), cells)
+    return result
+
+
+def _positions(index: Any) -> Tensor:
+    """Return the positions that an index of rows or columns names."""
+    if isinstance(index, Tensor):
+        return index.cpu()
+    return torch.tensor([index] if isinstance(index, int) else index, dtype=torch.int64, device="cpu")
+
+
+def _within(asked: Tensor, own: range) -> tuple[Tensor, Tensor]:
+    """Return which of the positions that are asked for a rank has, and where among its own."""
+    to = ((asked >= own.start) & (asked < own.stop)).nonzero().squeeze(-1)
+    return to, asked[to] - own.start

@@ -16,8 +16,6 @@ from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.windows import cut_out
 
-__all__ = ["parts_of", "with_graph"]
-
 
 def parts_of(
     layout: Layout, whole: AttentionMatrix, q: DTensor, k: DTensor, scale: Tensor | None

@@ -22,8 +22,6 @@ from attlas.indexing import Axes
 from attlas.masks import Mask, runs_of
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["Divided", "Part", "described", "joined"]
-
 Grid: TypeAlias = "list[list[tuple[int, Any]]]"  # by parts of the batch, then of the heads: a rank and what it has
 
 

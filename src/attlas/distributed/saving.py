@@ -19,9 +19,8 @@ from attlas.atlas.storage import Writer
 from attlas.atlas.tensors import Written, fingerprint, header_of, sha256_of
 from attlas.distributed.agree import agreed, gathered
 from attlas.distributed.recordings import Divided, described, joined, tensors_of
+from attlas.engine.problem import spread_heads
 from attlas.errors import RecordingError, ShapeError, kind
-
-__all__ = ["save"]
 
 _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
@@ -163,7 +162,8 @@ class _SharedWriter(Writer):
             if "query_mask" in found and "query_mask" not in mine:
                 mine["query_mask"] = torch.ones(entry.shape[0], entry.shape[2], dtype=torch.bool)
             if "k" in mine and self.rank in found["k"].places:
-                mine["k"] = _spread(mine["k"], found["k"].places[self.rank])
+                heads = found["k"].places[self.rank][1]
+                mine["k"] = spread_heads(mine["k"], heads.stop - heads.start)
             self.own |= {id(one.whole): mine[name] for name, one in found.items() if name in mine}
         super().__init__(folder, overwrite)
 
@@ -266,9 +266,3 @@ class _SharedWriter(Writer):
 
     def seal(self, content: Mapping[str, Any]) -> None:
         gathered(self.mesh, lambda: super(_SharedWriter, self).seal(content) if self.leads else None)
-
-
-def _spread(k: Tensor, place: tuple[slice, ...]) -> Tensor:
-    """Return keys with a head for each query head where ranks have groups of different sizes."""
-    wanted: int = place[1].stop - place[1].start
-    return k if k.shape[1] == wanted else k.repeat_interleave(wanted // k.shape[1], dim=1)

@@ -22,8 +22,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Weights", "statistic_of"]
-
 # What the functions of `attlas.stats` take. Of several, they return a tuple of what they return of one.
 Weights: TypeAlias = "AttentionMatrix | Tensor | Sequence[AttentionMatrix | Tensor]"
 

@@ -20,8 +20,6 @@ from attlas.engine.statistic import Statistic
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
 
-__all__ = ["MISSING", "Backend", "Gradients", "Operation", "Request"]
-
 Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics"]
 
 #: Stands in a list of results for a statistic that the backend does not compute.

@@ -12,8 +12,6 @@ from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.plan import BACKENDS as NAMES
 from attlas.errors import BackendError
 
-__all__ = ["BACKENDS", "Choice", "allowed_backends", "candidates", "choose"]
-
 BACKENDS: Sequence[Backend] = tuple(
     backend for name in NAMES for backend in importlib.import_module(f"attlas.engine.{name}").BACKENDS
 )

@@ -10,8 +10,6 @@ from torch import Tensor
 from attlas.inputs import tracing
 from attlas.tiles import Tile
 
-__all__ = ["Dropout"]
-
 
 @dataclass(frozen=True)
 class Dropout:

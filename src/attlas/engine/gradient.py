@@ -11,8 +11,6 @@ from torch import Tensor
 
 from attlas.engine.problem import spread_heads
 
-__all__ = ["CellGradient", "OfTile"]
-
 #: Takes a `Part` and gives a tensor that broadcasts to its shape.
 OfTile: TypeAlias = Callable[[Any], Tensor]
 

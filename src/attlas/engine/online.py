@@ -13,9 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "LARGEST", "SMALL", "Running", "absorb", "empty", "exact", "exceeds", "exp", "finish",
-           "finite_shift", "merge", "share_of", "split_lse"]  # fmt: skip
-
 SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
 

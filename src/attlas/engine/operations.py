@@ -19,8 +19,6 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
 
-__all__ = ["collect", "explain", "log_sum_exp", "multiply", "multiply_transposed", "record"]
-
 
 def explain(problem: Problem, plan: Plan) -> Choice:
     """Say which backend computes ``A @ v``."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 
-__all__ = ["Plan"]
-
 #: Modules and packages of `attlas.engine`, each the backend of that name: its `BACKENDS` holds the objects.
 BACKENDS = ("native", "sdpa", "reference", "tiled")
 

@@ -18,11 +18,6 @@ from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.tiles import Tile
 
-__all__ = [
-    "Problem", "full_precision", "match_heads", "spread_heads", "sum_heads", "tensors_of", "tree_flatten", "tree_map",
-    "without_graph",
-]  # fmt: skip
-
 _SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64
 

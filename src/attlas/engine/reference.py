@@ -13,8 +13,6 @@ from attlas.engine.backend import Backend, Operation, Request
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map, without_graph
 from attlas.scores.base import Tokens
 
-__all__ = ["Dense", "Reference", "dense", "in_float64"]
-
 
 class Dense(NamedTuple):
     """The whole matrix: logits (-inf where masked), log-sum-exp and weights."""

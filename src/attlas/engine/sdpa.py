@@ -28,8 +28,6 @@ from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 from attlas.tiles import Tile, cut
 
-__all__ = ["Sdpa"]
-
 _ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 
 

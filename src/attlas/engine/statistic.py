@@ -16,11 +16,36 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import CACHED, exp, finite_shift, split_lse
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells
-from attlas.engine.workspace import Workspace
 from attlas.masks.base import BlockState
 from attlas.tiles import Tile
 
-__all__ = ["GROUP", "Blocks", "Part", "Statistic", "keep_larger", "lowest", "merge_sums"]
+
+class Workspace:
+    """Buffers by name, for one pass over a matrix.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Dtype of the buffers.
+    device : torch.device
+        Where they live.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._flat: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the buffer of this name with this shape; what it held before is lost."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            # Twice what there was: the tiles of a causal mask grow, and each new buffer would be faulted in again.
+            roomy = size if flat is None else max(size, 2 * flat.numel())
+            flat = self._flat[name] = torch.empty(roomy, dtype=self._dtype, device=self._device)
+        return flat[:size].view(shape)
+
 
 # Columns of a group; the maxima of groups show where the largest numbers of a row are. With c columns there are
 # c // GROUP groups, and a group is every (c // GROUP)-th column, so that maxima over a group read memory in order.

@@ -22,15 +22,12 @@ from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
-from attlas.engine.statistic import Part, Statistic, lowest
+from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
-from attlas.engine.workspace import Workspace
 from attlas.errors import ShapeError
 from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
-
-__all__ = ["Tiled", "collect", "log_sum_exp", "lse_of", "parts", "read", "read_tile"]
 
 
 class Tiled(Backend):

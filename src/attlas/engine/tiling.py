@@ -13,8 +13,6 @@ from attlas.engine.problem import Problem
 from attlas.masks.base import BlockState, Mask
 from attlas.tiles import Tile, cut
 
-__all__ = ["ColumnBlock", "RowBlock", "Sizes", "allowed_cells", "column_blocks", "row_blocks", "segments_of", "sizes"]
-
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
 

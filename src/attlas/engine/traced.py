@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas._compat import transforming
 from attlas.engine import reference
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem, spread_heads
-from attlas.inputs import transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
-
-__all__ = ["multiply", "multiply_transposed"]
 
 
 def multiply(problem: Problem, v: Tensor, dropout: Dropout | None = None) -> Tensor:

@@ -16,12 +16,4 @@ from attlas.estimators.classifier import AttentionClassifier
 from attlas.estimators.regressor import AttentionRegressor
 from attlas.estimators.sums import Moments, Sums, SumsPlan, kernel_sums, plan_sums
 
-__all__ = [
-    "AttentionClassifier",
-    "AttentionRegressor",
-    "Moments",
-    "Sums",
-    "SumsPlan",
-    "kernel_sums",
-    "plan_sums",
-]
+__all__ = ["AttentionClassifier", "AttentionRegressor", "Moments", "Sums", "SumsPlan", "kernel_sums", "plan_sums"]

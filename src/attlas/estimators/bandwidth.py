@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.errors import ShapeError
-from attlas.scores.distance import checked_bandwidth
-
-__all__ = ["RULES", "Spread", "bandwidth_of_features", "check_bandwidth", "in_bandwidths", "rule_of_thumb", "spread_of"]
+from attlas.scores.kernel import checked_bandwidth
 
 Floats = NDArray[np.float64]
 
@@ -48,12 +46,9 @@ def bandwidth_of_features(where: str, bandwidth: object, features: int) -> Float
     """Return a bandwidth for each feature from a number or a vector that `check_bandwidth` let pass."""
     value = np.asarray(bandwidth, dtype=np.float64)
     if value.ndim and value.shape != (features,):
-        raise ShapeError(
-            where,
-            "bandwidth must be one number, or one for each feature.",
-            found=f"{features} features in X, {value.shape[0]} bandwidths",
-            fix=f"give {features} bandwidths, or one number.",
-        )
+        rule = "bandwidth must be one number, or one for each feature."
+        fix = f"give {features} bandwidths, or one number."
+        raise ShapeError(where, rule, found=f"{features} features in X, {value.shape[0]} bandwidths", fix=fix)
     return np.broadcast_to(value, (features,)).copy()
 
 

@@ -32,8 +32,6 @@ from attlas.matrix import AttentionMatrix
 from attlas.progress import Progress
 from attlas.scores import Score
 
-__all__ = ["AttentionEstimator", "check_choice"]
-
 Array = NDArray[Any]
 
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.

@@ -13,8 +13,6 @@ from attlas.errors import ShapeError
 from attlas.estimators.parquet import ParquetFile
 from attlas.inputs import whole_number
 
-__all__ = ["ROWS", "Chunks", "Source"]
-
 ROWS = 65_536
 Source: TypeAlias = "NDArray[Any] | Chunks | Path | str | Iterable[ArrayLike]"
 

@@ -19,8 +19,6 @@ from attlas.estimators.observations import used_weights
 from attlas.estimators.partitions import refuse_dask
 from attlas.scores import Score
 
-__all__ = ["AttentionClassifier"]
-
 Array = NDArray[Any]
 
 # Neighbours that the class frequencies count as: log losses on iris, wine and breast cancer are least about it.

@@ -15,8 +15,6 @@ from attlas.errors import ShapeError
 from attlas.estimators.partitions import Partition, dask_module, no_rows, predictions_of
 from attlas.estimators.sums.task import BOUNDED
 
-__all__ = ["Boxes", "Halo", "boxes_of", "predicted_in_boxes"]
-
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 

@@ -11,8 +11,6 @@ from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.sums.task import KERNELS
 from attlas.scores import Score
 
-__all__ = ["PreparedKeys", "Profile", "check_kernel", "product_error", "profile"]
-
 # Cells of one coordinate's differences that are held at once: two tensors of this size stay in a core's cache.
 _CELLS = 1 << 17
 # Log-weights end here, relative to the largest of a row: far below rounding, and above the numbers that are not
@@ -35,15 +33,11 @@ def check_kernel(where: str, kernel: object) -> None:
     """Raise unless a kernel is one of the names, or a score."""
     if isinstance(kernel, Score) or (isinstance(kernel, str) and kernel in KERNELS):
         return
-    known = ", ".join(map(repr, KERNELS))
+    rule, fix = f"kernel must be {', '.join(map(repr, KERNELS))}, or an attlas.Score.", "kernel='gaussian'"
     if isinstance(kernel, str):
-        raise ShapeError(
-            where, f"kernel must be {known}, or an attlas.Score.", found=f"kernel = {kernel!r}", fix="kernel='gaussian'"
-        )
-    fix = (
-        f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else "kernel='gaussian'"
-    )
-    raise DtypeError(where, f"kernel must be {known}, or an attlas.Score.", found=kind(kernel), fix=fix)
+        raise ShapeError(where, rule, found=f"kernel = {kernel!r}", fix=fix)
+    fix = f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else fix
+    raise DtypeError(where, rule, found=kind(kernel), fix=fix)
 
 
 class PreparedKeys:

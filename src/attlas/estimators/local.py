@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Lines", "lines_from_moments", "lines_through", "symmetric_inverse"]
-
 # Directions whose variance is below this share of the largest one have no slope of their own. The variances come
 # from sums of squares, whose rounding error is some 100 unit round-offs.
 _FLAT = {torch.float64: 1e-13, torch.float32: 1e-5}

@@ -16,10 +16,6 @@ from attlas.estimators.local import lines_through
 from attlas.estimators.row_blocks import map_blocks, one_thread, row_blocks
 from attlas.scores import Score
 
-__all__ = [
-    "LeaveOneOut", "Loss", "Objective", "Task", "accuracy", "factors_with_own", "log_loss", "squared_error",
-]  # fmt: skip
-
 # Probabilities below this one are taken as it, so that one point cannot make the mean of the logarithms infinite.
 _SMALLEST = 1e-12
 # Largest rounding error of a squared distance, in squared bandwidths. Searches run in float32, where it moves the

@@ -10,8 +10,6 @@ from sklearn.utils.validation import _check_sample_weight
 
 from attlas.errors import ShapeError
 
-__all__ = ["Observations", "are_copies", "average_copies", "distinct", "used_weights"]
-
 Array = NDArray[Any]
 
 
@@ -99,11 +97,7 @@ def used_weights(X: Array, y: Array, sample_weight: ArrayLike | None) -> tuple[A
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     kept = np.flatnonzero(weights > 0)
     if not len(kept):
-        raise ShapeError(
-            "fit()",
-            "at least one sample weight must be above 0.",
-            found=f"{len(weights)} weights of 0",
-            fix="leave sample_weight out.",
-        )
+        rule = "at least one sample weight must be above 0."
+        raise ShapeError("fit()", rule, found=f"{len(weights)} weights of 0", fix="leave sample_weight out.")
     weights = weights[kept]
     return X[kept], y[kept], None if (weights == 1.0).all() else weights, kept

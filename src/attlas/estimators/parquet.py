@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, MissingExtraError, ShapeError
-
-__all__ = ["ParquetFile", "write_parquet"]
+from attlas.errors import DtypeError, ShapeError
+from attlas.lazily import import_extra
 
 
 class ParquetFile:
@@ -86,8 +85,5 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
 
 def _pyarrow_parquet(path: Path, where: str) -> Any:
     """Return the module ``pyarrow.parquet``, or raise a MissingExtraError."""
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        rule, found = "pyarrow must be installed for Parquet files.", "no module named pyarrow"
-        raise MissingExtraError(where, rule, {"file": str(path)}, found=found, fix="pip install pyarrow") from error
+    rule = "pyarrow must be installed for Parquet files."
+    return import_extra("pyarrow.parquet", where, rule, "pip install pyarrow", {"file": str(path)})

@@ -11,14 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, MissingExtraError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
-
-__all__ = [
-    "Partition", "dask_module", "features_of", "is_dask", "merged_partitions", "names_of", "no_rows",
-    "predicted_partitions", "predictions_of", "refuse_dask",
-]  # fmt: skip
+from attlas.lazily import import_extra
 
 _MERGED = 8  # partial sums that one task merges
 
@@ -176,11 +172,7 @@ def no_rows() -> ShapeError:
 
 def dask_module() -> Any:
     """Return Dask, or raise a MissingExtraError."""
-    try:
-        return importlib.import_module("dask")
-    except ImportError as error:
-        found, fix = "no module named dask", "pip install 'attlas[dask]'"
-        raise MissingExtraError("predict()", "Dask must be installed.", found=found, fix=fix) from error
+    return import_extra("dask", "predict()", "Dask must be installed.", "pip install 'attlas[dask]'")
 
 
 def _merged(parts: list[Sums | None]) -> Sums | None:

@@ -20,8 +20,6 @@ from attlas.estimators.sums.task import KERNELS
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 
-__all__ = ["Pool"]
-
 # Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a
 # local line whose neighbours hardly vary in some direction.
 _TRUSTED = 1e4

@@ -32,8 +32,6 @@ from attlas.estimators.partitions import (
 )
 from attlas.estimators.sums import Sums
 
-__all__ = ["AttentionRegressor"]
-
 Array = NDArray[Any]
 
 
@@ -290,12 +288,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """
         levels = np.asarray(quantiles, dtype=np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():
-            raise ShapeError(
-                "predict_quantile()",
-                "quantiles must be one level from 0 to 1, or a vector of them.",
-                found=f"quantiles = {quantiles!r}",
-                fix="predict_quantile(X, [0.1, 0.5, 0.9])",
-            )
+            rule = "quantiles must be one level from 0 to 1, or a vector of them."
+            fix = "predict_quantile(X, [0.1, 0.5, 0.9])"
+            raise ShapeError("predict_quantile()", rule, found=f"quantiles = {quantiles!r}", fix=fix)
         x = self._tokens(X)
         device = x.device
         found = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["map_blocks", "one_thread", "row_blocks"]
-
 Part = TypeVar("Part")
 
 # Pairs that are looked at together. On a CPU a few tensors of this size stay in a core's cache.

@@ -12,8 +12,6 @@ from attlas.estimators.loo import Objective, Task
 from attlas.masks import from_function
 from attlas.scores import Score, TensorBias
 
-__all__ = ["ScoredLeaveOneOut", "weighted"]
-
 
 def weighted(score: Score, weights: Tensor | None) -> Score:
     """Return a score whose weights are multiplied by one factor for each key."""

@@ -13,8 +13,6 @@ from scipy.optimize import minimize
 
 from attlas.estimators.loo import Objective
 
-__all__ = ["Found", "Settings", "search"]
-
 Floats = NDArray[np.float64]
 
 # Multiples of the starting bandwidth that are looked at, and those between which a search may move. A bandwidth at

@@ -21,8 +21,6 @@ from attlas.scores import Score
 if TYPE_CHECKING:
     from attlas.estimators.base import AttentionEstimator
 
-__all__ = ["read_fit", "write_fit"]
-
 _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
 _ARRAYS = ("X_", "support_", "bandwidth_")
@@ -174,12 +172,8 @@ def _plain_labels(labels: Array) -> list[Any]:
     found: list[Any] = labels.tolist()
     if all(isinstance(label, str | int | float | bool) for label in found):
         return found
-    raise DtypeError(
-        "save()",
-        "labels must be texts, numbers or True and False.",
-        found=f"labels of the kinds {sorted({type(label).__name__ for label in found})}",
-        fix="fit to y.astype(str).",
-    )
+    rule, kinds = "labels must be texts, numbers or True and False.", sorted({type(label).__name__ for label in found})
+    raise DtypeError("save()", rule, found=f"labels of the kinds {kinds}", fix="fit to y.astype(str).")
 
 
 def _broken(path: Path, found: str, fix: str = "save() the estimator again.") -> CheckpointError:

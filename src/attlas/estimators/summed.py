@@ -21,8 +21,6 @@ from attlas.estimators.sums.task import KERNELS
 from attlas.estimators.sums.task import Task as SumsTask
 from attlas.work import explain_choice
 
-__all__ = ["SummedLeaveOneOut", "objective"]
-
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
 _COORDINATES, _COLUMNS = 16, 128
 # Part of a row that skipping may leave out, or the rounding of a long line, in parts of its length in bandwidths.

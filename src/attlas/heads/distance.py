@@ -17,8 +17,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["DistanceProfile", "Fixed", "FixedDistance", "by_distance", "fixed_distance"]
-
 Bins: TypeAlias = Literal["each", "log"]
 
 

@@ -11,14 +11,13 @@ from torch.nn import functional
 
 from attlas.atlas.table import frame
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.inputs import whole_number
 from attlas.interventions import Intervention, Suppress, intervene
 from attlas.interventions.edits import Call
 from attlas.matrix import AttentionMatrix
 from attlas.progress import Progress
 from attlas.recording.hooks import Pool
 from attlas.stats.spans import Span, place_span
-
-__all__ = ["effect"]
 
 Target: TypeAlias = "tuple[int, int] | Callable[[Tensor], Tensor] | None"
 Record: TypeAlias = "dict[str, Any]"
@@ -123,9 +122,8 @@ def effect(
     where = "heads.effect()"
     ids = _checked_ids(where, ids)
     n = ids.shape[1]
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        rule = "batch_size must be a whole number above 0."
-        raise ShapeError(where, rule, found=f"batch_size = {batch_size!r}", fix="batch_size=8")
+    if batch_size is not None:
+        whole_number(where, "batch_size", batch_size, "batch_size=8")
     places = {name: place_span(where, name, span, n, "tokens") for name, span in (spans or {}).items()}
     measure = _measure(where, target, positions, n)
     probe = _Heads(layers, heads)
@@ -210,12 +208,8 @@ class _OneEach(Intervention):
 def _checked_ids(where: str, ids: Tensor) -> Tensor:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
         found = f"{ids.dtype}" if isinstance(ids, Tensor) else kind(ids)
-        raise DtypeError(
-            where,
-            "ids must be a tensor of integers.",
-            found=found,
-            fix="tokenizer(text, return_tensors='pt').input_ids",
-        )
+        fix = "tokenizer(text, return_tensors='pt').input_ids"
+        raise DtypeError(where, "ids must be a tensor of integers.", found=found, fix=fix)
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         rule = "ids must have the shape (n,) or (batch, n), with at least two tokens."
         raise ShapeError(where, rule, {"ids": ids}, found=f"shape {tuple(ids.shape)}", fix="ids[None]")
@@ -253,6 +247,5 @@ def _measure(where: str, target: Target, positions: Span | None, n: int) -> Call
     if callable(target):
         return lambda logits, ids: target(logits)
     rule = "target must be a pair (position, token), or a function of the logits."
-    raise ShapeError(
-        where, rule, found=f"target = {target!r}"[:80], fix="target=(-1, token), or leave it out for the loss."
-    )
+    fix = "target=(-1, token), or leave it out for the loss."
+    raise ShapeError(where, rule, found=f"target = {target!r}"[:80], fix=fix)

@@ -10,29 +10,11 @@ from torch import Tensor
 
 from attlas.errors import DtypeError
 from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
-from attlas.inputs import whole_number
+from attlas.inputs import is_integer, whole_number
 from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
-
-__all__ = [
-    "NEAR",
-    "CurrentToken",
-    "Diagonal",
-    "DuplicateToken",
-    "Induction",
-    "Local",
-    "PreviousToken",
-    "Separator",
-    "current_token",
-    "diagonal",
-    "duplicate_token",
-    "induction",
-    "local",
-    "previous_token",
-    "separator",
-]
 
 NEAR = 16  # keys, the query's own included, that count as its neighbourhood
 
@@ -84,7 +66,7 @@ class Diagonal(TargetWeight):
 
     def __init__(self, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> None:
         super().__init__(query_mask)
-        if not isinstance(distance, int) or isinstance(distance, bool):
+        if not is_integer(distance):
             rule = "distance must be a whole number of positions."
             raise DtypeError("Diagonal()", rule, found=f"distance = {distance!r}", fix="Diagonal(1)")
         self.distance = distance

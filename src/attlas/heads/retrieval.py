@@ -12,8 +12,6 @@ from attlas.errors import ShapeError
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
 
-__all__ = ["Retrieval", "retrieval_score", "rows_in_blocks"]
-
 _CELLS = 2**24  # cells that are read at a time
 
 
@@ -144,30 +142,21 @@ def _nonempty_span(name: str, span: Span, size: int, axis: str) -> range:
 def _written_tokens(A: AttentionMatrix, queries: range, ids: Tensor, written: Tensor | None, shift: int) -> Tensor:
     """Return the token that each query writes."""
     n = A.shape[-1]
-    if not isinstance(ids, Tensor) or ids.numel() != n:
-        raise ShapeError(
-            "retrieval_score()",
-            "ids must hold the token of each key.",
-            {"ids": ids if isinstance(ids, Tensor) else repr(ids)},
-            found=f"n = {n} keys",
-            fix=f"a tensor of shape ({n},).",
-        )
+    tokens = _flat_tokens("ids", ids, n, "ids must hold the token of each key.", f"n = {n} keys")
     if written is not None:
-        if isinstance(written, Tensor) and written.numel() == len(queries):
-            return written.reshape(-1)
-        raise ShapeError(
-            "retrieval_score()",
-            "written must hold one token for each of the rows.",
-            {"written": written if isinstance(written, Tensor) else repr(written)},
-            found=f"{len(queries)} rows",
-            fix=f"a tensor of shape ({len(queries)},).",
-        )
+        rule, count = "written must hold one token for each of the rows.", len(queries)
+        return _flat_tokens("written", written, count, rule, f"{count} rows")
     first, last = queries.start + shift + 1, queries.stop + shift + 1
     if first < 1 or last > n:
-        raise ShapeError(
-            "retrieval_score()",
-            "the token that a query writes must be known: the next one of ids, or written.",
-            found=f"rows {queries.start} to {queries.stop - 1} write tokens {first} to {last - 1} of {n}",
-            fix="leave out the last row, or pass written=.",
-        )
-    return ids.reshape(-1)[first:last]
+        rule = "the token that a query writes must be known: the next one of ids, or written."
+        found = f"rows {queries.start} to {queries.stop - 1} write tokens {first} to {last - 1} of {n}"
+        raise ShapeError("retrieval_score()", rule, found=found, fix="leave out the last row, or pass written=.")
+    return tokens[first:last]
+
+
+def _flat_tokens(name: str, t: object, count: int, rule: str, found: str) -> Tensor:
+    """Return tokens along one axis, or raise a ShapeError where there are more or fewer than `count`."""
+    if isinstance(t, Tensor) and t.numel() == count:
+        return t.reshape(-1)
+    given, fix = t if isinstance(t, Tensor) else repr(t), f"a tensor of shape ({count},)."
+    raise ShapeError("retrieval_score()", rule, {name: given}, found=found, fix=fix)

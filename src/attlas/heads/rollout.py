@@ -11,9 +11,8 @@ from torch import Tensor
 from attlas.atlas import Atlas
 from attlas.atlas.padding import token_queries
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix
-
-__all__ = ["flow", "rollout"]
 
 _VECTORS = 64  # vectors that one product carries
 
@@ -219,30 +218,21 @@ def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
 
 
 def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
-    if not matrices:
-        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
     for layer, A in enumerate(matrices):
         if not isinstance(A, AttentionMatrix):
-            raise DtypeError(
-                where,
-                "matrices must be AttentionMatrix objects, one for each layer.",
-                {f"matrices[{layer}]": A},
-                found=kind(A),
-                fix="output.attentions of a model with attn_implementation='attlas'.",
-            )
-    first = matrices[0]
-    for A in matrices:
-        square = A.ndim >= 3 and A.shape[-1] == A.shape[-2]
-        if square and A.ndim == first.ndim and (A.shape[:-3], A.shape[-1]) == (first.shape[:-3], first.shape[-1]):
-            continue
-        raise ShapeError(
-            where,
-            "every layer must be the self-attention of one whole text: (..., heads, n, n), of one batch and n.",
-            {"first layer": f"shape {tuple(first.shape)}"},
-            found=f"a layer of shape {tuple(A.shape)}",
-            fix="run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3].",
-        )
-    return int(first.shape[-1])
+            rule = "matrices must be AttentionMatrix objects, one for each layer."
+            fix = "output.attentions of a model with attn_implementation='attlas'."
+            raise DtypeError(where, rule, {f"matrices[{layer}]": A}, found=kind(A), fix=fix)
+
+    def fits(A: AttentionMatrix) -> bool:
+        first = matrices[0].shape
+        same = (A.shape[:-3], A.shape[-1]) == (first[:-3], first[-1])
+        return A.ndim == len(first) >= 3 and A.shape[-2] == A.shape[-1] and same
+
+    rule = "every layer must be the self-attention of one whole text: (..., heads, n, n), of one batch and n."
+    fix = "run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3]."
+    check_layers(where, matrices, fits, rule, fix)
+    return int(matrices[0].shape[-1])
 
 
 def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
@@ -251,12 +241,8 @@ def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) ->
     whole = not positions.is_floating_point() and positions.dtype != torch.bool
     if len(positions) and whole and bool(((positions >= -n) & (positions < n)).all()):
         return positions.to(torch.int64) % n
-    raise ShapeError(
-        where,
-        f"{name} must be whole numbers that name tokens of the text.",
-        found=f"{name} = {positions.tolist()}, n = {n} tokens",
-        fix=f"{name}=[0, -1]",
-    )
+    rule, found = f"{name} must be whole numbers that name tokens of the text.", f"{name} = {positions.tolist()}"
+    raise ShapeError(where, rule, found=f"{found}, n = {n} tokens", fix=f"{name}=[0, -1]")
 
 
 def _head_weights(where: str, heads: Tensor | None, layer: int, A: AttentionMatrix, layers: int) -> Tensor | None:
@@ -268,10 +254,10 @@ def _head_weights(where: str, heads: Tensor | None, layer: int, A: AttentionMatr
         own = (heads if heads.ndim == 1 else heads[layer]).to(device=A.device, dtype=A.dtype)
         if bool((own >= 0).all()) and bool(own.sum() > 0):
             return (own / own.sum()).view(-1, 1, 1)
-    raise ShapeError(
-        where,
-        "heads must weigh each head of each layer, with numbers from 0 on that are not all 0.",
-        {"heads": heads if isinstance(heads, Tensor) else repr(heads)},
-        found=f"{layers} layers, {count} heads in layer {layer}",
-        fix=f"a tensor of shape ({count},) or ({layers}, {count}); leave heads out for their mean.",
+    rule = "heads must weigh each head of each layer, with numbers from 0 on that are not all 0."
+    found, given = (
+        f"{layers} layers, {count} heads in layer {layer}",
+        heads if isinstance(heads, Tensor) else repr(heads),
     )
+    fix = f"a tensor of shape ({count},) or ({layers}, {count}); leave heads out for their mean."
+    raise ShapeError(where, rule, {"heads": given}, found=found, fix=fix)

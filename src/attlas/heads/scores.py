@@ -18,8 +18,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["HeadScores", "scores"]
-
 
 class HeadScores(Statistic):
     """All measures of a head on a text from which its patterns are named, in one tensor.
@@ -155,13 +153,8 @@ def scores(
     """
     separators = tuple(separators)
     if ids is None and separators:
-        raise ShapeError(
-            "scores()",
-            "separators are found by the tokens of the keys.",
-            {"separators": repr(separators)},
-            found="no ids",
-            fix="scores(A, ids, separators)",
-        )
+        rule, fix = "separators are found by the tokens of the keys.", "scores(A, ids, separators)"
+        raise ShapeError("scores()", rule, {"separators": repr(separators)}, found="no ids", fix=fix)
     statistics: dict[str, Statistic] = {
         "previous_token": PreviousToken(shift, query_mask),
         "current_token": CurrentToken(shift, query_mask),

@@ -16,17 +16,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = [
-    "Broad",
-    "FavouriteToken",
-    "FirstToken",
-    "FirstVisibleKey",
-    "broad",
-    "first_token",
-    "no_visible_key",
-    "update_first_key",
-]
-
 
 class FirstVisibleKey(NamedTuple):
     """Number of keys that each query may see, the first of them (n for none) and its weight: (batch, heads, m)."""

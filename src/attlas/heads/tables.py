@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError
-from attlas.heads.targets import query_offset
+from attlas.heads.targets import check_layers, query_offset
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
-
-__all__ = ["SpanTable", "span_table"]
 
 Record: TypeAlias = dict[str, int | float | str]
 
@@ -118,18 +115,9 @@ def span_table(
     """
     where = "span_table()"
     layers = [matrices] if isinstance(matrices, AttentionMatrix) else list(matrices)
-    if not layers:
-        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
+    rule, fix = "the layers of one table must have equal sizes.", "one table for each kind of layer."
+    check_layers(where, layers, lambda A: A.shape == layers[0].shape, rule, fix)
     first = layers[0]
-    for A in layers:
-        if A.shape != first.shape:
-            raise ShapeError(
-                where,
-                "the layers of one table must have equal sizes.",
-                {"first layer": f"shape {tuple(first.shape)}"},
-                found=f"a layer of shape {tuple(A.shape)}",
-                fix="one table for each kind of layer.",
-            )
     m, n = first.shape[-2:]
     offset = query_offset(where, shift, first.problem)
     columns = [place_span(where, name, span, n, "keys") for name, span in spans.items()]

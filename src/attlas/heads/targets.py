@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attlas.atlas.padding import token_queries
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import ShapeError
+from attlas.inputs import is_integer, wrong_type
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
-
-__all__ = [
-    "Agreement",
-    "TargetSums",
-    "TargetWeight",
-    "batches_of",
-    "check_query_mask",
-    "mean_of_rows",
-    "per_batch",
-    "query_offset",
-    "rows_of_tile",
-]
-
 
 _RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 
@@ -236,13 +225,8 @@ def check_query_mask(where: str, query_mask: Tensor | None, problem: Any) -> Ten
         tokens = token_queries(problem)
         return None if tokens is None else tokens.unsqueeze(1).to(problem.device)
     if not isinstance(query_mask, Tensor) or query_mask.dtype != torch.bool:
-        raise DtypeError(
-            where,
-            "query_mask must be a tensor of bool, True for a query to include.",
-            {"query_mask": query_mask if isinstance(query_mask, Tensor) else type(query_mask).__name__},
-            found=str(query_mask.dtype).removeprefix("torch.") if isinstance(query_mask, Tensor) else kind(query_mask),
-            fix="query_mask=attention_mask.bool()",
-        )
+        rule, fix = "query_mask must be a tensor of bool, True for a query to include.", "attention_mask.bool()"
+        raise wrong_type(where, rule, "query_mask", query_mask, f"query_mask={fix}")
     return per_batch(where, "query_mask", query_mask, problem, problem.shape[2], "queries").unsqueeze(1)
 
 
@@ -263,13 +247,19 @@ def per_batch(where: str, name: str, t: Tensor, problem: Any, size: int, axis: s
         flat = t.reshape(math.prod(t.shape[:-1]), size)
         if len(flat) in (1, batch):
             return flat.to(problem.device)
-    raise ShapeError(
-        where,
-        f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch.",
-        {name: t if isinstance(t, Tensor) else type(t).__name__},
-        found=f"{size} {axis} and a batch of {batch}",
-        fix=f"a tensor of shape ({size},) or ({batch}, {size}).",
-    )
+    rule = f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch."
+    given, fix = t if isinstance(t, Tensor) else type(t).__name__, f"a tensor of shape ({size},) or ({batch}, {size})."
+    raise ShapeError(where, rule, {name: given}, found=f"{size} {axis} and a batch of {batch}", fix=fix)
+
+
+def check_layers(where: str, layers: Sequence[Any], fits: Callable[[Any], bool], rule: str, fix: str) -> None:
+    """Raise a ShapeError where there is no layer, or one does not fit the first."""
+    if not layers:
+        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
+    for A in layers:
+        if not fits(A):
+            given = {"first layer": f"shape {tuple(layers[0].shape)}"}
+            raise ShapeError(where, rule, given, found=f"a layer of shape {tuple(A.shape)}", fix=fix)
 
 
 def query_offset(where: str, shift: int | None, problem: Any) -> int:
@@ -277,12 +267,8 @@ def query_offset(where: str, shift: int | None, problem: Any) -> int:
     m, n = problem.shape[2:]
     if shift is None and m <= n:
         return int(n - m)
-    if isinstance(shift, int) and not isinstance(shift, bool):
+    if is_integer(shift):
         return shift
-    raise ShapeError(
-        where,
-        "distance needs a place for each query: the last stands at the last key, or shift says where.",
-        {"shift": repr(shift)},
-        found=f"m = {m} queries, n = {n} keys",
-        fix="shift=0 where query 0 stands at key 0.",
-    )
+    rule = "distance needs a place for each query: the last stands at the last key, or shift says where."
+    found, fix = f"m = {m} queries, n = {n} keys", "shift=0 where query 0 stands at key 0."
+    raise ShapeError(where, rule, {"shift": repr(shift)}, found=found, fix=fix)

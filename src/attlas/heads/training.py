@@ -16,8 +16,6 @@ from attlas.heads.targets import check_query_mask, mean_of_rows
 from attlas.matrix import AttentionMatrix
 from attlas.stats.rows import AllowedKeys
 
-__all__ = ["ClipFactors", "Collapse", "EntropyAlarm", "qk_clip"]
-
 
 class ClipFactors(NamedTuple):
     """What the projections of each head are multiplied with after a step; made by `qk_clip`.
@@ -53,16 +51,11 @@ class ClipFactors(NamedTuple):
         """Scale the rows of two projections in place, (heads * d, ...) and (key heads * d, ...); biases too."""
         for name, weight, factor in (("query", query_weight, self.query), ("key", key_weight, self.key)):
             if not weight.ndim or weight.shape[0] % len(factor):
-                raise ShapeError(
-                    "apply_()",
-                    f"the rows of the {name} projection must be those of its heads, head by head.",
-                    {f"{name}_weight": weight},
-                    found=f"{len(factor)} heads",
-                    fix="pass torch.nn.Linear's weight, of shape (heads * d, size).",
-                )
-            weight.mul_(
-                factor.to(weight).repeat_interleave(weight.shape[0] // len(factor)).view(-1, *[1] * (weight.ndim - 1))
-            )
+                rule = f"the rows of the {name} projection must be those of its heads, head by head."
+                given, fix = {f"{name}_weight": weight}, "pass torch.nn.Linear's weight, of shape (heads * d, size)."
+                raise ShapeError("apply_()", rule, given, found=f"{len(factor)} heads", fix=fix)
+            of_rows = factor.to(weight).repeat_interleave(weight.shape[0] // len(factor))
+            weight.mul_(of_rows.view(-1, *[1] * (weight.ndim - 1)))
 
 
 @torch.no_grad()
@@ -123,47 +116,33 @@ def qk_clip(
     >>> heads.qk_clip(A).gamma
     tensor([1.0000, 0.5000])
     """
+    where = "qk_clip()"
     if not threshold > 0:
-        raise ShapeError(
-            "qk_clip()", "threshold must be above 0.", found=f"threshold = {threshold}", fix="threshold=100.0"
-        )
-    if not 0.0 <= alpha <= 1.0:
-        raise ShapeError("qk_clip()", "alpha must lie from 0 to 1.", found=f"alpha = {alpha}", fix="alpha=0.5")
+        found, fix = f"threshold = {threshold}", "threshold=100.0"
+        raise ShapeError(where, "threshold must be above 0.", found=found, fix=fix)
+    _check_share(where, "alpha", alpha)
     if not isinstance(A, AttentionMatrix | torch.Tensor):
-        raise DtypeError(
-            "qk_clip()",
-            "A must be an AttentionMatrix, or a tensor of largest logits.",
-            found=kind(A),
-            fix="qk_clip(atlas[3]) takes the matrix of layer 3.",
-        )
+        rule, fix = "A must be an AttentionMatrix, or a tensor of largest logits.", "qk_clip(atlas[3])"
+        raise DtypeError(where, rule, found=kind(A), fix=f"{fix} takes the matrix of layer 3.")
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
-        query_mask = check_query_mask("qk_clip()", None, A.problem)
+        query_mask = check_query_mask(where, None, A.problem)
         if largest is not None and query_mask is not None:  # padding is left out
             largest = largest.masked_fill(~query_mask.expand(A.problem.shape[:3]).reshape(largest.shape), -math.inf)
         key_heads = A.shape[-3] // A.problem.group if key_heads is None and A.ndim > 2 else key_heads
     else:
         largest = A if A.ndim else None
     if largest is None:
-        raise ShapeError(
-            "qk_clip()",
-            "there must be a head axis.",
-            {"A": f"shape {tuple(A.shape)}"},
-            found="no leading axis",
-            fix="A[:, 3:4] keeps the axis of head 3.",
-        )
+        given, fix = {"A": f"shape {tuple(A.shape)}"}, "A[:, 3:4] keeps the axis of head 3."
+        raise ShapeError(where, "there must be a head axis.", given, found="no leading axis", fix=fix)
     if largest.ndim > 1:
         largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:-1], -math.inf)
         largest = largest.reshape(-1, largest.shape[-1]).amax(dim=0)
     heads = len(largest)
     key_heads = heads if key_heads is None else key_heads
     if key_heads < 1 or heads % key_heads:
-        raise ShapeError(
-            "qk_clip()",
-            "key heads must divide the query heads.",
-            found=f"{key_heads} key heads, {heads} query heads",
-            fix="key_heads=model.config.num_key_value_heads",
-        )
+        found, fix = f"{key_heads} key heads, {heads} query heads", "key_heads=model.config.num_key_value_heads"
+        raise ShapeError(where, "key heads must divide the query heads.", found=found, fix=fix)
     gamma = torch.where(largest > threshold, threshold / largest, torch.ones_like(largest))
     if key_heads != heads:
         return ClipFactors(gamma, gamma, torch.ones_like(gamma[:key_heads]), largest)
@@ -251,9 +230,7 @@ class EntropyAlarm:
 
     def __post_init__(self) -> None:
         for name, value in (("share", self.share), ("drop", 0.5 if self.drop is None else self.drop)):
-            if not 0.0 <= value <= 1.0:
-                rule = f"{name} must lie from 0 to 1."
-                raise ShapeError("EntropyAlarm()", rule, found=f"{name} = {value}", fix=f"{name}=0.5")
+            _check_share("EntropyAlarm()", name, value)
         if isinstance(self.rows, int) and self.rows < 1:
             rule = "rows must be above 0."
             raise ShapeError("EntropyAlarm()", rule, found=f"rows = {self.rows}", fix="rows=32")
@@ -308,3 +285,8 @@ def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:
         blocks.append((-torch.special.xlogy(weights, weights).sum(dim=-1), keys.to(weights.dtype)))
     entropy, counts = (torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True))
     return entropy.clamp_(min=0.0), counts
+
+
+def _check_share(where: str, name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ShapeError(where, f"{name} must lie from 0 to 1.", found=f"{name} = {value}", fix=f"{name}=0.5")

@@ -22,19 +22,11 @@ from attlas.errors import MissingExtraError
 try:
     import transformers
 except ImportError as error:
-    raise MissingExtraError(
-        "attlas.huggingface",
-        "transformers must be installed to run its models.",
-        found="no module named transformers",
-        fix="pip install 'attlas[hf]'",
-    ) from error
+    rule, fix = "transformers must be installed to run its models.", "pip install 'attlas[hf]'"
+    raise MissingExtraError("attlas.huggingface", rule, found="no module named transformers", fix=fix) from error
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
-    raise MissingExtraError(
-        "attlas.huggingface",
-        "transformers must be of version 5.20 or newer.",
-        found=f"transformers {transformers.__version__}",
-        fix="pip install -U 'transformers>=5.20'",
-    )
+    rule, fix = "transformers must be of version 5.20 or newer.", "pip install -U 'transformers>=5.20'"
+    raise MissingExtraError("attlas.huggingface", rule, found=f"transformers {transformers.__version__}", fix=fix)
 
 from transformers import AttentionInterface, AttentionMaskInterface
 

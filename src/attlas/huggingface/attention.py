@@ -11,17 +11,14 @@ from torch.nn import functional
 from attlas._compat import changes
 from attlas.attend import attend
 from attlas.context_parallel import refuse_context_parallel
-from attlas.huggingface.masks import LazyMask, both, mask_of, writes_out_masks
+from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
 from attlas.huggingface.traced import dense_attention
-from attlas.huggingface.ulysses import mask_of_positions
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
 from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 from attlas.tensorlike import dropped_product
-
-__all__ = ["attention_forward"]
 
 
 def attention_forward(
@@ -95,6 +92,7 @@ def attention_forward(
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
     query, key, value = _same_dtype(query, key, value)
+    dropout = dropout if module.training else 0.0  # some layers name it outside of training too, and eager ignores it
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
         output, weights = dense_attention(
@@ -104,7 +102,7 @@ def attention_forward(
             attention_mask,
             scaling,
             causal=bool(is_causal),
-            dropout=dropout if module.training else 0.0,
+            dropout=dropout,
             softcap=softcap,
             sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
             bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
@@ -125,7 +123,7 @@ def attention_forward(
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
     if text is not None:
-        text.check(attention_mask, query, key, dropout if module.training else 0.0, sinks, position_bias)
+        text.check(attention_mask, query, key, dropout, sinks, position_bias)
         if is_recording():
             refuse_sharded_text("attlas.huggingface")
         own, divided = text.attend(query, key, value, score, mask, sink)
@@ -133,13 +131,11 @@ def attention_forward(
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
 
     def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:
-        if dropout > 0.0 and module.training:  # some layers name it outside of training too, and eager ignores it then
-            return dropped_product(weights, values, dropout)
         out: Tensor | None = None
-        plain = softcap is None and sink is None and position_bias is None
+        plain = softcap is None and sink is None and position_bias is None and dropout == 0.0
         if plain and query.shape[2] == 1 and weights is A and values is value:  # nothing is changed
             out = _decode_step(query, key, value, attention_mask, scaling)
-        return weights @ values if out is None else out
+        return dropped_product(weights, values, dropout) if out is None else out
 
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
     out, matrix = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)

@@ -6,8 +6,6 @@ from torch import nn
 
 from attlas.recording.discovery import INTERFACE, is_part_of, mentions
 
-__all__ = ["modules_without_interface"]
-
 
 def modules_without_interface(model: nn.Module) -> list[str]:
     """Return the paths of the attention layers of a model that do not use the attention interface.

@@ -12,6 +12,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from attlas import stats
 from attlas.errors import ShapeError
 from attlas.huggingface.ranks import Layers, Ranks, Sums, world
+from attlas.inputs import whole_number
 from attlas.recording import record
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from attlas.atlas import Entry
     from attlas.recording import Recording
-
-__all__ = ["AttentionMonitor"]
 
 Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]
@@ -103,13 +102,10 @@ class AttentionMonitor(TrainerCallback):
         layers: Iterable[int | str] | None = None,
         prefix: str = "attention",
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            rule = "every must be a whole number above 0."
-            raise ShapeError("AttentionMonitor()", rule, found=f"every = {every!r}", fix="every=100")
         if per not in ("head", "layer", "model"):
             rule = 'per must be "head", "layer" or "model".'
             raise ShapeError("AttentionMonitor()", rule, found=f"per = {per!r}", fix='per="layer"')
-        self.every = every
+        self.every = whole_number("AttentionMonitor()", "every", every, "every=100")
         self.per = per
         self.queries = queries
         self.layers = None if layers is None else list(layers)

@@ -9,8 +9,6 @@ from transformers import PreTrainedConfig
 
 from attlas._compat import ATTENTION, OUTPUT_ATTENTIONS_STORED, VALIDATORS
 
-__all__ = ["accept_output_attentions"]
-
 
 def accept_output_attentions(name: str) -> None:
     """Let configurations ask for attentions with one more attention function.

@@ -9,8 +9,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["Layers", "Ranks", "Sums", "world"]
-
 
 class Sums(NamedTuple):
     """What is kept of each head of a layer: four numbers, shape (4, heads), in float64 on the CPU."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-__all__ = ["dense_attention", "dense_mask"]
-
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
     """Return the mask of one forward pass as a tensor of booleans, by transformers' own function for SDPA.
@@ -55,7 +53,8 @@ def dense_attention(
     allowed = None if allowed is None else allowed[..., :n]
     if allowed is None and causal and m > 1:
         allowed = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)
-    weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
+    with torch.autocast(query.device.type, enabled=False):  # it would round the logits to 16 bits
+        weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
     if softcap is None and sink is None:
         added = None if square else _added(allowed, bias, query.dtype)
         grouped = query.shape[1] != key.shape[1]

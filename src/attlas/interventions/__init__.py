@@ -12,13 +12,6 @@ from attlas.interventions.edits import (
 from attlas.interventions.intervening import Intervening, intervene
 
 __all__ = [
-    "Ablate",
-    "DetachWeights",
-    "Intervening",
-    "Intervention",
-    "ReplaceWeights",
-    "ScaleLogits",
-    "Suppress",
-    "Temperature",
-    "intervene",
-]
+    "Ablate", "DetachWeights", "Intervening", "Intervention", "ReplaceWeights", "ScaleLogits", "Suppress",
+    "Temperature", "intervene",
+]  # fmt: skip

@@ -24,8 +24,6 @@ from attlas.windows import Translated, cut_out
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = ["Memory", "per_head", "without_hidden_keys"]
-
 Runs: TypeAlias = "list[list[int]]"  # the first key of each run and the one after its last
 
 _FEW_ROWS = 64  # a mask of so few rows is written out at once

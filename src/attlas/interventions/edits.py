@@ -30,17 +30,6 @@ from attlas.windows import Translated, cut_out
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = [
-    "Ablate",
-    "Call",
-    "DetachWeights",
-    "Intervention",
-    "ReplaceWeights",
-    "ScaleLogits",
-    "Suppress",
-    "Temperature",
-]
-
 Layers: TypeAlias = "Iterable[int | str] | int | str | None"
 
 
@@ -171,10 +160,8 @@ class _PairIntervention(Intervention):
 
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         """Return a matrix in which the chosen pairs may not attend."""
-        others = self.other_pairs(A, call)
-        problem = A.problem
-        mask = others if problem.mask is None else problem.mask & others
-        return _matrix(A, replace(problem, mask=mask, versions=()))
+        others, mask = self.other_pairs(A, call), A.problem.mask
+        return _changed(A, mask=others if mask is None else mask & others)
 
 
 class Suppress(_PairIntervention):
@@ -322,18 +309,17 @@ class ScaleLogits(_PairIntervention):
         problem, factor = A.problem, self.factor
         _, heads, _, n = problem.shape
         if not self.positions and self.pairs is None and len(call.heads) == heads:
-            return _matrix(A, replace(problem, score=problem.score * factor, versions=()))
+            return _changed(A, score=problem.score * factor)
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
         if is_plain and self.keys is None:
             factors = torch.where(self._rows(call, A), factor, 1.0).to(problem.q)
-            return _matrix(A, replace(problem, q=problem.q * factors, versions=()))
+            return _changed(A, q=problem.q * factors)
         if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
             factors = torch.where(self.keys.has(positions), factor, 1.0).to(problem.k)
-            return _matrix(A, replace(problem, k=problem.k * factors.unsqueeze(-1), versions=()))
-        score = ScaledPairs(problem.score, factor, self.other_pairs(A, call))
-        return _matrix(A, replace(problem, score=score, versions=()))
+            return _changed(A, k=problem.k * factors.unsqueeze(-1))
+        return _changed(A, score=ScaledPairs(problem.score, factor, self.other_pairs(A, call)))
 
 
 class ScaledPairs(Derived):
@@ -404,9 +390,7 @@ class Temperature(Intervention):
         if self.queries is not None:
             rule = "a layer with sinks takes one temperature for all queries."
             raise ShapeError(self.where, rule, {"layer": call.site.path}, found="queries and a sink", fix="no queries=")
-        chosen = self._rows(call, A).flatten()
-        sink = torch.where(chosen, sink * self._scale.factor, sink)
-        return _matrix(A, replace(scaled.problem, sink=sink, versions=()))
+        return _changed(scaled, sink=torch.where(self._rows(call, A).flatten(), sink * self._scale.factor, sink))
 
 
 class ReplaceWeights(Intervention):
@@ -472,7 +456,7 @@ class ReplaceWeights(Intervention):
         # What an additive mask adds is a part of the score, which is the same: here it only hides.
         theirs, mask = (None if part is None else Translated(part, m, n, 0, 0) for part in (other.mask, problem.mask))
         hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
-        return _matrix(A, replace(problem, q=q, k=k, mask=hiding, sink=sink, versions=()))
+        return _changed(A, q=q, k=k, mask=hiding, sink=sink)
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         # A bias that is learned is a part of the model's score.
@@ -640,8 +624,9 @@ class Ablate(Intervention):
         return torch.where(chosen, filled, out)
 
 
-def _matrix(A: AttentionMatrix, problem: Problem) -> AttentionMatrix:
-    """Return the matrix of a changed problem; the log-sum-exp of rows that sum to less than 1 stays."""
+def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
+    """Return a matrix whose problem has other fields; the log-sum-exp of rows that sum to less than 1 stays."""
+    problem = replace(A.problem, **fields, versions=())
     return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse() if problem.partial else None)
 
 

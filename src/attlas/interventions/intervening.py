@@ -17,8 +17,6 @@ from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, Change
 from attlas.recording.parallel import heads_here
 
-__all__ = ["Intervening", "intervene"]
-
 
 def intervene(
     model: nn.Module, interventions: Intervention | Iterable[Intervention], *, patch_sdpa: bool = False

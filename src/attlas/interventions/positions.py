@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from attlas.errors import OutOfRangeError, ShapeError
+from attlas.inputs import is_integer
 from attlas.masks import BlockState, Mask
 from attlas.masks.base import edges
 from attlas.tiles import Tile
-
-__all__ = ["Outside", "Positions", "Where"]
 
 # A position, a span (slice, range or pair), or a list of positions.
 Where: TypeAlias = "int | slice | range | tuple[int, int] | Sequence[int] | Tensor"
@@ -101,21 +100,17 @@ def _runs(value: Any) -> list[tuple[int, int]] | None:
     """Return the runs of positions that an argument names; None for what is no position."""
     if isinstance(value, slice) and value.step in (None, 1):
         value = (0 if value.start is None else value.start, _OPEN if value.stop is None else value.stop)
-        return [value] if all(map(_is_whole, value)) else None
+        return [value] if all(map(is_integer, value)) else None
     if isinstance(value, range) and value.step == 1:
         return [(value.start, value.stop)]
     if isinstance(value, tuple):
-        return [value] if len(value) == 2 and all(map(_is_whole, value)) else None
+        return [value] if len(value) == 2 and all(map(is_integer, value)) else None
     if isinstance(value, Tensor):
         if value.dtype is torch.bool and value.ndim == 1:
             value = value.nonzero().flatten()
         value = value.tolist() if value.ndim < 2 else None
-    items = [value] if _is_whole(value) else list(value) if isinstance(value, list | range) else None
-    return [(item, item + 1) for item in items] if items is not None and all(map(_is_whole, items)) else None
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    items = [value] if is_integer(value) else list(value) if isinstance(value, list | range) else None
+    return [(item, item + 1) for item in items] if items is not None and all(map(is_integer, items)) else None
 
 
 class Outside(Mask):

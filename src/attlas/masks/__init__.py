@@ -1,14 +1,13 @@
 """Which pairs of query and key may attend: asked tile by tile, never stored whole."""
 
 from attlas.mask_picture import picture
-from attlas.masks import custom, documents, heads, local, runs, stored
+from attlas.masks import custom, documents, heads, local, runs
 from attlas.masks.base import And, BlockState, Mask, Not, Or
 from attlas.masks.custom import *
 from attlas.masks.documents import *
 from attlas.masks.heads import *
 from attlas.masks.local import *
 from attlas.masks.runs import *
-from attlas.masks.stored import *
 
 __all__ = ["And", "BlockState", "Mask", "Not", "Or", "picture"]
 __all__ += custom.__all__
@@ -16,4 +15,3 @@ __all__ += documents.__all__
 __all__ += heads.__all__
 __all__ += local.__all__
 __all__ += runs.__all__
-__all__ += stored.__all__

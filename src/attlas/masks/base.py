@@ -19,8 +19,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.scores.base import Score
 
-__all__ = ["And", "BlockState", "Mask", "Not", "Or", "edges"]
-
 
 class BlockState(enum.Enum):
     """How much of a tile a mask allows; ``PARTIAL`` is always a safe answer.

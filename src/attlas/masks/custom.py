@@ -2,19 +2,234 @@
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, kind
-from attlas.masks.base import Mask
-from attlas.masks.stored import AdditiveMask, TensorMask
-from attlas.tiles import Tile
+from attlas.errors import DtypeError, ShapeError, kind
+from attlas.inputs import as_plain, tracing
+from attlas.masks.base import BlockState, Mask
+from attlas.scores.base import Score
+from attlas.scores.position import TensorBias, cells_of, heads_of
+from attlas.tiles import Tile, cut
 from attlas.tilewise import TileFunction
 
-__all__ = ["FunctionMask", "from_function", "from_tensor"]
+__all__ = ["AdditiveMask", "FunctionMask", "TensorMask", "from_function", "from_tensor"]
+
+_BLOCK = 64  # rows and columns of the blocks whose coverage is kept
+
+
+class _Stored(Mask):
+    """What masks of booleans and of numbers share: the tensor, its tiles, its coverage."""
+
+    def __init__(self, t: Tensor) -> None:
+        t = as_plain("from_tensor()", "t", t)
+        if t.ndim < 2:
+            rule = "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n)."
+            fix = "t[None, :] for one row of keys that all queries share."
+            raise ShapeError("from_tensor()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
+        self.tensor = t
+        self.axes = tuple(t.shape)
+        # (batch, heads, m, n), where a size of 1 stands for every place.
+        if t.ndim < 4:
+            self.cells = t[(None,) * (4 - t.ndim)] if t.ndim == 2 else t[:, None]
+        else:
+            self.cells = t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:]) if t.ndim > 4 else t
+        # Blocks of 64 x 64 cells by row of blocks: (any, all), each (batch, heads, blocks of columns), on the CPU.
+        self._block_rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._changes = _changes(t)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"t": self.tensor}
+
+    @abstractmethod
+    def rule(self, t: Tensor) -> Tensor:
+        """Return True where the numbers of the tensor let a query see a key."""
+
+    def allows(self, at: Tile) -> Tensor:
+        return self.rule(cells_of(self.cells, at)).to(at.device)
+
+    def coverage(self, at: Tile) -> BlockState:
+        # Less than a block is as quickly computed as judged; a list of places has no block.
+        if at.scattered or len(at.rows) < _BLOCK or len(at.columns) < _BLOCK:
+            return BlockState.PARTIAL
+        height, width = self.cells.shape[2:]
+        columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
+        block_rows = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
+        found = False
+        whole = True
+        for block_row in block_rows:
+            some, every = (heads_of(table[..., columns], at) for table in self._block_row(block_row))
+            found = found or bool(some.any())
+            whole = whole and bool(every.all())
+            if found and not whole:
+                return BlockState.PARTIAL
+        return BlockState.FULL if whole else BlockState.EMPTY
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> TensorMask | None:
+        if not (0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n):
+            return None
+        # What an additive mask adds is part of the score by now; what is left is where it forbids.
+        cells = self.cells if self.cells.shape[2] == 1 else self.cells[:, :, rows.start : rows.stop]
+        cells = cells if cells.shape[3] == 1 else cells[..., columns.start : columns.stop]
+        return TensorMask(self.rule(cells))
+
+    def padding(self, at: Tile) -> Tensor | None:
+        # One row of keys for all heads and queries is what a padding mask is.
+        return ~self.allows(at)[:, 0, 0] if at.m > 1 and self.cells.shape[1:3] == (1, 1) else None
+
+    def _forget(self) -> None:
+        """Forget what was read off the tensor before it changed."""
+        self._block_rows, self._changes = {}, _changes(self.tensor)
+
+    def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
+        if block_row not in self._block_rows:
+            allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
+            some, every = allowed.any(dim=2), allowed.all(dim=2)
+            edge = -some.shape[-1] % _BLOCK
+            some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
+            every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
+            self._block_rows[block_row] = some.cpu(), every.cpu()
+        return self._block_rows[block_row]
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        if self._changes != _changes(self.tensor):  # between two matrices it may change
+            self._forget()
+        wanted = (math.prod(batch), heads, m, n)
+        wrong = [
+            f"{label} = {size} in mask, {full} in matrix"
+            for label, size, full in zip(("batch", "heads", "m", "n"), self.cells.shape, wanted, strict=True)
+            if size not in (1, full)
+        ]
+        per_head = len(self.axes) == 3 and self.axes[0] == heads
+        if wrong:
+            rule, found = "the mask tensor must have the sizes of the matrix, or 1.", ", ".join(wrong)
+            fix = "use a mask of shape (m, n), (batch, m, n) or (batch, heads, m, n)."
+            if self.axes == (wanted[0], n):
+                fix = "for a padding mask of shape (batch, n): from_tensor(t[:, None, None, :])."
+            elif per_head:
+                fix = "for one mask a head: from_tensor(t[None])."
+        elif per_head and heads == wanted[0] > 1:
+            rule = "the first axis of a mask of three axes must be the batch's or the heads', not both."
+            found = f"{heads} sequences and {heads} heads"
+            fix = "t[:, None] for a mask per sequence, t[None] for one per head as in torch."
+        else:
+            return
+        given = {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"}
+        raise ShapeError("attend()", rule, given, found=found, fix=fix)
+
+    def size(self) -> tuple[int | None, int | None]:
+        m, n = self.cells.shape[2:]
+        return None if m == 1 else m, None if n == 1 else n
+
+    def name(self) -> str:
+        return f"from_tensor({str(self.tensor.dtype).removeprefix('torch.')} {self.axes})"
+
+
+class TensorMask(_Stored):
+    """Pairs where a tensor of bool is True; made by `from_tensor`.
+
+    Parameters
+    ----------
+    t : Tensor of bool, shape (m, n), (batch, m, n) or (batch, heads, m, n)
+        True where the query may see the key; axes of size 1 stand for every place.
+
+    Raises
+    ------
+    ShapeError
+        If it has fewer than two axes; at `attend`, if its sizes are not those of the matrix.
+
+    See Also
+    --------
+    from_tensor : the public function, with the rules.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks import TensorMask
+    >>> TensorMask(torch.ones(2, 1, 4, 4, dtype=torch.bool)).name()
+    'from_tensor(bool (2, 1, 4, 4))'
+    """
+
+    def rule(self, t: Tensor) -> Tensor:
+        return t
+
+
+class AdditiveMask(_Stored):
+    """Log-weights that are added to the scores, and forbid where they are ``-inf``; made by `from_tensor`.
+
+    Parameters
+    ----------
+    t : Tensor of floating point, shape (m, n), (batch, m, n) or (batch, heads, m, n)
+        Numbers that are added; ``-inf``, or ``torch.finfo(t.dtype).min``, where the query may not see the
+        key. Axes of size 1 stand for every place.
+
+    Raises
+    ------
+    ShapeError
+        If it has fewer than two axes; at `attend`, if its sizes are not those of the matrix.
+
+    See Also
+    --------
+    from_tensor : the public function, with the rules.
+
+    Notes
+    -----
+    A tensor that holds 0 for every allowed pair is found to be boolean when first used, in one pass: it
+    then adds nothing, and combines with ``|`` and ``~``. A tensor that requires a gradient always adds.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.masks import AdditiveMask
+    >>> AdditiveMask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).log_weights()
+    ()
+    """
+
+    def __init__(self, t: Tensor) -> None:
+        super().__init__(t)
+        self._weights: tuple[Score, ...] | None = None
+
+    def rule(self, t: Tensor) -> Tensor:
+        # NaN is not below: it is allowed, and reaches the scores, as in the formula.
+        return ~(t.detach() <= torch.finfo(t.dtype).min)
+
+    def log_weights(self) -> tuple[Score, ...]:
+        if self._weights is None:
+            self._weights = () if self._is_boolean() else (TensorBias(self.cells),)
+        return self._weights
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._weights = None
+
+    def _is_boolean(self) -> bool:
+        if self.tensor.requires_grad or tracing():
+            return False
+        own = _own(self.cells)
+        for rows in cut(own.shape[2], _BLOCK):  # some rows at a time: no copy of the whole tensor
+            cells = own[:, :, rows.start : rows.stop]
+            if not bool(((cells == 0) | ~self.rule(cells)).all()):
+                return False
+        return True
+
+
+def _changes(t: Tensor) -> int | None:
+    """Return how often a tensor was changed in place, where torch counts that."""
+    return None if tracing() or t.is_inference() else t._version
+
+
+def _own(cells: Tensor) -> Tensor:
+    """Return the cells without axes that were only expanded: what is stored, and no more."""
+    for axis in (0, 1):
+        if cells.stride(axis) == 0 and cells.shape[axis] > 1:
+            cells = cells.narrow(axis, 0, 1)
+    return cells
+
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from attlas.errors import OutOfRangeError
-from attlas.headwise import groups_of_heads, head_mapping, merged_heads
+from attlas.errors import DtypeError, OutOfRangeError, kind
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
 from attlas.tiles import Tile
@@ -75,11 +75,17 @@ class Heads(Combined):
 
     def __init__(self, masks: Mapping[int, Mask | None], default: Mask | None = None) -> None:
         fix = "name each head: Heads({0: Window(64, 0), 1: Window(64, 0)}, default=Causal())"
-        found = head_mapping("Heads()", "masks", masks, lambda mask: isinstance(mask, Mask | None), fix)
-        head_mapping("Heads()", "masks", {0: default}, lambda mask: isinstance(mask, Mask | None), fix)
+        pairs = [*masks.items()] if isinstance(masks, Mapping) else [(masks, None)]
+        for head, mask in (*pairs, (0, default)):
+            counts = isinstance(head, int) and not isinstance(head, bool) and head >= 0
+            if not counts or not isinstance(mask, Mask | None):
+                rule = "masks must map numbers of query heads, from 0, to masks of attlas."
+                found = f"head {head} has {kind(mask)}"
+                found = found if counts else f"head = {head if type(head) is int else kind(head)}"
+                raise DtypeError("Heads()", rule, found=found, fix=fix)
         every = Window(None, None)
-        *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*found.values(), default))
-        self.heads, self.masks = tuple(found), tuple(own)
+        *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*masks.values(), default))
+        self.heads, self.masks = tuple(masks), tuple(own)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(zip(map(str, self.heads), self.masks, strict=True)) | {"default": self.default}
@@ -90,10 +96,16 @@ class Heads(Combined):
 
     def split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
         """Return which heads of a tile have which mask, and the tile of these heads."""
-        return groups_of_heads(at, dict(zip(self.heads, self.masks, strict=True)), self.default)
+        of_heads = dict(zip(self.heads, self.masks, strict=True))
+        owners = [of_heads.get(head, self.default) for head in at.head_ids.tolist()]
+        places: dict[int, list[int]] = {id(owner): [] for owner in owners or [self.default]}
+        for place, owner in enumerate(owners):
+            places[id(owner)].append(place)
+        known = {id(owner): owner for owner in (*owners, self.default)}
+        return [(p, known[i], replace(at, heads=range(len(p)), head_ids=at.head_ids[p])) for i, p in places.items()]
 
     def allows(self, at: Tile) -> Tensor:
-        return merged_heads([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
+        return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 
     def coverage(self, at: Tile) -> BlockState:
         states = {mask.coverage(part) for _, mask, part in self.split(at)}
@@ -107,7 +119,7 @@ class Heads(Combined):
                 return None
             firsts.append((places, runs[0]))
             stops.append((places, runs[1]))
-        return merged_heads(firsts, at.shape[1:3]), merged_heads(stops, at.shape[1:3])
+        return _merged(firsts, at.shape[1:3]), _merged(stops, at.shape[1:3])
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
@@ -121,3 +133,26 @@ class Heads(Combined):
 
     def __repr__(self) -> str:
         return "\n".join([self.name(), *map(repr, self.parts)])
+
+
+def _merged(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
+    """Return what holds for all heads of a tile, from what holds for some of them.
+
+    Parameters
+    ----------
+    parts : sequence of (list of int, Tensor)
+        Places of heads, and a tensor that broadcasts to (batches, these heads, ...).
+    sizes : tuple of int
+        Sizes without the batch: heads, ...
+
+    Returns
+    -------
+    Tensor, shape (batches or 1, heads, ...), or the tensor itself where there is one part
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    batch = max(t.shape[0] if t.ndim > len(sizes) else 1 for _, t in parts)
+    merged = parts[0][1].new_empty(batch, *sizes)
+    for places, t in parts:
+        merged[:, places] = t
+    return merged

@@ -14,8 +14,6 @@ from attlas.errors import RecordingError, ShapeError
 from attlas.files import whole_file
 from attlas.inputs import whole_number
 
-__all__ = ["KVCache"]
-
 _SMALLEST = 64  # tokens that are made room for at first
 
 
@@ -130,12 +128,8 @@ class KVCache:
         """
         keep = length + self.seen if length < 0 else length
         if not 0 <= keep <= self.seen:
-            raise ShapeError(
-                "KVCache.crop()",
-                "length must be at most the number of tokens seen.",
-                found=f"length = {length}, {self.seen} tokens seen",
-                fix=f"use a length from 0 to {self.seen}.",
-            )
+            rule, fix = "length must be at most the number of tokens seen.", f"use a length from 0 to {self.seen}."
+            raise ShapeError("KVCache.crop()", rule, found=f"length = {length}, {self.seen} tokens seen", fix=fix)
         for layer in self._layers.values():
             layer.crop(keep)
 
@@ -175,13 +169,8 @@ class KVCache:
         else:
             reason = f"format {about.get('format')!r}"
         if about.get("format") != _FORMAT:
-            raise RecordingError(
-                "KVCache.load()",
-                "path must be a file that KVCache.save() wrote.",
-                {"path": str(path)},
-                found=reason,
-                fix="cache.save(path), then KVCache.load(path)",
-            )
+            rule, fix = "path must be a file that KVCache.save() wrote.", "cache.save(path), then KVCache.load(path)"
+            raise RecordingError("KVCache.load()", rule, {"path": str(path)}, found=reason, fix=fix)
         cache = cls(int(about["window"]) or None)
         for name in tensors:
             kind, _, part = name.rpartition(".")
@@ -236,13 +225,11 @@ class _Layer:
             same = new.ndim == 4 and new.shape[:2] == old.shape[:2] and new.shape[3] == old.shape[3]
             if same and new.dtype is old.dtype and new.device == old.device and keys.shape[2] == values.shape[2]:
                 continue
-            raise ShapeError(
-                "KVCache.update()",
-                f"{name} must continue those before: batch, heads, size, dtype and device.",
-                {"keys": keys, "values": values, f"{name} before": old[:, :, : self.stop]},
-                found=f"shape {tuple(new.shape)}, {new.dtype} after {tuple(old.shape[:2])}, {old.dtype}",
-                fix="use a new KVCache() for another batch; cache.reorder(index) where its sequences change.",
-            )
+            rule = f"{name} must continue those before: batch, heads, size, dtype and device."
+            given = {"keys": keys, "values": values, f"{name} before": old[:, :, : self.stop]}
+            found = f"shape {tuple(new.shape)}, {new.dtype} after {tuple(old.shape[:2])}, {old.dtype}"
+            fix = "use a new KVCache() for another batch; cache.reorder(index) where its sequences change."
+            raise ShapeError("KVCache.update()", rule, given, found=found, fix=fix)
 
     def _make_room(self, m: int) -> None:
         """Move the tokens that are still seen to the front, of a larger room where they need one."""
@@ -282,10 +269,7 @@ class _Layer:
         """Forget all tokens but the first `length`."""
         first = 0 if self.window is None else max(0, length - (self.window - 1))
         if first < self.base:
-            raise ShapeError(
-                "KVCache.crop()",
-                "the window of what is left must still be there.",
-                found=f"token {first} is needed, the first one kept is {self.base}",
-                fix="read the text again with a new cache.",
-            )
+            found = f"token {first} is needed, the first one kept is {self.base}"
+            fix = "read the text again with a new cache."
+            raise ShapeError("KVCache.crop()", "the window of what is left must still be there.", found=found, fix=fix)
         self.stop = length - self.base

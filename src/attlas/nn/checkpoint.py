@@ -14,9 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attlas.errors import CheckpointError, listed
-from attlas.files import whole_file
-
-__all__ = ["dtype_of", "fit", "read_config", "read_weights", "write"]
+from attlas.files import save_text, whole_file
 
 _WHERE = "GPT2.from_pretrained()"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,12 +33,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     settings = _json(folder, folder / "config.json")
     if settings.get("model_type", "gpt2") != "gpt2":
-        raise _error(
-            folder,
-            "config.json must be that of a GPT-2.",
-            f"model_type = {settings['model_type']!r}",
-            "import attlas.huggingface; AutoModelForCausalLM.from_pretrained(folder, attn_implementation='attlas')",
-        )
+        fix = "import attlas.huggingface; AutoModelForCausalLM.from_pretrained(folder, attn_implementation='attlas')"
+        raise _error(folder, "config.json must be that of a GPT-2.", f"model_type = {settings['model_type']!r}", fix)
     return settings
 
 
@@ -63,12 +57,9 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
         return _tensors(folder, folder / _SINGLE, device)
     if not (folder / _INDEX).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
-        raise _error(
-            folder,
-            "the folder must hold safetensors; a pickle can run any code, and is never read.",
-            f"{', '.join(pickled[:_SHOWN])} only" if pickled else f"no {_SINGLE}",
-            "once, where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
-        )
+        rule = "the folder must hold safetensors; a pickle can run any code, and is never read."
+        fix = "once, where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+        raise _error(folder, rule, f"{', '.join(pickled[:_SHOWN])} only" if pickled else f"no {_SINGLE}", fix)
     places: dict[str, str] = _json(folder, folder / _INDEX).get("weight_map", {})
     found: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
@@ -77,9 +68,8 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
         found.update(_tensors(folder, folder / name, device))
     absent = sorted(places.keys() - found.keys())
     if absent:
-        raise _error(
-            folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), "download it again."
-        )
+        fix = "download it again."
+        raise _error(folder, "the files must hold what their index says.", listed(absent, most=_SHOWN), fix)
     return found
 
 
@@ -122,12 +112,8 @@ def fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path,
         if names
     ]
     if complaints:
-        raise _error(
-            folder,
-            "the weights must be those of the model that config.json describes.",
-            "; ".join(complaints),
-            "take config.json and the weights from one model.",
-        )
+        rule = "the weights must be those of the model that config.json describes."
+        raise _error(folder, rule, "; ".join(complaints), "take config.json and the weights from one model.")
     return state
 
 
@@ -137,20 +123,15 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     tensors = {name: t.detach().contiguous() for name, t in state.items()}
     with whole_file(folder / _SINGLE, "save_pretrained()", CheckpointError) as unfinished:
         save_file(tensors, unfinished, {"format": "pt"})
-    with whole_file(folder / "config.json", "save_pretrained()", CheckpointError) as unfinished:
-        unfinished.write_text(settings, encoding="utf-8")
+    save_text(settings, folder / "config.json", "save_pretrained()", CheckpointError)
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise _error(
-            folder,
-            "folder must be one that a Hugging Face model was saved in.",
-            f"no {path.name}",
-            "model.save_pretrained(folder)",
-        ) from None
+        rule = "folder must be one that a Hugging Face model was saved in."
+        raise _error(folder, rule, f"no {path.name}", "model.save_pretrained(folder)") from None
     except (OSError, ValueError) as error:
         raise _error(folder, f"{path.name} must be JSON.", str(error), "download the folder again.") from error
     return content if isinstance(content, dict) else {}

@@ -1,8 +1,9 @@
-"""GPT-2, whole: embedding, blocks, final norm, tied head; and how it writes text."""
+"""GPT-2, whole: embedding, blocks, final norm, tied head; and how it chooses the next token from its logits."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,9 +22,6 @@ from attlas.nn import checkpoint
 from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_attention import Conv1D, GPT2Attention, causal_mask, mask_of_keys
 from attlas.nn.gpt2_config import GPT2Config
-from attlas.nn.sampling import Sampler
-
-__all__ = ["GPT2", "GPT2Output"]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -150,12 +148,9 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         if config.activation_function not in _ACTIVATIONS:
-            raise ShapeError(
-                "GPT2()",
-                "activation_function must be one of " + ", ".join(_ACTIVATIONS) + ".",
-                found=f"activation_function = {config.activation_function!r}",
-                fix='GPT2Config(activation_function="gelu_new")',
-            )
+            rule = "activation_function must be one of " + ", ".join(_ACTIVATIONS) + "."
+            fix = 'GPT2Config(activation_function="gelu_new")'
+            raise ShapeError("GPT2()", rule, found=f"activation_function = {config.activation_function!r}", fix=fix)
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
@@ -243,12 +238,9 @@ class GPT2(nn.Module):
 
     def _check_length(self, length: int) -> None:
         if length > self.config.n_positions:
-            raise ShapeError(
-                "GPT2()",
-                "a text must not be longer than the places that the model knows.",
-                found=f"{length} tokens, n_positions = {self.config.n_positions}",
-                fix=f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens.",
-            )
+            rule = "a text must not be longer than the places that the model knows."
+            fix = f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens."
+            raise ShapeError("GPT2()", rule, found=f"{length} tokens, n_positions = {self.config.n_positions}", fix=fix)
 
     @torch.no_grad()
     def generate(
@@ -305,13 +297,9 @@ class GPT2(nn.Module):
         cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
         first, end = cache.get_seq_length(), begun
         if first >= begun:
-            raise ShapeError(
-                "generate()",
-                "input_ids must hold what the cache has read, and at least one token more.",
-                {"input_ids": input_ids},
-                found=f"{begun} tokens, {first} in the cache",
-                fix="pass the whole text so far, or cache.crop(-1) first.",
-            )
+            rule = "input_ids must hold what the cache has read, and at least one token more."
+            given, fix = {"input_ids": input_ids}, "pass the whole text so far, or cache.crop(-1) first."
+            raise ShapeError("generate()", rule, given, found=f"{begun} tokens, {first} in the cache", fix=fix)
         padded = attention_mask is not None and not bool(attention_mask.all())
         ids = functional.pad(input_ids, (0, max_new_tokens))
         seen = functional.pad(attention_mask, (0, max_new_tokens), value=1) if attention_mask is not None else ids
@@ -336,10 +324,7 @@ class GPT2(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
+        cls, folder: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> GPT2:
         """Load a GPT-2 from a Hugging Face folder: ``config.json`` and safetensors, one file or several.
 
@@ -382,12 +367,61 @@ class GPT2(nn.Module):
 def _check_ids(input_ids: Tensor) -> None:
     if input_ids.ndim != 2:
         rule = "input_ids must have the shape (batch, tokens)."
-        raise ShapeError(
-            "GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix="input_ids[None]"
-        )
+        fix = "input_ids[None]"
+        raise ShapeError("GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix=fix)
 
 
 def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:
     if stop is None:
         stop = ()
     return torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=torch.int64, device=device)
+
+
+class Sampler:
+    """Chooses a token from each row of logits: the likeliest, or one drawn.
+
+    Parameters
+    ----------
+    temperature : float
+        0 takes the likeliest; else logits are divided by it before a draw.
+    top_k, top_p : int and float, optional
+        Draw among the k likeliest, or the fewest that have probability p together.
+    seed : int, optional
+        Seed of a generator of its own.
+    device : torch.device
+        Where the logits are.
+    """
+
+    def __init__(
+        self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None, device: torch.device
+    ) -> None:
+        _check("temperature", temperature, 0.0 <= temperature < math.inf, "0 or more", "temperature=0.8")
+        _check("top_k", top_k, top_k is None or top_k >= 1, "1 or more", "top_k=50")
+        _check("top_p", top_p, top_p is None or 0.0 < top_p <= 1.0, "above 0 and at most 1", "top_p=0.95")
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return a token for each row, shape (batch,)."""
+        if self.temperature == 0.0:
+            return logits.argmax(dim=-1)
+        logits = logits.float() / self.temperature
+        if self.top_k is not None:
+            least = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        if self.top_p is not None and self.top_p < 1.0:
+            logits = _nucleus(logits, self.top_p)
+        return torch.multinomial(logits.softmax(dim=-1), 1, generator=self.generator).squeeze(-1)
+
+
+def _nucleus(logits: Tensor, p: float) -> Tensor:
+    """Keep the likeliest tokens up to the one with which their probability reaches p."""
+    ordered, index = logits.sort(dim=-1)
+    unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    unlikely[..., -1] = False
+    return logits.masked_fill(unlikely.scatter(-1, index, unlikely), -math.inf)
+
+
+def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
+    if not fine:
+        raise ShapeError("generate()", f"{name} must be {rule}.", found=f"{name} = {value!r}", fix=fix)

@@ -15,8 +15,6 @@ from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.layer import checked_dropout, pooled, returned_weights
 from attlas.scores import ScaledDot
 
-__all__ = ["Conv1D", "GPT2Attention", "causal_mask", "mask_of_keys"]
-
 
 class Conv1D(nn.Module):
     """A linear layer whose weight is stored as (inputs, outputs), as GPT-2's checkpoints have it.
@@ -98,12 +96,8 @@ class GPT2Attention(nn.Module):
         self.embed_dim, self.num_heads = config.n_embd, config.n_head
         self.head_dim = self.embed_dim // self.num_heads
         if self.head_dim * self.num_heads != self.embed_dim:
-            raise ShapeError(
-                "GPT2Attention()",
-                "n_head must divide n_embd.",
-                found=f"n_embd = {self.embed_dim}, n_head = {self.num_heads}",
-                fix="GPT2Config(n_embd=768, n_head=12)",
-            )
+            found, fix = f"n_embd = {self.embed_dim}, n_head = {self.num_heads}", "GPT2Config(n_embd=768, n_head=12)"
+            raise ShapeError("GPT2Attention()", "n_head must divide n_embd.", found=found, fix=fix)
         self.is_cross_attention = is_cross_attention
         self.layer_idx = 0 if layer_idx is None else layer_idx
         self.scaling = self.head_dim**-0.5 if config.scale_attn_weights else 1.0
@@ -158,13 +152,11 @@ class GPT2Attention(nn.Module):
             If it is asked for cross-attention and was not made for it, or the other way round.
         """
         if (encoder_hidden_states is not None) != self.is_cross_attention:
-            raise ShapeError(
-                "GPT2Attention()",
-                "encoder_hidden_states belong to cross-attention, and only to it.",
-                found=f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states "
-                + ("missing" if encoder_hidden_states is None else "given"),
-                fix=f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})",
-            )
+            rule = "encoder_hidden_states belong to cross-attention, and only to it."
+            given = "missing" if encoder_hidden_states is None else "given"
+            found = f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states {given}"
+            fix = f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})"
+            raise ShapeError("GPT2Attention()", rule, found=found, fix=fix)
         if encoder_hidden_states is not None:
             (q,) = self._heads(self.q_attn(hidden_states), 1)
             k, v = self._encoded(encoder_hidden_states, past_key_values)

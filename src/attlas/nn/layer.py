@@ -2,23 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import changes
+from attlas._compat import cached_property, changes, transforming
 from attlas.attend import attend, attention
-from attlas.errors import RecordingError, ShapeError
-from attlas.inputs import tracing, transforming
+from attlas.errors import DtypeError, RecordingError, ShapeError
+from attlas.inputs import tracing
 from attlas.mask_argument import as_mask
-from attlas.masks import Mask
+from attlas.masks import BlockState, Mask
+from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
-from attlas.nn.lengths import ValidLengths
 from attlas.scores import Score
+from attlas.tiles import Tile
 
-__all__ = ["PoolingLayer", "checked_dropout", "pooled", "returned_weights"]
+
+class ValidLengths(RunPerRow):
+    """Each query sees the first keys of its sequence: key j where ``j < length``.
+
+    Parameters
+    ----------
+    where : str
+        The layer, for error texts.
+    lengths : Tensor of int, shape (batch,) or (batch, m)
+        Number of real keys of each sequence, or of each query. A length above n means all keys.
+    """
+
+    def __init__(self, where: str, lengths: Tensor) -> None:
+        if not isinstance(lengths, Tensor):
+            lengths = torch.as_tensor(lengths)
+        if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
+            rule, given = "valid_lens must be whole numbers.", {"valid_lens": lengths}
+            fix = "count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :]."
+            raise DtypeError(f"{where}()", rule, given, found=str(lengths.dtype).removeprefix("torch."), fix=fix)
+        if lengths.ndim not in (1, 2):
+            rule = "valid_lens must have the shape (batch,) or (batch, m)."
+            fix = "give one length for each sequence: torch.tensor([7, 5])."
+            raise ShapeError(f"{where}()", rule, {"valid_lens": lengths}, found=f"{lengths.ndim} axes", fix=fix)
+        self.where = where
+        self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
+        stop = self.lengths.long().unsqueeze(1)
+        super().__init__(torch.zeros_like(stop), stop)
+
+    def coverage(self, at: Tile) -> BlockState:
+        if at.column_index is not None or not len(at.columns):
+            return BlockState.PARTIAL
+        least, most = self._ends
+        if at.columns.start >= most:
+            return BlockState.EMPTY
+        return BlockState.FULL if at.columns.stop <= least else BlockState.PARTIAL
+
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """Least and largest length; read once, since a GPU has to be waited for."""
+        if not self.lengths.numel():
+            return 0, 0
+        least, most = torch.aminmax(self.lengths)
+        return int(least), int(most)
+
+    def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        size = math.prod(batch)
+        if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
+            return
+        rule = "valid_lens must hold one length for each sequence, or one for each query."
+        given = {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"}
+        found = f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}"
+        fix = f"give {size} lengths, or a tensor of shape ({size}, {m})."
+        raise ShapeError(f"{self.where}()", rule, given, found=found, fix=fix)
+
+    def size(self) -> tuple[int | None, int | None]:
+        return None, self._ends[1]
+
+    def name(self) -> str:
+        return f"valid_lens {tuple(self.lengths.shape)}"
 
 
 class PoolingLayer(nn.Module):
@@ -51,20 +111,15 @@ class PoolingLayer(nn.Module):
             If there was no call, or the parameters of the layer have changed since.
         """
         if self._kept is None:
-            raise RecordingError(
-                f"{type(self).__name__}.weights",
-                "the layer must have been called, outside of torch.compile, torch.export and torch.func.",
-                found="no call that can be read",
-                fix="out = layer(queries, keys, values); layer.weights[..., :64, :]",
-            )
+            rule = "the layer must have been called, outside of torch.compile, torch.export and torch.func."
+            fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
+            raise RecordingError(f"{type(self).__name__}.weights", rule, found="no call that can be read", fix=fix)
         matrix, versions = self._kept
         if versions != _versions(self):
-            raise RecordingError(
-                f"{type(self).__name__}.weights",
-                "weights are computed when they are read, with the parameters that made them.",
-                found="parameters that have changed since the call",
-                fix="read layer.weights before optimizer.step(), or call the layer again.",
-            )
+            rule = "weights are computed when they are read, with the parameters that made them."
+            found = "parameters that have changed since the call"
+            fix = "read layer.weights before optimizer.step(), or call the layer again."
+            raise RecordingError(f"{type(self).__name__}.weights", rule, found=found, fix=fix)
         return matrix
 
     def forget(self) -> None:
@@ -97,12 +152,7 @@ class PoolingLayer(nn.Module):
 
 
 def pooled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score: Score,
-    mask: Mask | Tensor | Callable[..., Any] | None,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask | Tensor | Callable[..., Any] | None, dropout: float
 ) -> tuple[Tensor, AttentionMatrix]:
     """Return the pooled values and the matrix of weights, before dropout."""
     matrix = attend(q, k, score, mask)
@@ -120,9 +170,8 @@ def checked_dropout(name: str, dropout: float) -> float:
     """Return a probability as a float, or raise."""
     if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
         return float(dropout)
-    raise ShapeError(
-        f"{name}()", "dropout must be a probability, from 0 to 1.", found=f"dropout = {dropout!r}", fix="dropout=0.1"
-    )
+    rule = "dropout must be a probability, from 0 to 1."
+    raise ShapeError(f"{name}()", rule, found=f"dropout = {dropout!r}", fix="dropout=0.1")
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:

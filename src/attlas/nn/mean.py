@@ -14,8 +14,6 @@ from attlas.lazy import LazyTensor
 from attlas.matrix import AttentionMatrix
 from attlas.reductions import Dim, axes_of, over_leading, reduced_shape
 
-__all__ = ["HeadMean"]
-
 
 class HeadMean(LazyTensor):
     """The mean over heads of an attention matrix, lazy: what ``average_attn_weights=True`` stands for.

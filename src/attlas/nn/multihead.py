@@ -20,8 +20,6 @@ from attlas.nn.mean import HeadMean
 from attlas.scores import ScaledDot, Score
 from attlas.tiles import Tile
 
-__all__ = ["MultiHeadAttention"]
-
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention, in place of `torch.nn.MultiheadAttention`, with weights that cost nothing.
@@ -226,14 +224,11 @@ class MultiHeadAttention(nn.Module):
             order = "(batch, tokens, size)" if self.batch_first else "(tokens, batch, size)"
             if t.ndim == 3 and t.shape[-1] == size:
                 found = f"query has {batch} sequences, {name} has {t.shape[0]}, with the axes {order}"
-            given = [part if self.batch_first or part.ndim < 2 else part.transpose(0, 1) for part in tokens]
-            raise ShapeError(
-                "MultiHeadAttention()",
-                "tokens must have the sizes of the layer, and one batch.",
-                {"query": given[0], "key": given[1], "value": given[2], "batch_first": self.batch_first},
-                found=found,
-                fix=f"give them as {order}, or make the layer with batch_first={not self.batch_first}.",
-            )
+            shown = [part if self.batch_first or part.ndim < 2 else part.transpose(0, 1) for part in tokens]
+            given = {"query": shown[0], "key": shown[1], "value": shown[2], "batch_first": self.batch_first}
+            rule = "tokens must have the sizes of the layer, and one batch."
+            fix = f"give them as {order}, or make the layer with batch_first={not self.batch_first}."
+            raise ShapeError("MultiHeadAttention()", rule, given, found=found, fix=fix)
         if self.in_proj_weight is not None and shared:
             parts = functional.linear(tokens[0], self.in_proj_weight, self.in_proj_bias).split(sizes, dim=-1)
         else:
@@ -352,9 +347,6 @@ def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
     whole = all(isinstance(n, int) and n > 0 for n in (embed_dim, num_heads, num_kv_heads))
     if whole and embed_dim % num_heads == 0 and num_heads % num_kv_heads == 0:
         return
-    raise ShapeError(
-        "MultiHeadAttention()",
-        "num_heads must divide embed_dim, and num_kv_heads must divide num_heads.",
-        found=f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}",
-        fix="MultiHeadAttention(embed_dim=512, num_heads=8)",
-    )
+    rule = "num_heads must divide embed_dim, and num_kv_heads must divide num_heads."
+    found = f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}"
+    raise ShapeError("MultiHeadAttention()", rule, found=found, fix="MultiHeadAttention(embed_dim=512, num_heads=8)")

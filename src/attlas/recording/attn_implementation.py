@@ -11,8 +11,6 @@ from torch import nn
 from attlas._compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.discovery import INTERFACE, mentions
 
-__all__ = ["attending_with_attlas"]
-
 _NAME = "attlas"
 
 

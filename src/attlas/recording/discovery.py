@@ -12,8 +12,6 @@ from torch import nn
 
 from attlas.atlas.entry import KINDS
 
-__all__ = ["AttentionSite", "ModelAttentions", "is_named_attention", "is_part_of", "mentions"]
-
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
 # The name by which code of transformers finds its attention function, and torch's own function.

@@ -10,8 +10,6 @@ from attlas._compat import ATTENTION
 from attlas.errors import RecordingError, RecordingWarning, listed
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
-__all__ = ["negative_layer_of_reused_module", "no_attention", "no_query_recorded", "some_unrecorded"]
-
 _AS = {"record()": " as atlas", "intervene()": ""}
 _CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
 _EAGER = (
@@ -26,13 +24,9 @@ def no_attention(
     """Return the error of a block in which no attention was heard of."""
     arguments = {"model": type(model).__name__}
     if not passes and not ran:
-        return RecordingError(
-            where,
-            "the model must run inside the block.",
-            arguments,
-            found="no call of the model, and no attention",
-            fix=f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread.",
-        )
+        rule, found = "the model must run inside the block.", "no call of the model, and no attention"
+        fix = f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread."
+        return RecordingError(where, rule, arguments, found=found, fix=fix)
     unrecorded = attentions.unrecorded(ran, ())
     found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
     done = "recorded" if where == "record()" else "changed"
@@ -86,8 +80,6 @@ def no_query_recorded(queries: slice | range | None) -> RecordingError:
 def negative_layer_of_reused_module(site: AttentionSite, where: str) -> RecordingError:
     """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
     rule = "layers that share a module are known one by one as they run, so there is no last one to count from."
-    found, fix = (
-        "a negative layer, and a module that is used again in one pass",
-        "layers=[0, 1], counted from the first.",
-    )
+    found = "a negative layer, and a module that is used again in one pass"
+    fix = "layers=[0, 1], counted from the first."
     return RecordingError(where, rule, {"module": site.path}, found=found, fix=fix)

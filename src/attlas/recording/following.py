@@ -20,8 +20,6 @@ from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
 
-__all__ = ["ModelFollower"]
-
 
 class ModelFollower(Listener):
     """What follows one model for the time of a ``with`` block: the base of a recording and of interventions.

@@ -15,23 +15,6 @@ from torch import Tensor, nn
 
 from attlas.matrix import AttentionMatrix
 
-__all__ = [
-    "AttentionCall",
-    "Change",
-    "Changer",
-    "Listener",
-    "Pool",
-    "is_changing",
-    "is_recording",
-    "is_recording_anywhere",
-    "offer",
-    "pooled",
-    "pooled_in",
-    "subscribed",
-    "uncompiled",
-]
-
-
 # From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
 Pool: TypeAlias = "Callable[[AttentionMatrix, Tensor], Tensor]"
 

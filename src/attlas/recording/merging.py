@@ -13,8 +13,6 @@ from attlas import stats
 from attlas.errors import ShapeError
 from attlas.stats import Statistic
 
-__all__ = ["MergedStatistics", "can_merge", "with_keys"]
-
 
 def can_merge(statistic: Statistic) -> bool:
     """Return whether the results of a statistic for each step determine its result on the whole matrix (`axis`).

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from attlas.errors import DtypeError, kind
 
-__all__ = ["check_tokens", "model_details", "model_name", "text_inputs", "token_bytes", "token_texts"]
-
 Tensors: TypeAlias = dict[str, Tensor]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

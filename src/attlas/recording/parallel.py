@@ -13,8 +13,6 @@ from attlas._compat import local_part
 from attlas.errors import BackendError, RecordingError
 from attlas.matrix import AttentionMatrix
 
-__all__ = ["heads_here", "refuse_sharded_text", "runs_ulysses", "sharded_text", "text_of_ranks"]
-
 _TENSOR = "torch.distributed.tensor"
 _ULYSSES = "deepspeed.runtime.sequence_parallel.ulysses_sp"
 # What `attlas.distributed.context_parallel` has open in this thread; the attention function and the mask ask it.

@@ -10,8 +10,6 @@ from torch import nn
 
 from attlas._compat import in_backward
 
-__all__ = ["Passes"]
-
 
 class Passes:
     """Follows a model through hooks, for the time of a ``with`` block.

@@ -20,8 +20,6 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 from attlas.tensorlike import dropped_product
 
-__all__ = ["matrix_of", "patched_sdpa"]
-
 _NAME = "scaled_dot_product_attention"
 _original = functional.scaled_dot_product_attention
 _lock = threading.Lock()

@@ -19,6 +19,7 @@ from attlas._compat import in_backward
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.atlas import FIRST_CALLS
 from attlas.atlas.entry import KINDS, statistic_names
+from attlas.atlas.padding import real_queries
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
 from attlas.recording import errors, metadata
@@ -26,15 +27,12 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall
-from attlas.recording.padding import real_queries
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
 from attlas.recording.text import RecordedText
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
-
-__all__ = ["Recording", "record"]
 
 Keep = Literal["device", "cpu", "disk", "statistics"]
 
@@ -160,26 +158,18 @@ def record(
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
     if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
-        raise ShapeError(
-            "record()",
+        rule, fix = (
             'keep="statistics" keeps nothing but statistics.',
-            found="no statistic",
-            fix="statistics=[stats.Entropy(), stats.ColumnMass()]",
+            "statistics=[stats.Entropy(), stats.ColumnMass()]",
         )
+        raise ShapeError("record()", rule, found="no statistic", fix=fix)
     if values not in (False, True, "norms") or (values and keep == "statistics"):
-        raise ShapeError(
-            "record()",
-            'values must be False, True or "norms", and belong to recorded queries and keys.',
-            found=f"values = {values!r}, keep = {keep!r}",
-            fix='values=True, keep="disk"',
-        )
+        rule = 'values must be False, True or "norms", and belong to recorded queries and keys.'
+        found = f"values = {values!r}, keep = {keep!r}"
+        raise ShapeError("record()", rule, found=found, fix='values=True, keep="disk"')
     if folder is not None and keep != "disk":
-        raise ShapeError(
-            "record()",
-            'a folder is written by keep="disk" only.',
-            found=f"folder = {str(folder)!r}, keep = {keep!r}",
-            fix='keep="disk", or atlas.save(folder) after the block.',
-        )
+        found, fix = f"folder = {str(folder)!r}, keep = {keep!r}", 'keep="disk", or atlas.save(folder) after the block.'
+        raise ShapeError("record()", 'a folder is written by keep="disk" only.', found=found, fix=fix)
     selection = Selection(layers, heads, queries)
     path = None if folder is None else Path(folder)
     metadata.check_tokens(tokens)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
+from attlas.inputs import is_integer
 from attlas.recording.discovery import AttentionSite, ModelAttentions
-
-__all__ = ["Selection"]
 
 
 class Selection:
@@ -66,13 +65,12 @@ class Selection:
             if not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
                 modules, last = listed(site.path for site in sites), sites[-1]
-                raise OutOfRangeError(
-                    self.where,
+                rule, given = (
                     "each layer must be one of the model's attentions.",
                     {"attentions": numbers, "modules": modules},
-                    found=f"layer {name!r}",
-                    fix=f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]",
                 )
+                fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
+                raise OutOfRangeError(self.where, rule, given, found=f"layer {name!r}", fix=fix)
 
     def includes(self, site: AttentionSite, attentions: ModelAttentions) -> bool:
         """Return whether an attention of a model is recorded."""
@@ -119,14 +117,10 @@ def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
     return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:
     """Return `layers` as a tuple, or raise a DtypeError."""
     items = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
-    wrong = [item for item in items if not (_is_number(item) or isinstance(item, str))]
+    wrong = [item for item in items if not (is_integer(item) or isinstance(item, str))]
     if wrong:
         rule = "layers must be numbers or names of attentions."
         fix = 'layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]'
@@ -137,7 +131,7 @@ def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:
 def _head_list(where: str, heads: Any) -> tuple[int, ...]:
     """Return `heads` as a tuple, or raise a DtypeError."""
     items = tuple(heads) if isinstance(heads, Iterable) else (heads,)
-    if not items or not all(map(_is_number, items)):
+    if not items or not all(map(is_integer, items)):
         rule, found = "heads must be whole numbers, at least one.", kind(heads) if items else "no head"
         fix = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
         raise DtypeError(where, rule, {"heads": repr(heads)[:80]}, found=found, fix=fix)
@@ -147,6 +141,6 @@ def _head_list(where: str, heads: Any) -> tuple[int, ...]:
 def _check_queries(queries: Any) -> None:
     """Raise a ShapeError unless `queries` is a slice or a range of whole numbers without a step."""
     fits = isinstance(queries, slice | range) and queries.step in (None, 1)
-    if not (fits and all(end is None or _is_number(end) for end in (queries.start, queries.stop))):
+    if not (fits and all(end is None or is_integer(end) for end in (queries.start, queries.stop))):
         rule = "queries must be a slice or a range of whole numbers, without a step."
         raise ShapeError("record()", rule, found=f"queries = {queries!r}", fix="queries=slice(-32, None)")

@@ -22,8 +22,6 @@ from attlas.recording.snapshot import detached_tensor, fingerprint, snapshot
 from attlas.recording.stacking import Block, same_settings, stack_masks
 from attlas.stats import Statistic
 
-__all__ = ["RecordedSequence", "RetentionPolicy", "Step"]
-
 
 @dataclass(frozen=True, eq=False)
 class RetentionPolicy:

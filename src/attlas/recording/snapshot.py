@@ -17,8 +17,6 @@ from attlas.windows import Translated
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = ["detached", "detached_tensor", "fingerprint", "snapshot"]
-
 _CHUNK = 1024  # keys whose fingerprint is taken together: little memory beside the keys themselves
 
 Thing = TypeVar("Thing", bound=Mask | Score)

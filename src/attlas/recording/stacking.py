@@ -15,8 +15,6 @@ from attlas.scores import Score
 from attlas.tiles import Tile
 from attlas.windows import Translated
 
-__all__ = ["Block", "Stacked", "same_settings", "stack_masks"]
-
 _MOST_BLOCKS = 64  # blocks of rows whose coverage is asked one by one
 
 

@@ -12,8 +12,6 @@ from attlas.recording.snapshot import fingerprint
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
 
-__all__ = ["RecordedText"]
-
 
 class RecordedText:
     """Token ids of a text that a model reads in one or more passes.

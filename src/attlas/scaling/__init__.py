@@ -11,20 +11,6 @@ from attlas.scaling.temperature import Temperature, temperature
 from attlas.scaling.vectors import DISTRIBUTIONS, Estimate, Measured, Study, study
 
 __all__ = [
-    "DISTRIBUTIONS",
-    "Estimate",
-    "Expected",
-    "HeadScaling",
-    "Heads",
-    "Jacobian",
-    "JacobianSize",
-    "Measured",
-    "Study",
-    "Temperature",
-    "expected",
-    "heads",
-    "jacobian",
-    "limit",
-    "study",
-    "temperature",
-]
+    "DISTRIBUTIONS", "Estimate", "Expected", "HeadScaling", "Heads", "Jacobian", "JacobianSize", "Measured", "Study",
+    "Temperature", "expected", "heads", "jacobian", "limit", "study", "temperature",
+]  # fmt: skip

@@ -12,8 +12,6 @@ from torch import Tensor
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 
-__all__ = ["Expected", "expected", "limit"]
-
 _REACH = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
 _STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7
 _STEP_DEVIATIONS = 0.3  # the same for the grid of the logit, in its standard deviations

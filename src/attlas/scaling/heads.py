@@ -20,8 +20,6 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 from attlas.tiles import Tile
 
-__all__ = ["HeadScaling", "Heads", "heads"]
-
 _NODES = 2  # nodes an octave of the table in the variance; one an octave in the number of keys
 _LEAST, _MOST = -8, 20  # powers of 2 between which the variance is looked up
 

@@ -13,8 +13,6 @@ from attlas.tiles import Tile
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
-__all__ = ["Jacobian", "JacobianSize", "jacobian"]
-
 
 class JacobianSize(NamedTuple):
     """Trace and Frobenius norm of each row's softmax Jacobian, each of shape (..., m).

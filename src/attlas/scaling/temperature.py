@@ -18,8 +18,6 @@ from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
 from attlas.tiles import Tile
 
-__all__ = ["Temperature", "temperature"]
-
 _WIDEST = 16.0  # the factor lies between e^-16 and e^16
 _CLOSE = 1e-5  # nats of the mean entropy that count as met
 _STEPS = 60
@@ -143,11 +141,9 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
         raise _wrong(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
     most = _mean(keys.clamp(min=1.0).log(), keys)
     if not 0.0 < wanted < float(most.min()):
-        raise _wrong(
-            "the entropy must lie between 0 and the mean of ln(allowed keys).",
-            f"entropy = {wanted!r}, and the mean of ln(allowed keys) is {float(most.min()):.4g}",
-            f"entropy={float(most.min()) / 2:.2f}",
-        )
+        rule = "the entropy must lie between 0 and the mean of ln(allowed keys)."
+        fix = f"entropy={float(most.min()) / 2:.2f}"
+        raise _wrong(rule, f"entropy = {wanted!r}, and the mean of ln(allowed keys) is {float(most.min()):.4g}", fix)
     low, high = torch.full_like(most, -_WIDEST), torch.full_like(most, _WIDEST)
     x = torch.zeros_like(most)
     for _ in range(_STEPS):
@@ -159,11 +155,9 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
         newton = x + excess / slope.clamp(min=1e-30)
         x = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
     if not bool((excess.abs() < 1e-3).all()):
-        raise _wrong(
-            "no factor reaches this entropy.",
-            f"{float(reached.max()):.4g} at the best; logits that are equal keep their weights equal",
-            f"a target above {float(reached.max()):.4g}, or leave that head out: A[:, heads]",
-        )
+        found = f"{float(reached.max()):.4g} at the best; logits that are equal keep their weights equal"
+        fix = f"a target above {float(reached.max()):.4g}, or leave that head out: A[:, heads]"
+        raise _wrong("no factor reaches this entropy.", found, fix)
     return x.exp(), reached
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.scaling.gaussian import Expected, expected
 
-__all__ = ["DISTRIBUTIONS", "MEASURES", "SIZES", "Estimate", "Measured", "Sampler", "Study", "study"]
-
 Sampler: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -288,13 +286,10 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     name = getattr(distribution, "__name__", type(distribution).__name__)
     sample = distribution((_SAMPLE,), torch.Generator().manual_seed(0)) if callable(distribution) else distribution
     if not isinstance(sample, Tensor) or not sample.is_floating_point():
-        raise DtypeError(
-            "study()",
-            "distribution must be a name, or a function that returns a floating-point tensor.",
-            {"distribution": name},
-            found=f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample),
-            fix="distribution=lambda shape, generator: torch.randn(shape, generator=generator)",
-        )
+        rule = "distribution must be a name, or a function that returns a floating-point tensor."
+        found = f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample)
+        fix = "distribution=lambda shape, generator: torch.randn(shape, generator=generator)"
+        raise DtypeError("study()", rule, {"distribution": name}, found=found, fix=fix)
     if sample.shape != (_SAMPLE,):
         found = f"shape {tuple(sample.shape)} for ({_SAMPLE},)"
         raise _wrong("a sampler must return the shape that it is asked for.", found, "torch.randn(shape)", name)
@@ -305,12 +300,9 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
     wrong_mean = abs(mean) > _ERRORS * math.sqrt(variance) / root
     wrong_variance = abs(variance - 1.0) > _ERRORS * math.sqrt(max(fourth - variance**2, 0.0)) / root + 1e-6
     if not math.isfinite(variance) or wrong_mean or wrong_variance:
-        raise _wrong(
-            "a sampler must have mean 0 and variance 1.",
-            f"mean {mean:.3g}, variance {variance:.3g} of {_SAMPLE:,} numbers",
-            f"return (x - {mean:.3g}) / {math.sqrt(variance):.3g} from it.",
-            name,
-        )
+        rule = "a sampler must have mean 0 and variance 1."
+        fix = f"return (x - {mean:.3g}) / {math.sqrt(variance):.3g} from it."
+        raise _wrong(rule, f"mean {mean:.3g}, variance {variance:.3g} of {_SAMPLE:,} numbers", fix, name)
     return name, distribution
 
 

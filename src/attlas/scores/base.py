@@ -17,9 +17,6 @@ from attlas.inputs import check_floating, tracing
 from attlas.stored import Stored
 from attlas.tiles import Tile
 
-__all__ = ["Derived", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens", "check_same_size", "check_sizes",
-           "finite_number", "with_parameters"]  # fmt: skip
-
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
 _Score = TypeVar("_Score", bound="Score")
@@ -354,7 +351,7 @@ class ScaledByTensor(Derived):
 
 def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
     """Return a setting of a score as a float, or raise a ShapeError."""
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > above:
+    if isinstance(value, Real) and not isinstance(value, bool) and above < value < math.inf:
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)

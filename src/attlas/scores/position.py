@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_floats, as_plain, check_floating, tracing, whole_number
+from attlas.inputs import as_floats, as_plain, check_floating, is_integer, tracing, whole_number
 from attlas.scores.base import Score, with_parameters
 from attlas.tiles import Tile
 
@@ -65,7 +65,7 @@ class Alibi(Score):
     def __init__(self, slopes: int | Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
         self.slopes: Tensor | None
-        if isinstance(slopes, int) and not isinstance(slopes, bool):
+        if is_integer(slopes):
             self.slopes = _paper_slopes(whole_number("Alibi()", "slopes", slopes))
         elif slopes is not None:
             self.slopes = _checked_slopes(slopes)

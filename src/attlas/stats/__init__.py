@@ -15,6 +15,7 @@ from attlas.stats.rows import (
     MaxLogit,
     MaxWeight,
     Moments,
+    Pooled,
     RowMass,
     effective_keys,
     entropy,
@@ -24,7 +25,6 @@ from attlas.stats.rows import (
     row_mass,
 )
 from attlas.stats.spans import Spans, spans
-from attlas.stats.values import Pooled
 
 __all__ = [
     "ArgMax", "CellGradient", "ColumnArgMax", "ColumnMass", "ColumnMax", "Coverage", "EffectiveKeys", "Entropy",

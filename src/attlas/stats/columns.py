@@ -17,8 +17,6 @@ from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
 
-__all__ = ["ColumnArgMax", "ColumnMass", "ColumnMax", "column_mass", "column_max"]
-
 Combine: TypeAlias = Literal["sum", "mean"]
 
 _SLAB = 32  # rows whose maximum is taken before any is looked at alone

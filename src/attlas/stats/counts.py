@@ -10,8 +10,6 @@ from torch import Tensor
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Blocks
 
-__all__ = ["cells_of_blocks", "cells_of_diagonals", "interval_of", "queries_of_keys"]
-
 
 def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """Return the first key of each row and the one after its last, within the matrix.

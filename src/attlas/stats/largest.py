@@ -20,8 +20,6 @@ from attlas.inputs import whole_number
 from attlas.stats.rows import zeros_for_rows
 from attlas.tiles import Tile
 
-__all__ = ["ArgMax", "Coverage", "Largest", "TailMass", "TopK", "coverage", "tail_mass", "topk"]
-
 _FEW = 128  # how many of the largest are worth keeping in order while a row is read
 _BLOCK = 64  # sorted weights that are summed together before any is looked at alone
 

@@ -20,8 +20,6 @@ from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
 from attlas.tiles import Tile
 
-__all__ = ["Offsets", "Picture", "block_edges", "count_blocks", "offsets", "picture"]
-
 _FEW = 64  # rows whose diagonals are summed together
 
 Pool: TypeAlias = Literal["mean", "max"]

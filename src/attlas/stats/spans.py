@@ -15,9 +15,8 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
+from attlas.inputs import is_integer
 from attlas.tiles import Tile
-
-__all__ = ["Span", "Spans", "spans"]
 
 Span: TypeAlias = slice | range | tuple[int, int]
 
@@ -32,7 +31,7 @@ def check_span(where: str, name: str, value: Any) -> None:
     else:
         ends = list(value) if isinstance(value, tuple) else []
         fits = len(ends) == 2
-    if fits and all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+    if fits and all(map(is_integer, ends)):
         return
     rule = f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step."
     raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=slice(0, 64)")

@@ -7,8 +7,6 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 
 from attlas.atlas import Atlas
 
-__all__ = ["SENTENCES", "about"]
-
 _READ = "{0}, reading {1} tokens."
 _READ_SOURCE = "{0}, reading {1} tokens of {2}."
 _UNSEEN = "It never saw this text in training."

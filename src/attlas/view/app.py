@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 AnyService: TypeAlias = "Service | ReadingService | CorpusService"
 
-__all__ = ["HEADERS", "SameOrigin", "application"]
 
 # Headers of every response. The page may load only its own files, runs no inline script, cannot be framed, and sends no
 # Referer to other pages; other pages cannot load anything of it.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from attlas.engine.problem import Problem
     from attlas.tiles import Tile
 
-__all__ = ["Blocks", "Pooled", "count_cells", "edges_of"]
-
 
 class Pooled(NamedTuple):
     """Blocks of a window: tensors of shape (batch, heads, blocks of rows, blocks of columns), and keys of rows.

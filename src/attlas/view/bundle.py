@@ -15,8 +15,6 @@ from importlib import resources
 
 from attlas.errors import AttlasError
 
-__all__ = ["DATA", "BundleError", "offline_page", "policy", "script", "styles", "widget_module"]
-
 DATA = "/*data*/"  # where the packed numbers go in the offline page
 
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+\.js)";$', re.M)

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Cache"]
-
 Value = TypeVar("Value")
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FIRST", "LAST", "LOG2_MIN", "MASKED", "PENDING", "ZERO", "Array", "decode", "encode"]
-
 Array: TypeAlias = NDArray[Any]  # of a dtype that the text says
 
 MASKED = 0  # no pair of the block may attend

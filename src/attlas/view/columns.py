@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Column"]
-
 
 class Column(NamedTuple):
     """A column of numbers: its name in the data, what the page calls it, its unit, and what it says."""

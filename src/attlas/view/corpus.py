@@ -27,17 +27,6 @@ from attlas.view.service import Answer, Service
 if TYPE_CHECKING:
     from attlas.corpus import Corpus, HeadPage, Sample
 
-__all__ = [
-    "NOT_THERE",
-    "NO_PLACE",
-    "NO_TRANSFORMERS",
-    "OTHER_MODEL",
-    "WITHOUT_MODEL",
-    "CorpusService",
-    "Loader",
-    "NoModelError",
-    "excerpt",
-]
 
 Loader = Callable[[], Any]  # loads the model of a corpus
 

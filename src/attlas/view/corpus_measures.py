@@ -8,8 +8,6 @@ from typing import Any
 from attlas.heads import NEAR
 from attlas.view.columns import Column
 
-__all__ = ["START", "measures"]
-
 # What a page shows at first, as far as a corpus has it.
 START = {"x": "effective_keys", "y": "qk_distance", "xlog": True, "ylog": True, "colour": "kind"}
 

@@ -16,7 +16,6 @@ from attlas.view.packing import packed
 if TYPE_CHECKING:
     from attlas.corpus import Corpus, Sample
 
-__all__ = ["OFFLINE", "export_corpus"]
 
 _TRIED = 6  # heads, and texts of each, by whose size the others are judged
 _WINDOW = 160  # tokens of a text about its largest weight

@@ -21,8 +21,6 @@ from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array
 from attlas.windows import window_of
 
-__all__ = ["Band", "ButFirst", "Head", "Table", "UnwantedError", "Wanted", "check_wanted", "without_first"]
-
 Wanted: TypeAlias = Callable[[], bool] | None
 
 _CELLS = 1 << 22  # cells of weights that are held at once

@@ -12,8 +12,6 @@ from attlas.view.codes import Array
 from attlas.view.exact import Head, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height
 
-__all__ = ["largest"]
-
 _BLOCK = 1 << BASE
 _SMALL = 1 << 20  # cells that are simply looked at
 

@@ -16,8 +16,6 @@ from attlas.view.still import preview
 if TYPE_CHECKING:
     from attlas.view.widget import Viewer
 
-__all__ = ["in_notebook", "show"]
-
 
 def show(
     shown: Atlas | AttentionMatrix,

@@ -18,8 +18,6 @@ from attlas.view import bundle
 from attlas.view.packing import Packer
 from attlas.view.service import Service
 
-__all__ = ["export", "write_page"]
-
 
 def export(
     shown: Atlas | AttentionMatrix,

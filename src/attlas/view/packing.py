@@ -25,8 +25,6 @@ from attlas.view.exact import Head
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
 from attlas.view.source import Place, Source
 
-__all__ = ["DETAIL", "Packer", "levels_that_fit", "packed"]
-
 _TILE = 2 * TILE**2
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
 _EXACT = 4 << 20  # of the weights of a matrix that is kept exactly

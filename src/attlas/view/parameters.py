@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["Parameters", "QuestionError"]
-
 _WHOLE = re.compile(r"[0-9]{1,15}")
 _SHOWN = 40  # characters of a wrong value that an answer repeats
 

@@ -15,8 +15,6 @@ from attlas.view.source import Place, Source
 from attlas.view.store import Store
 from attlas.view.worker import Worker
 
-__all__ = ["Kind", "PassJob", "PassKey", "Passes"]
-
 Kind: TypeAlias = Literal["all", "sums"]
 
 _FORMAT = 1

@@ -15,8 +15,6 @@ from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
 from attlas.view.source import Place
 
-__all__ = ["Picture", "Pictures"]
-
 _BYTES = 96 << 20  # of tiles that are kept
 _EXACT = 1 << 24  # cells up to which a thumbnail is computed whole
 

@@ -9,9 +9,6 @@ import numpy as np
 from attlas.view.codes import PENDING, Array, encode
 from attlas.view.exact import Band
 
-__all__ = ["BASE", "ON_DEMAND", "TILE", "TRACKS", "Pass", "band_height", "layout", "levels_of", "pad", "place_of",
-           "summed"]  # fmt: skip
-
 TILE = 256  # pixels of a side of a tile
 ON_DEMAND = 4  # the coarsest level that is computed when it is asked for
 BASE = ON_DEMAND + 1  # the level that a background pass keeps; coarser ones follow from it

@@ -19,8 +19,6 @@ from attlas.view.exact import Wanted
 from attlas.view.parameters import QuestionError
 from attlas.view.service import Answer, Service, json_answer, refusal
 
-__all__ = ["ModelLoader", "ReadingService"]
-
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
 

@@ -29,7 +29,6 @@ from attlas.view.service import Service
 if TYPE_CHECKING:
     from attlas.corpus import Corpus
 
-__all__ = ["Server", "has_browser", "need_extra", "serve", "stay", "store_beside"]
 
 HOST = "127.0.0.1"
 _FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free

@@ -35,8 +35,6 @@ from attlas.view.store import Store
 from attlas.view.tokens import Text
 from attlas.view.worker import Worker
 
-__all__ = ["Answer", "Service", "json_answer", "refusal"]
-
 _POOLS = ("mean", "max")
 _DARK_FROM = 0.45  # mean position of a picture's colours on the colour bar, from 0 to 1, from which it counts as dark
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1

@@ -26,8 +26,6 @@ from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
 from attlas.view.tokens import Text, pieces_from
 
-__all__ = ["WEIGHTED", "Place", "Shown", "Source", "Variant"]
-
 _HEADS = 128 << 20  # bytes of log-sum-exp that are kept
 _PIECES = 64  # of a tensor, of which the key of its content is made,
 _PIECE = 1024  # and numbers of each

@@ -15,15 +15,12 @@ from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import MIXED, PATTERNS
-from attlas.heads.classification import text_statistics
-from attlas.heads.from_recording import classify_entry, text_ids
+from attlas.heads.classification import classify_entry, text_ids, text_statistics
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
 from attlas.view.columns import Column
 from attlas.view.source import Source
 from attlas.view.worker import Worker
-
-__all__ = ["HeadTable"]
 
 # Cells of all heads together, and of one, up to which numbers that were not recorded are computed: those that tell
 # the kinds of heads cost ten times as much as the others. Half a minute of one core, two seconds a step.

@@ -21,8 +21,6 @@ from attlas.view import codes
 from attlas.view.exact import Head
 from attlas.view.source import atlas_of
 
-__all__ = ["preview"]
-
 _CELLS = 1 << 24  # weights that all pictures of one output may take
 _HEADS = 8  # of a matrix
 _LAYERS, _PER_LAYER = 4, 6  # of an atlas

@@ -17,8 +17,6 @@ import numpy as np
 from attlas.files import replace_folder
 from attlas.view.codes import Array
 
-__all__ = ["Draft", "Layout", "Store"]
-
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 
 _FACTS = "pass.json"

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["Joined", "Text"]
-
 _UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
 

@@ -14,8 +14,6 @@ import traitlets
 from attlas.view import bundle
 from attlas.view.service import Answer, Service
 
-__all__ = ["Viewer"]
-
 _WORKERS = 2  # the kernel keeps its processors
 _LOWEST, _HIGHEST = 240, 4000
 _IDS, _NAMES, _FIELDS = 200, 40, 32  # longer than any that the page sends

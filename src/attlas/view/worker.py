@@ -8,8 +8,6 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Job", "Worker"]
-
 _PATIENCE = 0.25  # seconds that a step waits at most while questions are being answered
 _QUEUE = 16  # jobs that wait; those that nobody has asked for longest are given up
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from tests.stats.definitions import diagonals
 from torch import Tensor
 
 import attlas
@@ -125,14 +126,14 @@ def laid_out(draw: Any, *shape: int) -> Tensor:
     return torch.randn(shape)
 
 
-def request_of(A: attlas.AttentionMatrix, plan: Plan | None = None) -> Request:
+def request_of(A: attlas.AttentionMatrix) -> Request:
     """Return a matrix as the kernels of pairs are handed it."""
-    return PAIRWISE.prepare(Request(A.problem, A.problem.tokens, plan or Plan()))
+    return PAIRWISE.prepare(Request(A.problem, A.problem.tokens, Plan()))
 
 
-def run(A: attlas.AttentionMatrix, v: Tensor, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+def run(A: attlas.AttentionMatrix, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kernels of pairs."""
-    found = PAIRWISE.forward(request_of(A, plan), v)
+    found = PAIRWISE.forward(request_of(A), v)
     assert found is not None
     return found
 
@@ -141,11 +142,18 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def check_both_passes(A: attlas.AttentionMatrix, plan: Plan, exact: attlas.AttentionMatrix) -> None:
-    """Compare numbers of rows, from the pass that finds the log-sum-exp too and from the one that is given it."""
+@torch.no_grad()
+def check_against_the_reference(v: Tensor, **given: Any) -> None:
+    """Compare both products, and numbers of rows from the pass that finds the log-sum-exp and from a later one."""
+    A, exact = attlas.attend(**given), attlas.attend(**given, plan=Plan("reference"))
+    x = torch.randn(*A.shape[:3], 3, dtype=v.dtype)
+    out, lse = run(A, v)
+    close(out, exact @ v)
+    close(lse, exact.lse)
+    close(PAIRWISE.transposed(request_of(A), lse, x), exact.mT @ x)
     asked = {"entropy": True, "max_logit": True}
     for more, known in (({}, None), ({"column_max": True, "squares": True}, exact.lse)):
-        found = PAIRWISE.read(request_of(A, plan), asked | more, None, known)
+        found = PAIRWISE.read(request_of(A), asked | more, None, known)
         assert found is not None
         for name, numbers in (
             ("lse", exact.lse),
@@ -154,7 +162,7 @@ def check_both_passes(A: attlas.AttentionMatrix, plan: Plan, exact: attlas.Atten
             ("column_max", attlas.stats.column_max(exact)),
         ):
             if name in {"lse"} | asked.keys() | more.keys():
-                torch.testing.assert_close(found[name], numbers, rtol=1e-10, atol=1e-10)
+                close(found[name], numbers)
 
 
 def all_results(k: int) -> dict[str, Any]:
@@ -166,22 +174,27 @@ def all_results(k: int) -> dict[str, Any]:
 def check_results(found: dict[str, Tensor], exact: attlas.AttentionMatrix, slack: float) -> None:
     """Compare what a pass found with the matrix written out."""
     weights, k = exact.to_dense(), found["top_values"].shape[-1]
-    batch, heads, m, n = weights.shape
-    flipped = torch.zeros(batch, heads, m, m + n - 1, dtype=weights.dtype)
-    for i in range(m):
-        flipped[:, :, i, m - 1 - i : m - 1 - i + n] = weights[:, :, i]
     wanted = {
-        "entropy": -torch.xlogy(weights, weights).sum(-1),
+        "entropy": torch.special.entr(weights).sum(-1),
         "squares": weights.square().sum(-1),
         "max_logit": attlas.stats.max_logit(exact),
         "mean": attlas.stats.logit_moments(exact).mean,
         "variance": attlas.stats.logit_moments(exact).variance,
         "column_mass": weights.sum(-2),
         "column_max": weights.amax(-2),
-        "offsets": flipped.sum(-2),
+        "offsets": diagonals(weights),
         "top_values": weights.topk(k).values,
     }
     for name, numbers in wanted.items():
         torch.testing.assert_close(
             found[name].double(), numbers, rtol=slack, atol=slack, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+def check_run(
+    found: tuple[Tensor, Tensor], numbers: dict[str, Tensor], v: Tensor, exact: attlas.AttentionMatrix, slack: float
+) -> None:
+    """Compare output, log-sum-exp and what a pass found with the matrix in float64."""
+    for one, wanted in zip(found, (exact @ v.double(), exact.lse), strict=True):
+        close(one.double(), wanted, slack)
+    check_results(numbers, exact, 10 * slack)

@@ -13,8 +13,8 @@ from tests.engine.native.conftest import (
     PAIRWISE_SETS,
     STRIDES,
     all_results,
-    check_both_passes,
-    check_results,
+    check_against_the_reference,
+    check_run,
     close,
     each_pairwise_set,
     request_of,
@@ -62,16 +62,7 @@ def test_equals_the_reference(name: str, mask: str, spread: float, use: Any) -> 
     m, n, hidden, e = [(1, 1, 1, 1), (63, 40, 2, 3), (13, 530, 5, 9), (24, 512, 8, 1), (30, 63, 33, 20)][place % 5]
     sink = torch.randn(4, dtype=torch.float64) if place % 2 else None
     q, k, v = tokens(m, n, e)
-    x = torch.randn(2, 4, m, 3, dtype=torch.float64)
-    given_ = {"score": make(hidden, spread), "mask": MASKS[mask](m, n), "sink": sink}
-    A, plan = attlas.attend(q, k, **given_), Plan()
-    B = attlas.attend(q, k, **given_, plan=Plan("reference"))
-    with torch.no_grad():
-        found, lse = run(A, v, plan)
-        close(found, B @ v)
-        close(lse, B.lse)
-        check_both_passes(A, plan, B)
-        close(PAIRWISE.transposed(request_of(A, plan), lse, x), B.mT @ x)
+    check_against_the_reference(v, q=q, k=k, score=make(hidden, spread), mask=MASKS[mask](m, n), sink=sink)
 
 
 @each_pairwise_set
@@ -96,7 +87,7 @@ def test_gradients_equal_the_references(name: str, threads: int, mask: str, use:
         delta = (slope * out.detach()).sum(-1)
         torch.set_num_threads(threads)
         try:
-            found = PAIRWISE.backward(request_of(A, Plan()), A.lse, CellGradient(slope, v, delta=delta))
+            found = PAIRWISE.backward(request_of(A), A.lse, CellGradient(slope, v, delta=delta))
         finally:
             torch.set_num_threads(1)
         d_w = [g for g in found.parameters if g is not None]
@@ -190,10 +181,7 @@ def test_any_shape_and_stride(
         numbers = PAIRWISE.family(request).statistics(all_results(min(3, n)), found[1])
         w = score.w_v.detach().double()
         exact = attlas.attend(*projected, score=Projected(w), mask=MASKS[mask](m, n), plan=Plan("reference"))
-        slack = 1e-5 if single else 1e-11
-        torch.testing.assert_close(found[0].double(), exact @ v.double(), rtol=slack, atol=slack)
-        torch.testing.assert_close(found[1].double(), exact.lse, rtol=slack, atol=slack)
-        check_results(numbers, exact, 10 * slack)
+        check_run(found, numbers, v, exact, 1e-5 if single else 1e-11)
 
 
 def test_reasons() -> None:

@@ -19,8 +19,6 @@ from attlas.engine.online import share_of
 from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
 from attlas.engine.statistic import Statistic
 
-__all__ = ["collect", "pool", "pool_transposed"]
-
 _DEFINITION = "backward with create_graph=True"
 
 # Gives results of statistics and the log-sum-exp.

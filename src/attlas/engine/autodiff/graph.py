@@ -12,21 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
+from attlas._compat import cached_property, transforming
 from attlas.autodiff import tensors_in
 from attlas.engine import reference, tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Part, Statistic, lowest
+from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
-from attlas.engine.workspace import Workspace
 from attlas.errors import BackendError, TooLargeError
-from attlas.inputs import transforming
 from attlas.masks.base import BlockState
 from attlas.scores.base import Tokens
 from attlas.scores.position import TensorBias
-
-__all__ = ["DENSE_LIMIT", "Replay", "collect", "collect_of", "dense"]
 
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
 

@@ -17,8 +17,6 @@ from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsup
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 
-__all__ = ["AdditiveKernels"]
-
 
 class AdditiveKernels(PairwiseFamily):
     """Calls of the additive kernels."""

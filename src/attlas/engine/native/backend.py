@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.native import decode, dot, dot_backward, library, statistics
+from attlas.engine.native import decode, dot, library, statistics
 from attlas.engine.native.additive import AdditiveKernels
 from attlas.engine.native.distance import DistanceKernels
 from attlas.engine.native.pairwise import PairwiseFamily
@@ -24,8 +24,6 @@ from attlas.engine.statistic import Statistic
 from attlas.inputs import all_finite, tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
-
-__all__ = ["FusedKernels", "PairwiseKernels"]
 
 # What a gradient may have beside its product, of each row.
 _TERMS = ("log", "square", "mean", "linear", "centre")
@@ -85,7 +83,7 @@ class FusedKernels(_Kernels):
         if operation == "statistics":
             *_, m, n = problem.shape
             return 5.0 if m < _FEW or _KEYS * m * m < n else 1.0
-        if not (dot_backward if operation == "backward" else dot).is_faster(problem):
+        if not (dot.backward_is_faster if operation == "backward" else dot.is_faster)(problem):
             return 1.2
         return 0.6 if library.wide() else 0.9
 
@@ -114,7 +112,7 @@ class FusedKernels(_Kernels):
             return None
         if gradient.is_product:
             left, right, delta = gradient.product
-            found = dot_backward.backward(problem, request.product, right, known, left, delta)
+            found = dot.backward(problem, request.product, right, known, left, delta)
             return None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
         return self._with_terms(request, known, gradient)
 
@@ -133,7 +131,7 @@ class FusedKernels(_Kernels):
             rows = {"log": torch.zeros_like(delta), "square": torch.zeros_like(delta)} | rows
         left = delta.new_zeros(1, 1, 1, 1).expand(*delta.shape, 1) if gradient.left is None else gradient.left
         right = product.k.new_zeros(1).expand(*product.k.shape[:3], 1) if gradient.right is None else gradient.right
-        found = dot_backward.backward(problem, product, right, lse, left, delta, gradient.column, rows)
+        found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows)
         if found is None:
             return None
         return Gradients([found[0]], [found[1]], [], found[2], found[3] if row is None else found[3] + row)

@@ -14,8 +14,6 @@ from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.scores.dot import ScaledDot
 
-__all__ = ["TYPES", "fast_path", "is_faster", "threads", "type_of"]
-
 _MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
 _WORTH = 1 << 18  # products from which they are, where no heads share their keys
 _AVX2_WORTH = 1 << 21  # the same with AVX2, also where heads share their keys

@@ -20,8 +20,6 @@ from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsup
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-__all__ = ["DistanceKernels"]
-
 _DIRECT = 8  # coordinates up to which differences are faster than any dot product
 _LARGEST = 16  # coordinates; from there on a matrix product is faster
 _KERNELS: dict[type, str] = {

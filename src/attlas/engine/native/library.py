@@ -20,25 +20,12 @@ import torch
 
 from attlas.errors import BackendError, TooLargeError, listed
 
-__all__ = [
-    "SETS",
-    "available",
-    "call",
-    "code",
-    "fast",
-    "instruction_set",
-    "row_statistics",
-    "runnable",
-    "structure",
-    "why_not",
-    "wide",
-]
-
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
 _FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
+_WHERE, _REBUILD = "attlas.engine.native", "build the kernels again: make native."
 # Structures that do not have the name of their function.
 _PARAMS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
 _NUMBERS: dict[str, Any] = {
@@ -71,9 +58,7 @@ class _Library:
             if size != ctypes.sizeof(kind):
                 rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
                 found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
-                raise BackendError(
-                    "attlas.engine.native", rule, found=found, fix="build the kernels again: make native."
-                )
+                raise BackendError(_WHERE, rule, found=found, fix=_REBUILD)
             function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
             function.restype = ctypes.c_int32
             self._functions[name] = (function, kind, frozenset(field for field, *_ in kind._fields_))
@@ -151,7 +136,7 @@ def _library() -> tuple[_Library, int]:
     if isinstance(found, str):
         remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
         rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
-        raise BackendError("attlas.engine.native", rule, found=found, fix=fix)
+        raise BackendError(_WHERE, rule, found=found, fix=fix)
     return found
 
 
@@ -398,13 +383,10 @@ def call(entry: str, /, **fields: Any) -> int:
     library, number = _library()
     function, kind, known = library.function(entry)
     if not fields.keys() <= known:
-        rule, found = (
-            f"{kind.__name__} must have every field that is set.",
-            f"no {listed(sorted(fields.keys() - known))}",
-        )
-        raise BackendError("attlas.engine.native", rule, found=found, fix="build the kernels again: make native.")
+        rule, absent = f"{kind.__name__} must have every field that is set.", listed(sorted(fields.keys() - known))
+        raise BackendError(_WHERE, rule, found=f"no {absent}", fix=_REBUILD)
     status = int(function(ctypes.byref(kind(**fields)), number))
     if status == library.codes["NO_MEMORY"]:
         rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
-        raise TooLargeError("attlas.engine.native", rule, found=f"no memory left for {entry}", fix=fix)
+        raise TooLargeError(_WHERE, rule, found=f"no memory left for {entry}", fix=fix)
     return status

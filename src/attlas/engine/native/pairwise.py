@@ -13,11 +13,10 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.native import library, request
+from attlas.engine.native.dot import tensor4
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite
-
-__all__ = ["PairwiseFamily", "pairwise_params", "unsupported_reason"]
 
 
 def unsupported_reason(problem: Problem) -> str | None:
@@ -51,8 +50,7 @@ def pairwise_params(
     # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
     buffers = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
     buffers = [t if t.stride(-1) == 1 else t.contiguous() for t in buffers]
-    tensor4 = library.structure("Tensor4")
-    tensors = [tensor4(t.data_ptr(), *t.stride()[:3]) for t in buffers]
+    tensors = [tensor4(t) for t in buffers]
     batch, heads, m, d = rows.shape
     params = library.structure("PairwiseParams")(
         batch=batch,
@@ -111,13 +109,11 @@ class PairwiseFamily(ABC):
 
     def run_backward(self, params: Any, left: Tensor, delta: Tensor, **results: Tensor | None) -> bool:
         """Run the kernel of gradients; return False where it does not take the problem."""
+        own = library.structure(self.entry.capitalize())(pairs=params, **self.fields())
         slopes = library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr())
         addresses = {name: 0 if t is None else t.data_ptr() for name, t in results.items()}
-        status = library.call(f"{self.entry}_backward", of=self._structure(params), slopes=slopes, **addresses)
+        status = library.call(f"{self.entry}_backward", of=own, slopes=slopes, **addresses)
         return status == library.code("DONE")
-
-    def _structure(self, params: Any) -> Any:
-        return library.structure(self.entry.capitalize())(pairs=params, **self.fields())
 
     @abstractmethod
     def parameters(self) -> Tensor:

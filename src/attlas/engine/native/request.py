@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library, masking
+from attlas.engine.native import library
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
 from attlas.masks.base import Mask
 from attlas.tiles import Tile, cut
-
-__all__ = ["NEEDS_LSE", "Picture", "RowBlock", "compute", "row_blocks"]
 
 _MASK_BYTES = 1 << 25  # bytes of a mask that are written out at a time
 _MASK_ROWS = 512  # rows written out at a time: of more rows, fewer segments of keys are hidden from all
@@ -101,7 +99,7 @@ def row_blocks(problem: Problem) -> Iterator[RowBlock]:
         yield RowBlock(range(m), {}, ())
         return
     if problem.allowed_runs is not None:
-        yield RowBlock(range(m), *masking.of_runs(*problem.allowed_runs))
+        yield RowBlock(range(m), *_of_runs(*problem.allowed_runs))
         return
     at = problem.tile(range(batch), range(heads), range(m), range(n))
     # As many rows as stay small even if each batch and head has cells of its own.
@@ -115,7 +113,7 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     The mask is asked for cells only in segments of keys of which it allows some.
     """
     cells = allowed_cells(at, mask, ColumnBlock(at.columns, tuple(segments_of(at, mask))))
-    return ({}, ()) if cells is None else masking.of_cells(cells, len(at.rows), len(at.columns))
+    return ({}, ()) if cells is None else _of_cells(cells, len(at.rows), len(at.columns))
 
 
 def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int) -> dict[str, Tensor]:
@@ -135,13 +133,7 @@ def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
     if size is not None:
         shapes["out"] = (m, size)
     return {
-        name: torch.zeros(
-            batch,
-            heads,
-            *shape,
-            dtype=_DTYPES.get(name, problem.dtype),
-            device="cpu",  # whatever torch makes by default
-        )
+        name: torch.zeros(batch, heads, *shape, dtype=_DTYPES.get(name, problem.dtype), device="cpu")
         for name, shape in shapes.items()
     }
 
@@ -186,3 +178,36 @@ def _fields(
         buffers.append(torch.tensor(wanted["coverage"], dtype=torch.float64, device="cpu"))
         fields |= {"levels": buffers[-1].data_ptr(), "level_count": len(wanted["coverage"])}
     return fields, buffers
+
+
+def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """Return the fields for one run of keys a row, and the tensors that they point to.
+
+    Parameters
+    ----------
+    first, stop : Tensor of int64, shape (batch or 1, heads or 1, m)
+        The first key of each row and the one after its last.
+    """
+    low, high = (t.to(torch.int32).contiguous() for t in (first, stop))
+    fields = {"low": low.data_ptr(), "high": high.data_ptr()}
+    return fields | _strides("span", low), (low, high)
+
+
+def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """Return the fields for a cell of each pair, and the tensor that they point to.
+
+    Parameters
+    ----------
+    cells : Tensor of bool, broadcastable to (batch, heads, rows, n)
+        True where a row may see a key.
+    rows, n : int
+        Number of rows and of keys.
+    """
+    whole = cells[(None,) * (4 - cells.ndim)].expand(-1, -1, rows, n).contiguous()
+    fields = {"allowed": whole.data_ptr(), "allowed_row": n}
+    return fields | _strides("allowed", whole), (whole,)
+
+
+def _strides(name: str, t: Tensor) -> dict[str, int]:
+    """Return the strides of batch and heads, 0 where there is one for all."""
+    return {f"{name}_{axis}": 0 if t.shape[i] == 1 else t.stride(i) for i, axis in enumerate(("batch", "head"))}

@@ -13,8 +13,6 @@ from attlas.engine.native import request
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Blocks, Statistic
 
-__all__ = ["Read", "collect"]
-
 #: Computes the requested outputs of a matrix (`request.compute`), with values and the log-sum-exp where given. Returns
 #: None where the tokens are not finite.
 Read = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], dict[str, Tensor] | None]

@@ -9,6 +9,7 @@ they are out of reach. What is left is summed by the kernels of attlas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,10 +21,7 @@ from attlas.attend import attend
 from attlas.estimators.sums.direct import Run, sum_runs
 from attlas.estimators.sums.result import Sums, concatenate, unsort
 from attlas.estimators.sums.task import Task
-from attlas.estimators.sums.tree import Leaves, gaps, leaves_of
 from attlas.masks.runs import RunPerRow
-
-__all__ = ["Forest", "box_sums", "forest_of", "share_to_compute"]
 
 KEYS, QUERIES = 256, 256  # points of a leaf, about
 _FIRST = 2  # leaves that are summed for the lower bound
@@ -72,9 +70,7 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
         place = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
         place[way] = torch.arange(len(way), device="cpu")
         place = place[of_queries.order]
-    weights = None if task.weights is None else task.weights[way]
-    task = replace(task, x=task.x[of_queries.order], keys=task.keys[way], values=task.values[way], weights=weights)
-    return Forest(task, of_queries, of_keys, place)
+    return Forest(replace(task.of_keys(way), x=task.x[of_queries.order]), of_queries, of_keys, place)
 
 
 def box_sums(task: Task) -> Sums:
@@ -88,8 +84,7 @@ def box_sums(task: Task) -> Sums:
         before = count.cumsum(0) - count
         total = int(count.sum())
         way = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
-        weights = None if task.weights is None else task.weights[way]
-        near = replace(task, x=task.x[some], keys=task.keys[way], values=task.values[way], weights=weights)
+        near = replace(task.of_keys(way), x=task.x[some])
         runs: tuple[Run | None, ...] = (None,)
         if forest.place is not None:
             runs = _others(forest.place[some], way, total)
@@ -215,3 +210,63 @@ def _others(place: Tensor, way: Tensor, total: int) -> tuple[Run, Run]:
     end = torch.full_like(found, total)
     before = torch.where(there, found, end)
     return Run(torch.zeros_like(found), before), Run(torch.where(there, found + 1, end), end)
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """Points ordered so that each leaf is a run of them.
+
+    Parameters
+    ----------
+    order : Tensor of int64, shape (points,)
+        The points, leaf by leaf.
+    start : Tensor of int64, shape (leaves + 1,)
+        Where each leaf begins in `order`, and the end of the last; no leaf is empty.
+    low, high : Tensor, shape (leaves, d)
+        Bounding boxes.
+    """
+
+    order: Tensor
+    start: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """Number of points of each leaf."""
+        return self.start.diff()
+
+
+def leaves_of(points: Tensor, size: int, unit: Tensor) -> Leaves:
+    """Cut points, shape (p, d) with p > 0, in leaves of about `size`, always across the side with the most units, (d,).
+
+    Notes
+    -----
+    Cost: a sort of the points and a copy for each of ``log2(p / size)`` levels.
+    """
+    p, d = points.shape
+    levels = max(0, math.ceil(math.log2(p / size)))
+    total = -(-p >> levels) << levels if levels else p
+    # Copies of the first point fill the last leaf up, so that every level is one rectangle; they are dropped again.
+    order = torch.cat([torch.arange(p, device="cpu"), torch.arange(total - p, device="cpu") + p])
+    tree = torch.cat([points, points[:1].expand(total - p, d)])
+    for level in range(levels):
+        boxes = tree.view(1 << level, -1, d)
+        widest = ((boxes.amax(1) - boxes.amin(1)) / unit).argmax(1)
+        side = boxes.gather(2, widest.view(-1, 1, 1).expand(-1, boxes.shape[1], 1)).squeeze(-1)
+        way = side.argsort(1)
+        tree = boxes.gather(1, way.unsqueeze(-1).expand(-1, -1, d)).view(-1, d)
+        order = order.view(1 << level, -1).gather(1, way).view(-1)
+    kept = (order < p).view(1 << levels, -1)
+    boxes = tree.view(1 << levels, -1, d)
+    count = kept.sum(1)
+    real = count > 0
+    start = torch.cat([count.new_zeros(1), count[real].cumsum(0)])
+    # A copy of a point lies in the box of some leaf: a box that is a little too large is still right.
+    return Leaves(order[kept.view(-1)], start, boxes.amin(1)[real], boxes.amax(1)[real])
+
+
+def gaps(one: Leaves, other: Leaves, first: int, stop: int) -> Tensor:
+    """Return how far leaves [first, stop) of one are from those of another along each coordinate, (., leaves, d)."""
+    low, high = one.low[first:stop].unsqueeze(1), one.high[first:stop].unsqueeze(1)
+    return torch.maximum(other.low - high, low - other.high).clamp_(min=0.0)

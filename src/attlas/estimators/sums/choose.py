@@ -16,8 +16,6 @@ from attlas.estimators.sums.polynomial import polynomial_sums
 from attlas.estimators.sums.result import Sums, unsort
 from attlas.estimators.sums.task import Task
 
-__all__ = ["SumsPlan", "choose_plan", "run_plan"]
-
 _FEW_PAIRS = 1 << 21  # pairs below which sorting costs more than it saves
 _MOST_COORDINATES = 8  # with more, boxes are so wide that all are near each other
 _WORTHWHILE = 0.9  # boxes are chosen if they are estimated to take at most this share of the time of a direct sum

@@ -13,8 +13,6 @@ from attlas.estimators.sums.result import Moments, Sums, concatenate, put_rows, 
 from attlas.estimators.sums.task import Task
 from attlas.masks.runs import RunPerRow
 
-__all__ = ["Run", "direct_sums", "sum_run", "sum_runs", "without_own"]
-
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
 _ROWS = 65_536  # queries of one call, between two reports
@@ -40,12 +38,10 @@ class Run(NamedTuple):
 
 def direct_sums(task: Task) -> Sums:
     """Return the sums over every pair of a task whose bandwidths are near 1."""
-    if task.weights is not None and not bool((task.weights > 0).all()):
-        kept = task.weights > 0
-        own = without_own(kept) if task.leave_one_out else None
-        task = replace(task, keys=task.keys[kept], values=task.values[kept], weights=task.weights[kept])
-    else:
-        own = without_own(torch.ones(len(task.keys), dtype=torch.bool)) if task.leave_one_out else None
+    kept = torch.ones(len(task.keys), dtype=torch.bool) if task.weights is None else task.weights > 0
+    own = without_own(kept) if task.leave_one_out else None
+    if not bool(kept.all()):
+        task = task.of_keys(kept)
     m = task.x.shape[0]
     parts = []
     for start in range(0, max(m, 1), _ROWS):
@@ -164,8 +160,7 @@ def _moments_around(task: Task, run: Run | None, origin: Tensor) -> Sums:
     """Return the sums with moments of queries near an origin."""
     if run is not None and len(run.first):  # of all keys only those that some query sees
         low, high = int(run.first.min()), max(int(run.stop.max()), int(run.first.min()))
-        weights = None if task.weights is None else task.weights[low:high]
-        task = replace(task, keys=task.keys[low:high], values=task.values[low:high], weights=weights)
+        task = task.of_keys(slice(low, high))
         run = Run(run.first - low, run.stop - low)
     n, d = task.keys.shape
     e = task.values.shape[1]

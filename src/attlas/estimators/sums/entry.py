@@ -14,8 +14,6 @@ from attlas.estimators.sums.choose import SumsPlan, choose_plan, run_plan
 from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.task import Task, checked_task
 
-__all__ = ["kernel_sums", "plan_sums"]
-
 
 @torch.no_grad()
 def kernel_sums(
@@ -91,7 +89,8 @@ def kernel_sums(
     >>> kernel_sums("gaussian", x, x, x**2, 0.5).mean().squeeze(-1)
     tensor([0.1203, 1.2151, 4.2119, 8.4018])
     """
-    task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, progress)
+    h = torch.as_tensor(bandwidth, dtype=torch.float64)
+    task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments, progress))
     scaled, units = _normalized(task)
     return replace(_denormalized(run_plan(scaled), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 
@@ -136,7 +135,8 @@ def plan_sums(
       not boxes: 9 pairs are too few for it to pay
       not line: there are 2 coordinates
     """
-    task = checked_task(kernel, x, keys, values, bandwidth, weights, tolerance, leave_one_out, moments, None)
+    h = torch.as_tensor(bandwidth, dtype=torch.float64)
+    task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments))
     return choose_plan(_normalized(task)[0])
 
 

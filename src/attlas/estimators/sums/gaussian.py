@@ -26,8 +26,6 @@ from attlas.estimators.sums.direct import Run
 from attlas.estimators.sums.line import Line, exact_sums, exact_sums_without_own, neighbours, sums_in_windows
 from attlas.estimators.sums.result import Sums, put_rows
 
-__all__ = ["gaussian_sums", "nodes_for", "window"]
-
 WIDTH = 1.0  # of a box, in bandwidths
 _FARTHEST = 1000.0  # bandwidths from the nearest key up to which a box keeps enough digits of its scale
 _MOST_NODES = 48

@@ -17,8 +17,6 @@ from attlas.estimators.sums.line import Line, neighbours, sums_in_windows
 from attlas.estimators.sums.result import Sums
 from attlas.estimators.sums.scan import decayed_cumsum
 
-__all__ = ["laplace_sums", "leave_one_out_sums"]
-
 
 def laplace_sums(line: Line) -> Sums:
     """Return the sums of a Laplace line; its tolerance is not needed."""

@@ -11,15 +11,6 @@ from attlas.estimators.sums.direct import Run, sum_run, sum_runs, without_own
 from attlas.estimators.sums.result import Sums, concatenate, put_rows
 from attlas.estimators.sums.task import Task
 
-__all__ = [
-    "Line",
-    "exact_sums",
-    "exact_sums_without_own",
-    "neighbours",
-    "sorted_line",
-    "sums_in_windows",
-]
-
 _PAIRS = 1 << 20  # pairs that are held at once where differences are taken one by one
 _POINTS = 1 << 17  # points of one call of the kernels
 _REMOTE = 100.0  # bandwidths from which on a log-weight has lost digits of the difference between two keys
@@ -121,17 +112,9 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
         busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0
         high = int(stop[busy].max()) if bool(busy.any()) else 0
-        weights = None if task.weights is None else task.weights[low:high]
         # The window decides which keys are inside; at its rim rounding must not decide otherwise.
         h = task.bandwidth * (1 + 16 * torch.finfo(torch.float64).eps) if task.kernel == "boxcar" else task.bandwidth
-        part = replace(
-            task,
-            x=x.unsqueeze(-1),
-            keys=task.keys[low:high],
-            values=task.values[low:high],
-            weights=weights,
-            bandwidth=h,
-        )
+        part = replace(task.of_keys(slice(low, high)), x=x.unsqueeze(-1), bandwidth=h)
         sums = sum_run(part, Run(first - low, torch.where(busy, stop, first) - low))
         if bool(far.any()):
             there = far.nonzero().squeeze(-1)

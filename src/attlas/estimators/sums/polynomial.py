@@ -23,8 +23,6 @@ from attlas.estimators.sums.line import Line, exact_sums, exact_sums_without_own
 from attlas.estimators.sums.result import Sums, put_rows
 from attlas.estimators.sums.scan import decayed_cumsum
 
-__all__ = ["polynomial_sums"]
-
 # Coefficients of 1, u, u² of each kernel, u in [0, 1) being the distance in bandwidths.
 _KERNELS = {"boxcar": (1.0,), "triangular": (1.0, -1.0), "epanechnikov": (1.0, 0.0, -1.0)}
 # Units of rounding: 64 steps on four levels of the running sums, three roundings each, times 9 for the sum of the

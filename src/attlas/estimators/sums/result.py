@@ -9,8 +9,6 @@ from torch import Tensor
 
 from attlas.errors import ShapeError
 
-__all__ = ["Moments", "Sums", "concatenate", "put_rows", "unsort"]
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -131,13 +129,11 @@ class Sums:
         self._check_kernel(other)
         both = self.numerator.shape, (self.first is None)
         if both != (other.numerator.shape, other.first is None):
-            raise ShapeError(
-                "Sums.merge()",
-                "both sums must belong to the same queries and have the same parts.",
-                {"numerator": self.numerator, "other numerator": other.numerator},
-                found=f"moments: {self.first is not None} and {other.first is not None}",
-                fix="call kernel_sums with the same x, number of values and moments.",
-            )
+            rule = "both sums must belong to the same queries and have the same parts."
+            given = {"numerator": self.numerator, "other numerator": other.numerator}
+            found = f"moments: {self.first is not None} and {other.first is not None}"
+            fix = "call kernel_sums with the same x, number of values and moments."
+            raise ShapeError("Sums.merge()", rule, given, found=found, fix=fix)
         scale = torch.maximum(self.log_scale, other.log_scale)
         mine, theirs = self._at(scale), other._at(scale)
         first = None if mine.first is None or theirs.first is None else mine.first.plus(theirs.first)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attlas.errors import DeviceError, DtypeError, ShapeError
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
-
-__all__ = ["BOUNDED", "KERNELS", "Task", "checked_task"]
 
 KERNELS: dict[str, type[Score]] = {
     "gaussian": Gaussian,
@@ -71,24 +69,18 @@ class Task:
         # The reciprocal of a bandwidth is rounded: a key at exactly one bandwidth must not come inside by that.
         return Boxcar(self.bandwidth * (1 - 4 * torch.finfo(self.x.dtype).eps))
 
+    def of_keys(self, index: Tensor | slice) -> Task:
+        """Return the task with some of its keys."""
+        weights = None if self.weights is None else self.weights[index]
+        return replace(self, keys=self.keys[index], values=self.values[index], weights=weights)
+
     def report(self, done: int) -> None:
         """Report how many queries are done."""
         if self.progress is not None:
             self.progress(done, self.x.shape[0])
 
 
-def checked_task(
-    kernel: str,
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    bandwidth: float | Tensor,
-    weights: Tensor | None,
-    tolerance: float,
-    leave_one_out: bool,
-    moments: int,
-    progress: Callable[[int, int], None] | None,
-) -> Task:
+def checked_task(task: Task) -> Task:
     """Check the arguments of `kernel_sums` against each other.
 
     Raises
@@ -96,32 +88,31 @@ def checked_task(
     ShapeError, DtypeError, DeviceError
         If they do not fit together.
     """
+    x, keys, values, weights, h = task.x, task.keys, task.values, task.weights, task.bandwidth.detach().cpu()
     given = {"x (m, d)": x, "keys (n, d)": keys, "values (n, e)": values}
     if weights is not None:
         given["weights (n,)"] = weights
-    _check_settings(kernel, tolerance, moments)
-    fault, fix = _shapes(x, keys, values, weights, leave_one_out)
+    _check_settings(task.kernel, task.tolerance, task.moments)
+    fault, fix = _shapes(x, keys, values, weights, task.leave_one_out)
     if fault:
         raise ShapeError(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
         found = ", ".join(sorted({str(t.dtype) for t in given.values()}))
-        raise DtypeError(
-            _WHERE, "all tensors must be float32, or all float64.", given, found=found, fix="x.double(), ..."
-        )
+        rule = "all tensors must be float32, or all float64."
+        raise DtypeError(_WHERE, rule, given, found=found, fix="x.double(), ...")
     if any(t.device != x.device for t in given.values()):
         found = ", ".join(sorted({str(t.device) for t in given.values()}))
         raise DeviceError(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ...")
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
         raise ShapeError(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()")
-    h = torch.as_tensor(bandwidth, dtype=torch.float64).detach().cpu()
     if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
         found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
         raise ShapeError(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix)
     x, keys, values = (t.detach() for t in (x, keys, values))
     weights = None if weights is None else weights.detach()
     h = h.expand(x.shape[1]).contiguous()
-    return Task(kernel, x, keys, values, h, weights, float(tolerance), leave_one_out, moments, progress)
+    return replace(task, x=x, keys=keys, values=values, bandwidth=h, weights=weights, tolerance=float(task.tolerance))
 
 
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
