@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch, transformers or matplotlib: they read these once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -156,6 +157,17 @@ def fixed_seeds() -> None:
     torch.default_generator.manual_seed(SEED)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(SEED)
+
+
+@pytest.fixture
+def comms(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """All comms that widgets open, in the place of those of a notebook."""
+    pytest.importorskip("anywidget", reason="anywidget is in the extra `notebook`")
+    from tests.comms import FakeComm
+
+    FakeComm.made = []
+    monkeypatch.setattr("comm.create_comm", FakeComm)
+    return FakeComm.made
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -178,9 +178,3 @@ def test_zero_length() -> None:
     torch.testing.assert_close(no_size.to_dense(), torch.full((2, 5, 6), 1 / 6))
     torch.testing.assert_close(no_size @ torch.ones(6, 2), torch.ones(2, 5, 2))
     assert (attlas.attend(torch.randn(5, 4), torch.randn(6, 4)) @ torch.randn(6, 0)).shape == (5, 0)
-
-
-def test_public_names_are_there() -> None:
-    assert len(set(attlas.__all__)) == len(attlas.__all__)
-    for name in attlas.__all__:
-        assert getattr(attlas, name) is not None

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.messages import said
+from tests.messages import refusal
 
 import attlas
 from attlas import scaling, stats
@@ -275,12 +275,6 @@ def test_temperature_meets_the_variance() -> None:
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
-def message(error: type[Exception], call: object) -> str:
-    with pytest.raises(error) as caught:
-        call()  # type: ignore[operator]
-    return said(caught.value)
-
-
 def ones(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.rand(shape, generator=generator)
 
@@ -325,4 +319,4 @@ ERRORS = [
 
 @pytest.mark.parametrize(("error", "call", "text"), ERRORS, ids=[text.split("\n")[0] for _, _, text in ERRORS])
 def test_errors_say_what_to_type(error: type[Exception], call: object, text: str) -> None:
-    assert message(error, call) == text
+    assert refusal(error, call) == text

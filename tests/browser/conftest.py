@@ -14,6 +14,29 @@ import pytest
 
 AXE = "4.10.3"
 READY = ".attlas-ready .overlay[aria-busy=false]"
+# Controls that the page shows and that a part of them lies outside of the window.
+CUT = """() => {
+  const parts = "button, select, input, h1, .flow, .thumb, .bar-plot, .scatter-plot, .plot svg";
+  return [...document.querySelectorAll(parts)].filter((part) => {
+    if (!part.checkVisibility({ visibilityProperty: true }) || part.closest("dialog:not([open])")) return false;
+    const box = part.getBoundingClientRect();
+    if (!box.width || part.closest(".table-frame, .search:not(.has-result) .icon")) return false;
+    return box.left < -0.5 || box.right > innerWidth + 0.5;
+  }).map((part) => part.outerHTML.slice(0, 90));
+}"""
+# What the page says in Latin letters: words of three letters and more, outside of texts, tokens and names of files.
+LATIN = """(attributes) => {
+  const found = new Set();
+  const look = (text) => (text ?? "").match(/[A-Za-z]{3,}/g)?.forEach((word) => found.add(word));
+  const texts = ".flow, .token, .tip dd, .title, .brand, .condition, kbd, .why-about dd, .lines-column";
+  for (const part of document.querySelectorAll(".attlas *")) {
+    if (part.closest(`${texts}, .sample-words b, [font-family*=mono]`)) continue;
+    for (const child of part.childNodes) if (child.nodeType === Node.TEXT_NODE) look(child.data);
+    for (const name of attributes) look(part.getAttribute(name));
+  }
+  return [...found];
+}"""
+NAMES = {"attlas", "PNG", "SVG", "CSV", "Shift", "Enter", "Esc", "English", "float"}
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +156,27 @@ def until(page: Any, condition: str) -> None:
     page.wait_for_function(f"() => ({condition})")
 
 
-def serious_faults(page: Any, axe: str) -> list[str]:
-    """Return the serious faults that axe finds in a page, with the elements that have them."""
+def latin_words(page: Any, *attributes: str) -> set[str]:
+    """Return what a page says in Latin letters, in its texts and in some attributes; names that stay aside."""
+    return set(page.evaluate(LATIN, ["title", "placeholder", *attributes])) - NAMES
+
+
+View = tuple[str, tuple[int, int], str]
+
+
+def serious_faults(page: Any, axe: str, views: list[View]) -> dict[View, list[str]]:
+    """Return the serious faults that axe finds in a page, by the hash, the size and the colours that it is given."""
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
-    return [
-        f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
+    faults: dict[View, list[str]] = {}
+    for hash_, (width, height), scheme in views:
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
+        page.evaluate("(hash) => { location.hash = hash; }", hash_)
+        page.wait_for_timeout(700)
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        faults[hash_, (width, height), scheme] = [
+            f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+    return {view: told for view, told in faults.items() if told}

@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tests.atlases import atlas_of, random_matrix
 from tests.browser.conftest import READY, served
 
 import attlas
-from attlas.atlas import Atlas, Bookmark, Entry
+from attlas.atlas import Bookmark
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    q, k = torch.randn(2, 1, 2, 90, 16, generator=torch.Generator().manual_seed(1))
-    A = attlas.attend(q, k, mask=attlas.Causal())
-    entries = [Entry(f"layers.{at}", at, "self", 0, (0, 1), (0, 90), 0, (1, 2, 90, 90), A) for at in (0, 1)]
-    Atlas(entries, tokens=[f" w{i}" for i in range(90)]).save(tmp_path / "run.atlas")
+    A = random_matrix(90)
+    atlas_of(A, A, tokens=[f" w{i}" for i in range(90)]).save(tmp_path / "run.atlas")
     return tmp_path / "run.atlas"
 
 

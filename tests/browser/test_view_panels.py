@@ -4,12 +4,10 @@ import base64
 import csv
 import io
 import json
-import queue
 import re
 import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,11 +15,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
-from tests.browser.conftest import number, saved, serious_faults, state, until
+from tests.atlases import atlas_of, random_matrix
+from tests.browser.conftest import number, saved, serious_faults, served, state, until
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.view import Service
 from attlas.view.tokens import Text
 
@@ -44,26 +43,21 @@ def matrix(layer: int) -> attlas.AttentionMatrix:
 
 @pytest.fixture(scope="module")
 def atlas() -> Atlas:
-    heads, shape = tuple(range(HEADS)), (1, HEADS, N, N)
-    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, N), 0, shape, matrix(at)) for at in range(LAYERS)]
-    return Atlas(entries, model="tiny <model>", tokens=TOKENS, spans={"question": (0, 40)})
+    return atlas_of(*map(matrix, range(LAYERS)), model="tiny <model>", tokens=TOKENS, spans={"question": (0, 40)})
 
 
 @pytest.fixture(scope="module")
 def address(atlas: Atlas) -> Iterator[str]:
-    from attlas.view import Server
-
-    with closing(Service(atlas, title="panels & <b>text</b>")) as service, Server(service, port=0) as server:
-        yield server.url
+    with served(atlas, title="panels & <b>text</b>") as url:
+        yield url
 
 
 @pytest.fixture
 def open_page(browse: Any, address: str) -> Callable[..., Any]:
     """Open the viewer."""
 
-    def opened(hash_: str = "", size: tuple[int, int] = (1280, 800), scheme: str = "light", url: str = "") -> Any:
-        options = {"color_scheme": scheme, "reduced_motion": "no-preference"}
-        return browse(f"{url or address}{hash_}", *size, wait=".attlas-ready", **options)
+    def opened(hash_: str = "", url: str = "") -> Any:
+        return browse(f"{url or address}{hash_}", wait=".attlas-ready", reduced_motion="no-preference")
 
     return opened
 
@@ -271,18 +265,7 @@ def test_pointing_at_a_token_shows_its_row_at_once(open_page: Any, atlas: Atlas)
     until(page, "!document.querySelector('.text-hint').hidden")
 
 
-def test_the_text_stays_where_it_is_when_a_token_is_clicked(open_page: Any) -> None:
-    page = open_page()
-    token = page.locator('.t[data-position="40"]')
-    before = token.bounding_box()
-    token.click()
-    until(page, "document.querySelectorAll('.cell-facts dd').length > 4")
-    page.wait_for_timeout(300)
-    assert token.bounding_box() == before
-    assert "own" in token.get_attribute("class")
-
-
-def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
+def test_any_script_and_whitespace_is_readable_and_the_text_stays_where_it_is(open_page: Any) -> None:
     page = open_page()
     flow = page.locator(".flow")
     page.wait_for_selector('.t[data-position="20"]')
@@ -292,18 +275,21 @@ def test_any_script_and_whitespace_is_readable(open_page: Any) -> None:
     assert page.locator(".flow b:not(.joined)").count() == 0
     page.locator('.t[data-position="13"]').hover()  # the crosshair of the map follows
     assert "at-key" in page.locator('.t[data-position="13"]').get_attribute("class")
+    token = page.locator('.t[data-position="40"]')
+    before = token.bounding_box()
+    token.click()
+    until(page, "document.querySelectorAll('.cell-facts dd').length > 4")
+    page.wait_for_timeout(300)
+    assert token.bounding_box() == before
+    assert "own" in token.get_attribute("class")
 
 
-def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browser: Any, tmp_path: Path) -> None:
-    from attlas.view import Server
-
+def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browse: Any) -> None:
     n = 100_000
     A = attlas.attend(torch.randn(1, 1, 8, 4), torch.randn(1, 1, n, 4))
     words = [f" w{i}" if i % 9 else "\n" for i in range(n)]
-    with closing(Service(A, tokens=words)) as service, Server(service, port=0) as server:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.goto(server.url)
-        page.wait_for_selector(".t")
+    with served(A, tokens=words) as url:
+        page = browse(url, wait=".t")
         page.locator(".t").nth(3).click()
         page.get_by_label("Search: token text").fill("w99991")
         until(page, "document.querySelector('.search-result').textContent === '1 of 1'")
@@ -331,7 +317,7 @@ def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browser: Any, tmp_path:
         )
         assert (busy() - before) / 40 < 0.1  # seconds for each jump to another part of the text
         assert page.locator(".t").count() < 4000
-        page.close()
+        browse.close()
 
 
 # --------------------------------------------------------------------------------------------------------- search
@@ -420,8 +406,8 @@ def test_fit_takes_the_largest_weight_in_view(open_page: Any, atlas: Atlas) -> N
 # --------------------------------------------------------------------------------------------------------- export
 
 
-def test_the_table_holds_the_exact_weights(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#e=1&h=1&r=150&c=100&z=4")
+def test_table_and_vector_picture_hold_the_exact_weights_of_every_cell_in_view(open_page: Any, atlas: Atlas) -> None:
+    page = open_page("#e=1&h=1&r=150&c=140&z=4")
     name, body = saved(page, "csv")
     assert name == "panels-b-text-b-1-1.csv"
     rows = list(csv.DictReader(io.StringIO(body.decode())))
@@ -435,11 +421,7 @@ def test_the_table_holds_the_exact_weights(open_page: Any, atlas: Atlas) -> None
         assert row["key_token"][0] == '"'  # which no spreadsheet runs
     places = {(int(row["query"]), int(row["key"])) for row in rows}
     assert len(places) == len(rows)
-    assert (150, 100) in places
-
-
-def test_the_vector_picture_holds_every_cell_in_view(open_page: Any, atlas: Atlas) -> None:
-    page = open_page("#e=1&h=1&r=150&c=140&z=4")
+    assert (150, 140) in places
     name, body = saved(page, "svg")
     assert name == "panels-b-text-b-1-1.svg"
     svg = ET.fromstring(body)  # well formed, whatever the tokens are
@@ -449,9 +431,7 @@ def test_the_vector_picture_holds_every_cell_in_view(open_page: Any, atlas: Atla
     for colour, path in paths.items():
         for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", path):
             cells |= {(int(y), int(x) + at): colour for at in range(int(width))}
-    page.get_by_role("button", name="Export").click()
-    rows = list(csv.DictReader(io.StringIO(saved_now(page, "csv").decode())))
-    first = min(int(row["query"]) for row in rows), min(int(row["key"]) for row in rows)
+    first = min(i for i, _ in places), min(j for _, j in places)
     allowed = [row for row in rows if int(row["key"]) <= int(row["query"])]
     assert len(cells) == len(allowed) > 500
     # Equal colours are equal weights to within a step of the scale, and darker is more.
@@ -487,12 +467,6 @@ def test_a_whole_map_is_saved_as_pdf_and_as_svg(open_page: Any) -> None:
     assert len(pixels) == 3 * width * height
     assert float(root.get("width")) == width / 2
     assert len(set(pixels[3 * width * (height // 2) : 3 * width * (height // 2 + 1)])) > 20  # a row of the map
-
-
-def saved_now(page: Any, kind: str) -> bytes:
-    with page.expect_download(timeout=60_000) as download:
-        page.locator(f"[data-export={kind}]").click()
-    return Path(download.value.path()).read_bytes()
 
 
 def test_the_link_is_the_address(open_page: Any) -> None:
@@ -599,97 +573,50 @@ def test_the_keyboard_alone_reaches_everything(open_page: Any) -> None:
     link_says(page, "h", "1")
 
 
-@pytest.mark.parametrize(
-    ("hash_", "size", "scheme"),
-    [
-        ("#pin=200.100&sort=-entropy", (1280, 800), "light"),
-        ("#pin=200.100&v=nosink", (1280, 800), "dark"),
-        ("#panel=help", (1280, 800), "light"),
-        ("#panel=export", (1280, 800), "dark"),
-        ("#panel=compare&s=0.1&m=ratio", (1280, 800), "light"),
-        ("#panel=heads", (390, 844), "light"),
-        ("#pin=200.100&panel=text", (390, 844), "dark"),
-        ("#pin=200.100&a=grid", (1280, 800), "dark"),
-        ("#panel=bookmarks", (390, 844), "light"),
-        ("#pin=200.180&w=lines&z=5&r=200&c=200", (768, 1024), "light"),
-    ],
-)
-def test_axe_finds_no_serious_fault(browser: Any, address: str, axe: str, hash_: str, size: Any, scheme: str) -> None:
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, bypass_csp=True)
-    page = context.new_page()
-    page.goto(f"{address}{hash_}")
-    page.wait_for_selector(".attlas-ready")
-    page.wait_for_timeout(1200)
-    assert serious_faults(page, axe) == []
-    context.close()
+def test_axe_finds_no_serious_fault(browse: Any, address: str, axe: str) -> None:
+    page = browse(address, bypass_csp=True)
+    views = [
+        ("pin=200.100&sort=-entropy", (1280, 800), "light"),
+        ("pin=200.100&v=nosink", (1280, 800), "dark"),
+        ("panel=help", (1280, 800), "light"),
+        ("panel=export", (1280, 800), "dark"),
+        ("panel=compare&s=0.1&m=ratio", (1280, 800), "light"),
+        ("panel=heads", (390, 844), "light"),
+        ("pin=200.100&panel=text", (390, 844), "dark"),
+        ("pin=200.100&a=grid", (1280, 800), "dark"),
+        ("panel=bookmarks", (390, 844), "light"),
+        ("pin=200.180&w=lines&z=5&r=200&c=200", (768, 1024), "light"),
+    ]
+    assert serious_faults(page, axe, views) == {}
 
 
-def test_hundreds_of_heads_fetch_what_is_in_view(browser: Any) -> None:
-    from attlas.view import Server
+def test_hundreds_of_heads_fetch_what_is_in_view(browse: Any) -> None:
+    asked: list[str] = []
 
-    A = attlas.attend(torch.randn(1, 32, 24, 4), torch.randn(1, 32, 24, 4), mask=attlas.Causal())
-    heads, shape = tuple(range(32)), (1, 32, 24, 24)
-    entries = [Entry(f"layers.{at}", at, "self", 0, heads, (0, 24), 0, shape, A) for at in range(20)]
-    with closing(Service(Atlas(entries))) as service, Server(service, port=0) as server:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url) if "/thumbnail" in request.url else None)
-        page.goto(server.url)
-        page.wait_for_selector(".thumb.drawn")
+    def count(route: Any) -> None:
+        asked.append(route.request.url)
+        route.continue_()
+
+    with served(atlas_of(*[random_matrix(24, heads=32)] * 20)) as url:
+        page = browse(url, wait=".thumb.drawn", routes={"**/thumbnail*": count})
         page.wait_for_timeout(1500)
         assert page.locator(".thumb").count() == 640
         assert 0 < len(asked) < 200
         page.locator(".slot-heads").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
         until(page, "[...document.querySelectorAll('.thumb')].at(-1).classList.contains('drawn')")
         assert len(asked) < 400
-        page.close()
+        browse.close()
 
 
 # --------------------------------------------------------------------------------------------------------- widget
 
 
-def test_the_widget_shows_the_same_page_by_messages(
-    browser: Any, atlas: Atlas, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("anywidget", reason="anywidget is in the extra `notebook`")
-    import comm
-
-    sent: queue.Queue[tuple[Any, Any]] = queue.Queue()
-
-    class Played:
-        def __init__(self, **opened: Any) -> None:
-            self.comm_id, self.kernel = "played", object()
-
-        def send(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
-            if data and data.get("method") == "custom":
-                sent.put((data["content"], buffers))
-
-        def on_msg(self, hear: Any) -> None:
-            self.hear = hear
-
-        def on_close(self, hear: Any) -> None: ...
-        def open(self, *given: Any, **named: Any) -> None: ...
-        def close(self, *given: Any, **named: Any) -> None: ...
-
-    monkeypatch.setattr(comm, "create_comm", Played)
+def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, comms: list[Any]) -> None:
     from attlas.view.widget import Viewer
 
     viewer = Viewer(Service(atlas), height=700, state={"entry": 1, "head": 2, "pin": {"i": 200, "j": 30}})
-    page = browser.new_page(viewport={"width": 1100, "height": 800})
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda asked: None if asked.url.startswith(("blob:", "data:", "about:")) else complaints.append(asked.url),
-    )
-    cancels: list[str] = []
-
-    def hear(content: Any) -> None:
-        if content["type"] == "cancel":
-            cancels.append(content["id"])
-        viewer.comm.hear({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
-
-    page.expose_function("toKernel", hear)
+    page = browse("about:blank", 1100, wait="")
+    page.expose_function("toKernel", viewer.comm.page_says)
     page.set_content("<!doctype html><title>cell</title><div class='cell'></div>")
     page.add_style_tag(content=viewer._css)
     page.evaluate(
@@ -713,10 +640,13 @@ def test_the_widget_shows_the_same_page_by_messages(
         [viewer._esm, dict(viewer.initial), viewer.height],
     )
 
+    told_already = 0
+
     def pump(condition: str) -> None:
+        nonlocal told_already
         for _ in range(400):
-            while not sent.empty():
-                content, buffers = sent.get()
+            for content, buffers in viewer.comm.answers()[told_already:]:
+                told_already += 1
                 page.evaluate(
                     "([content, text]) => window.deliver(content, text)",
                     [content, base64.b64encode(buffers[0]).decode()],
@@ -738,5 +668,3 @@ def test_the_widget_shows_the_same_page_by_messages(
     page.evaluate("window.leave()")
     assert page.locator(".attlas").count() == 0
     viewer.close()
-    assert complaints == []
-    page.close()

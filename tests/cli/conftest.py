@@ -56,6 +56,14 @@ def model_and_text(model_folder: Path, text_file: Path) -> tuple[str, ...]:
     return "--model", str(model_folder), "--text", str(text_file)
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
+    """A recording of 120 tokens."""
+    out = tmp_path_factory.mktemp("recordings") / "my run.atlas"
+    assert main(["record", *model_and_text, "--tokens", "120", "-o", str(out)]) == 0
+    return out
+
+
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command, and return what it prints."""

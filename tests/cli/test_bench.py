@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.conftest import Run
 
 import attlas
 from attlas import processor
@@ -40,9 +41,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_prints_ratios_with_their_spread(quick: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(SMALL) == 0
-    out = capsys.readouterr().out
+def test_prints_ratios_with_their_spread(quick: list[int], said: Run) -> None:
+    out = said(*SMALL)
     rows = re.findall(r"^  (.+?)  +[\d.]+ ms +([\d.]+)  ([\d.]+) to ([\d.]+)$", out, flags=re.M)
     names = [name for name, *_ in rows]
     assert names[:5] == [
@@ -106,24 +106,16 @@ def test_a_second_run_names_the_first(folder: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
-    [
-        (["--tokens", "0"], "--tokens 0"),
-        (["--heads", "-1"], "--heads -1"),
-        (["--seconds", "nan"], "--seconds nan"),
-    ],
+    [(["--tokens", "0"], "--tokens 0"), (["--heads", "-1"], "--heads -1"), (["--seconds", "nan"], "--seconds nan")],
 )
-def test_wrong_arguments(arguments: list[str], found: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
-    assert f"  found: {found}\n" in capsys.readouterr().err
+def test_wrong_arguments(arguments: list[str], found: str, complaint: Run) -> None:
+    assert complaint("bench", *arguments) == f"bench: {found}"
 
 
-def test_a_cache_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Run) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert main(SMALL) == 2
-    assert "  fix: XDG_CACHE_HOME=FOLDER attlas bench\n" in capsys.readouterr().err
+    assert refusal(*SMALL).endswith("  fix: XDG_CACHE_HOME=FOLDER attlas bench\n")
 
 
 def test_a_ratio_is_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,22 +62,6 @@ def test_out_that_cannot_be_written(tmp_path: Path, refusal: Run) -> None:
     assert "found: Permission denied" in refusal("demo", "--out", tmp_path / "out")
 
 
-def test_help_is_short_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert left.value.code == 0
-    assert "demo" in text
-    assert len(text.splitlines()) <= 23  # one line for each command
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--version"])
-    assert left.value.code == 0
-    assert capsys.readouterr().out.startswith("attlas ")
-
-
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"], ["demo", "--tokens", "many"]])
 def test_wrong_arguments_have_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:

@@ -4,29 +4,39 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from attlas import scaling
 from attlas.cli import head_statistics, options
 
 COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress"]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
-def test_help_and_version_load_neither_torch_nor_numpy(words: list[str]) -> None:
-    code = f"""
-import json, sys
+PROGRAM = """
+import contextlib, io, json, sys
 from attlas.cli import main
-try:
-    main({words})
-except SystemExit as end:
-    print(json.dumps([end.code, sorted(sys.modules)]), file=sys.stderr)
+told = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main(words)
+        except SystemExit as end:
+            told.append((end.code, out.getvalue()))
+print(json.dumps([told, sorted(sys.modules)]))
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    status, modules = json.loads(done.stderr)
-    assert status == 0
-    assert done.stdout.startswith(("usage: attlas", "attlas "))
+
+
+def test_help_and_version_load_neither_torch_nor_numpy() -> None:
+    asked = [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)]
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(asked)]
+    told, modules = json.loads(subprocess.check_output(command, text=True))
     assert not {"torch", "numpy", "attlas.public"} & set(modules)
+    assert [status for status, _ in told] == [0] * len(asked)
+    (_, version), (_, whole), *each = told
+    assert version.startswith("attlas ")
+    assert whole.startswith("usage: attlas")
+    assert len(whole.splitlines()) <= 23  # one line for each command
+    for name, (_, text) in zip(COMMANDS, each, strict=True):
+        assert f"  {name} " in whole
+        assert name in ("demo", "scaling") or f"  attlas {name} " in text.partition("examples:")[2]
 
 
 def test_words_of_options_are_those_of_their_modules() -> None:

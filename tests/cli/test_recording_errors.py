@@ -32,22 +32,9 @@ def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple
 # ------------------------------------------------------------------------------------------------------------ record
 
 
-def test_texts_that_cannot_be_read(tmp_path: Path, out: Path, complaint: Run) -> None:
-    assert complaint("record", "--text", "nowhere.txt", "-o", out) == "record: No such file or directory: nowhere.txt"
-    old, empty = tmp_path / "old.txt", tmp_path / "empty.txt"
-    old.write_bytes(b"caf\xe9 au lait")
-    empty.write_text("\n \n")
-    assert complaint("record", "--text", old, "-o", out) == (f"record: byte 0xe9 at place 3 of {old}")
-    assert complaint("record", "--text", empty, "-o", out) == (f"record: {empty} has no text")
-    assert not out.exists()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (b"", "record: standard input has no text"),
-        (b"\xff", "record: byte 0xff at place 0 of standard input"),
-    ],
+    [(b"", "record: standard input has no text"), (b"\xff", "record: byte 0xff at place 0 of standard input")],
 )
 def test_pipes_that_cannot_be_read(
     given: bytes, message: str, out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run

@@ -28,14 +28,6 @@ from attlas.heads.classification import classify_entry
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
-    out = tmp_path_factory.mktemp("recordings") / "run.atlas"
-    given = [*model_and_text, "--tokens", "120"]
-    assert main(["record", *given, "-o", str(out)]) == 0
-    return out
-
-
-@pytest.fixture(scope="session")
 def numbers_only(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
     out = tmp_path_factory.mktemp("recordings") / "numbers.atlas"
     given = [*model_and_text, "--tokens", "120", "--keep", "statistics"]
@@ -248,26 +240,37 @@ def test_the_table_fits_the_terminal(width: int, recorded: Path, monkeypatch: py
     assert rows == [[str(layer), str(head)] for layer in range(2) for head in range(3)]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_of_one_head_and_of_all(
-    suffix: str, recorded: Path, numbers_only: Path, tmp_path: Path, said: Run
+    recorded: Path, numbers_only: Path, tmp_path: Path, said: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = b"\x89PNG" if suffix == ".png" else b"<?xml"
-    some = 6 if suffix == ".png" else 2
+    titles: list[str] = []
+    grid = pictures.grid
+
+    def drawn(*given: object, **options: object) -> object:
+        titles.append(options["title"])
+        return grid(*given, **options)
+
+    monkeypatch.setattr(pictures, "grid", drawn)
     head = ("--layer", "-1", "--head", 2)
     for number, (folder, options) in enumerate(
         [
             (recorded, ()),
+            (recorded, ("--rows", "0:4")),
+            (numbers_only, ()),
+            (recorded, ("--columns", "100:")),
             (recorded, (*head, "--size", 50, "--pool", "mean", "--scale", "linear")),
             (recorded, (*head, "--rows", "10:40", "--columns", "10:40")),
             (recorded, ("--layer", "self.0", "--rows", "60:", "--columns", ":60")),
-            (numbers_only, ()),
             (numbers_only, head),
-        ][:some]
+        ]
     ):
-        out = tmp_path / f"{number}{suffix}"
+        out = tmp_path / f"{number}{'.svg' if number % 3 == 1 else '.png'}"
         assert said("picture", folder, *options, "-o", out) == f"{out}\n"
-        assert out.read_bytes().startswith(begins)
+        assert out.read_bytes().startswith(b"<?xml" if out.suffix == ".svg" else b"\x89PNG")
+    assert titles[:4] == [
+        *("tiny: 120 queries × 120 keys", "tiny: 4 queries (0:4) × 120 keys"),
+        *("tiny: 120 queries × 120 keys", "tiny: 120 queries × 20 keys (100:120)"),
+    ]
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
@@ -287,16 +290,12 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     assert 0 <= data["state"]["pointed"]["i"] < 120
 
 
-def test_heads_of_a_report_can_be_chosen(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Run
-) -> None:
+def test_heads_of_a_report_can_be_chosen(recorded: Path, tmp_path: Path, said: Run, refusal: Run) -> None:
     out = tmp_path / "report.html"
     said("report", recorded, "--heads", "1.0, 0·2", "-o", out)
     assert [(each["entry"], each["head"]) for each in data_of(out)["packed"] if each["exact"]] == [(1, 0), (0, 2)]
-    assert main(["report", str(recorded), "--heads", "1-0", "-o", str(out)]) == 2
-    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in capsys.readouterr().err
-    assert main(["report", str(recorded), "--heads", "1.7", "-o", str(out)]) == 2
-    assert "found: layer 1, head 7" in capsys.readouterr().err
+    assert "found: --heads 1-0\n  fix: --heads 2.4,3.2" in refusal("report", recorded, "--heads", "1-0", "-o", out)
+    assert "found: layer 1, head 7" in refusal("report", recorded, "--heads", "1.7", "-o", out)
 
 
 def test_a_recording_from_python_is_completed(model_folder: Path, tmp_path: Path, said: Run) -> None:
@@ -340,37 +339,6 @@ def test_the_shipped_model_is_the_default(tmp_path: Path, said: Run) -> None:
     said("record", "--text", timeit.__file__, "--tokens", 64, "--keep", "statistics", "-o", tmp_path / "a.atlas")
     rows = json.loads(said("stats", tmp_path / "a.atlas", "--json"))["rows"]
     assert {"induction", "previous token"} <= {row["what"].split(",")[0] for row in rows}
-
-
-@pytest.mark.parametrize("command", ["record", "stats", "picture", "report"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([command, "--help"])
-    assert left.value.code == 0
-    assert f"  attlas {command} " in capsys.readouterr().out.split("example", 1)[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "title"),
-    [
-        ((), "tiny: 120 queries × 120 keys"),
-        (("--rows", "0:4"), "tiny: 4 queries (0:4) × 120 keys"),
-        (("--columns", "100:"), "tiny: 120 queries × 20 keys (100:120)"),
-    ],
-)
-def test_the_title_of_a_picture_says_which_part_it_shows(
-    recorded: Path, tmp_path: Path, options: tuple[str, ...], title: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    titles: list[str] = []
-    grid = pictures.grid
-
-    def drawn(*given: object, **options: object) -> object:
-        titles.append(options["title"])
-        return grid(*given, **options)
-
-    monkeypatch.setattr(pictures, "grid", drawn)
-    assert main(["picture", str(recorded), *options, "-o", str(tmp_path / "a.png")]) == 0
-    assert titles == [title]
 
 
 @pytest.mark.parametrize(("rows", "columns", "labels"), [(":", ":", False), ("1:3", "2:", True), ("4:5", ":", False)])

@@ -7,7 +7,9 @@ import io
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
+from tests.cli.conftest import Run
 
 from attlas.cli import main, regress
 from attlas.cli.options import parser
@@ -58,23 +61,17 @@ def new(tmp_path: Path) -> str:
     return put(tmp_path / "new.csv", ["sex", "b", "a"], NEW[:, ::-1])
 
 
-def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
-    assert main(["regress", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["regress", *arguments]) == 2
-    err = capsys.readouterr().err
-    return err[err.index("attlas: ") :]
+@pytest.fixture
+def report(said: Run) -> Callable[..., Any]:
+    return lambda *words: json.loads(said("regress", *words, "--json"))
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
 @pytest.mark.parametrize("more", [[], ["--degree", "1"], ["--kernel", "epanechnikov"]])
-def test_errors_are_those_of_refitting(data: str, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = report([data, "--target", "y", "--bandwidth", "0.3,0.9,0.4", *more], capsys)
+def test_errors_are_those_of_refitting(data: str, more: list[str], report: Callable[..., Any]) -> None:
+    found = report(data, "--target", "y", "--bandwidth", "0.3,0.9,0.4", *more)
     options = {"degree": 1} if "--degree" in more else {"kernel": "epanechnikov"} if more else {}
     model = AttentionRegressor(bandwidth=[0.3, 0.9, 0.4], **options).fit(X, Y)
     line = Y - cross_val_predict(LinearRegression(), X, Y, cv=LeaveOneOut())
@@ -88,21 +85,22 @@ def test_errors_are_those_of_refitting(data: str, more: list[str], capsys: pytes
     assert (found["source"], found["rows"], found["dropped"], found["rule"]) == ("data.csv", 60, 0, "given")
 
 
-def test_copied_rows_change_no_error(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copied_rows_change_no_error(data: str, tmp_path: Path, report: Callable[..., Any], said: Run) -> None:
     twice = put(tmp_path / "twice.csv", ["a", "b", "sex", "y"], np.repeat(np.column_stack([X, Y]), 2, 0))
-    once, copied = (report([path, "--target", "y"], capsys) for path in (data, twice))
+    once, copied = (report(path, "--target", "y") for path in (data, twice))
     assert (once["copies"], copied["copies"]) == (0, 60)
     for name in ("linear", "kernel_regression"):
         expected = once["leave_one_out"][name]
         assert copied["leave_one_out"][name] == pytest.approx(expected, rel=1e-3)
-    assert main(["regress", twice, "--target", "y", "--bandwidth", H]) == 0
-    assert "copies of other rows: 60 rows" in capsys.readouterr().out
+    assert "copies of other rows: 60 rows" in said("regress", twice, "--target", "y", "--bandwidth", H)
 
 
-def test_weights_reach_the_estimator_and_the_linear_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_reach_the_estimator_and_the_linear_model(
+    tmp_path: Path, report: Callable[..., Any], refusal: Run
+) -> None:
     w = np.random.default_rng(4).integers(0, 3, len(Y)).astype(float)
     path = put(tmp_path / "weighted.csv", ["a", "w", "b", "sex", "y"], np.column_stack([X[:, 0], w, X[:, 1:], Y]))
-    found = report([path, "--target", "y", "--weights", "w"], capsys)
+    found = report(path, "--target", "y", "--weights", "w")
     model = AttentionRegressor(weights_are="importance").fit(X, Y, w)
     np.testing.assert_allclose([feature["bandwidth"] for feature in found["features"]], model.bandwidth_)
     assert found["rows"] == int((w > 0).sum())
@@ -116,7 +114,7 @@ def test_weights_reach_the_estimator_and_the_linear_model(tmp_path: Path, capsys
         np.sqrt(np.average(np.square(left), weights=w[used]))
     )
     negative = put(tmp_path / "t.csv", ["a", "w", "y"], np.column_stack([X[:, 0], -w, Y]))
-    assert "found: -2 in the column w" in refusal([negative, "--target", "y", "--weights", "w"], capsys)
+    assert "found: -2 in the column w" in refusal("regress", negative, "--target", "y", "--weights", "w")
 
 
 @pytest.mark.parametrize(
@@ -132,12 +130,10 @@ def test_weights_reach_the_estimator_and_the_linear_model(tmp_path: Path, capsys
     ],
 )  # fmt: skip
 def test_verdicts(
-    column: np.ndarray, target: np.ndarray, more: list[str], verdict: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    column: np.ndarray, target: np.ndarray, more: list[str], verdict: str, tmp_path: Path, said: Run
+) -> None:
     path = put(tmp_path / "t.csv", ["x", "y"], np.column_stack([column, target]))
-    assert main(["regress", path, "--target", "y", *more]) == 0
-    assert verdict in capsys.readouterr().out
+    assert verdict in said("regress", path, "--target", "y", *more)
 
 
 # ------------------------------------------------------------------------------------------------------- predictions
@@ -172,7 +168,7 @@ def test_other_cells_stay_as_they_were(tmp_path: Path) -> None:
 
 
 def test_no_file_that_is_read_is_written(
-    data: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Run
 ) -> None:
     (tmp_path / "link.csv").symlink_to(data)
     (tmp_path / "hard.csv").hardlink_to(new)
@@ -180,8 +176,8 @@ def test_no_file_that_is_read_is_written(
     monkeypatch.chdir(tmp_path / "sub")
     before = Path(data).read_bytes(), Path(new).read_bytes()
     for out in (data, "../data.csv", str(tmp_path / "link.csv"), new, "../new.csv", str(tmp_path / "hard.csv")):
-        text = refusal([data, "--target", "y", "--bandwidth", H, "--predict", new, "-o", out], capsys)
-        assert text.startswith("attlas: regress: -o must not be a file that is read.\n")
+        text = refusal("regress", data, "--target", "y", "--bandwidth", H, "--predict", new, "-o", out)
+        assert text.startswith("regress: -o must not be a file that is read.\n")
         assert (Path(data).read_bytes(), Path(new).read_bytes()) == before
 
 
@@ -272,18 +268,17 @@ electric,2022-01-01,2024-01-05T00:00Z,False,12
 """
 
 
-def test_texts_dates_and_booleans_become_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_dates_and_booleans_become_features(tmp_path: Path, said: Run, refusal: Run) -> None:
     (tmp_path / "cars.csv").write_text(CARS)
     kept, out = str(tmp_path / "fit.safetensors"), str(tmp_path / "out.csv")
     asked = tmp_path / "new.csv"
     asked.write_text("used,sold,since,fuel\nFalse,2024-01-02T00:00Z,2020-01-01,gas\n")
     learn = [str(tmp_path / "cars.csv"), "--target", "price", "--bandwidth", "0.5,100,1,0.5", "--save", kept]
-    assert main(["regress", *learn]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "price from 4 features, 6 rows" in said
-    assert "fuel: 3 levels, one feature of 0 and 1 for each (diesel, electric, gas)" in said
-    assert "since: dates, as days since 1970-01-01 " in said
-    assert "sold: dates, as days since 1970-01-01 in UTC" in said
+    told = " ".join(said("regress", *learn).split())
+    assert "price from 4 features, 6 rows" in told
+    assert "fuel: 3 levels, one feature of 0 and 1 for each (diesel, electric, gas)" in told
+    assert "since: dates, as days since 1970-01-01 " in told
+    assert "sold: dates, as days since 1970-01-01 in UTC" in told
     kind = [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 1, 0]]
     since = np.array(["2019-03-01", "2020-01-01", "2020-01-31", "2020-02-01", "2021-06-01", "2022-01-01"], "M8[D]")
     sold = np.array([0.25, 1.0, 0.5, 2.0 + 11.0 / 24.0, 3.0 + 0.5 / 86400.0, 4.0]) + 19723.0
@@ -305,14 +300,14 @@ def test_texts_dates_and_booleans_become_features(tmp_path: Path, capsys: pytest
         ("False,2024-01-02T00:00Z,18262,gas", "'18262' among dates"),
     ):
         asked.write_text(f"used,sold,since,fuel\n{cells}\n")
-        assert found in refusal(["--load", kept, "--predict", str(asked), "-o", out], capsys)
+        assert found in refusal("regress", "--load", kept, "--predict", str(asked), "-o", out)
     asked.write_text("used,sold,since,fuel\nFalse,2024-01-02T00:00Z,2020-01-01,coal\n")
     assert main(["regress", "--load", kept, "--predict", str(asked), "-o", out, "--drop-missing"]) == 0
     assert records(out)[0]["price_predicted"] == ""
 
 
 @pytest.mark.parametrize("degree", ["0", "1"])
-def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, report: Callable[..., Any]) -> None:
     rows = np.random.default_rng(5)
     city, day = rows.integers(0, 3, 90), rows.integers(0, 400, 90)
     target = np.array([0.0, 3.0, -2.0])[city] + np.sin(day / 40.0) + 0.05 * rows.normal(size=90)
@@ -321,7 +316,7 @@ def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, capsys: p
     text = "".join(f"{a},{b},{c}\n" for a, b, c in table)
     (tmp_path / "t.csv").write_text("city,day,y\n" + text)
     path, drawn = str(tmp_path / "t.csv"), tmp_path / "t.svg"
-    found = report([path, "--target", "y", "--degree", degree], capsys)
+    found = report(path, "--target", "y", "--degree", degree)
     assert found["leave_one_out"]["kernel_regression"]["r2"] > 0.95
     assert found["columns"][0] | {"told": ""} == {
         "name": "city", "kind": "category", "levels": ["Lima", "Oslo", "Rome"], "told": "",
@@ -334,9 +329,9 @@ def test_categories_are_learned_and_drawn(degree: str, tmp_path: Path, capsys: p
     assert "<!-- 2023-Jul -->" in drawn.read_text() or "<!-- Jul -->" in drawn.read_text()
 
 
-def test_levels_of_dropped_rows_are_no_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_levels_of_dropped_rows_are_no_features(tmp_path: Path, report: Callable[..., Any]) -> None:
     (tmp_path / "t.csv").write_text("a,b,y\nx,1,1\nz,2,2\nx,3,3\nz,4,4\nw,,5\nw,,6\n")
-    found = report([str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1", "--drop-missing"], capsys)
+    found = report(str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1", "--drop-missing")
     assert [feature["name"] for feature in found["features"]] == ["a=x", "a=z", "b"]
 
 
@@ -381,13 +376,11 @@ def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
     assert written["y_predicted"].notna().all()
 
 
-def test_columns_without_names_are_called_by_their_positions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_without_names_are_called_by_their_positions(tmp_path: Path, report: Callable[..., Any]) -> None:
     path = tmp_path / "t.csv"
     path.write_text("2019,2020\n1,2\n3,4\n")
-    assert report([str(path), "--target", "2", "--bandwidth", "1"], capsys)["rows"] == 3
-    assert report([str(path), "--target", "2020", "--header", "yes", "--bandwidth", "1"], capsys)["rows"] == 2
+    assert report(str(path), "--target", "2", "--bandwidth", "1")["rows"] == 3
+    assert report(str(path), "--target", "2020", "--header", "yes", "--bandwidth", "1")["rows"] == 2
 
 
 REFUSED = [
@@ -423,24 +416,24 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "options", "place", "found", "fix"), REFUSED)
 def test_what_would_be_a_guess_is_refused(
-    text: str, options: list[str], place: str, found: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, options: list[str], place: str, found: str, fix: str, tmp_path: Path, refusal: Run
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
-    told = refusal([str(tmp_path / "t.csv"), "--target", "y", *options], capsys)
+    told = refusal("regress", str(tmp_path / "t.csv"), "--target", "y", *options)
     assert place in told
     assert found in told.partition("found: ")[2].partition("fix: ")[0]
     assert fix in told.partition("fix: ")[2]
 
 
-def test_files_that_are_no_text(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_text(data: str, tmp_path: Path, refusal: Run) -> None:
     packed, latin = tmp_path / "data.csv.gz", tmp_path / "latin.csv"
     packed.write_bytes(gzip.compress(Path(data).read_bytes()))
     latin.write_bytes("größe,y\n1,2\n".encode("latin1"))
-    assert f"fix: zcat {packed} | attlas regress -" in refusal([str(packed), "--target", "y"], capsys)
-    assert f"fix: iconv -f latin1 -t utf-8 {latin} > table.csv" in refusal([str(latin), "--target", "y"], capsys)
-    assert "No such file or directory" in refusal([str(tmp_path / "none.csv"), "--target", "y"], capsys)
-    told = refusal(["--load", data, "--predict", data, "-o", str(tmp_path / "out.csv")], capsys)
-    assert told.startswith("attlas: regress: --load must be a file that attlas regress --save wrote.\n")
+    assert f"fix: zcat {packed} | attlas regress -" in refusal("regress", str(packed), "--target", "y")
+    assert f"fix: iconv -f latin1 -t utf-8 {latin} > table.csv" in refusal("regress", str(latin), "--target", "y")
+    assert "No such file or directory" in refusal("regress", str(tmp_path / "none.csv"), "--target", "y")
+    told = refusal("regress", "--load", data, "--predict", data, "-o", str(tmp_path / "out.csv"))
+    assert told.startswith("regress: --load must be a file that attlas regress --save wrote.\n")
     assert "fix: attlas regress TABLE --target COLUMN --save data.safetensors" in told
 
 
@@ -460,25 +453,19 @@ def test_files_that_are_no_text(data: str, tmp_path: Path, capsys: pytest.Captur
         (["-", "--target", "y", "--bandwidth", "-1"], "--bandwidth -1", "--bandwidth loo"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(
-    arguments: list[str], found: str, fix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refusal(arguments, capsys).splitlines()[1:] == [f"  found: {found}", f"  fix: {fix}"]
+def test_options_that_do_not_go_together_are_named(arguments: list[str], found: str, fix: str, refusal: Run) -> None:
+    assert refusal("regress", *arguments).splitlines()[1:] == [f"  found: {found}", f"  fix: {fix}"]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("sklearn", "sklearn"), ("pandas", "sklearn"), ("matplotlib", "plot")])
-def test_extras_are_named(
-    data: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_extras_are_named(data: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, refusal: Run) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    told = refusal([data, "--target", "y", "--plot", "fit.png"], capsys)
+    told = refusal("regress", data, "--target", "y", "--plot", "fit.png")
     assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
 
 
-def test_the_fit_is_saved_before_the_rows_to_predict_are_read(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fit_is_saved_before_the_rows_to_predict_are_read(data: str, tmp_path: Path, refusal: Run) -> None:
     (tmp_path / "new.csv").write_text("a,b,sex\n1,oops,0\n")
     files = [
         "--predict",
@@ -488,17 +475,17 @@ def test_the_fit_is_saved_before_the_rows_to_predict_are_read(
         "--save",
         str(tmp_path / "m.safetensors"),
     ]
-    assert "oops" in refusal([data, "--target", "y", "--bandwidth", H, *files], capsys)
+    assert "oops" in refusal("regress", data, "--target", "y", "--bandwidth", H, *files)
     np.testing.assert_array_equal(AttentionRegressor.load(tmp_path / "m.safetensors").bandwidth_, MODEL.bandwidth_)
 
 
-def test_an_index_with_a_name_is_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_with_a_name_is_a_column(tmp_path: Path, report: Callable[..., Any]) -> None:
     pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
     import pandas as pd
 
     frame = pd.DataFrame({"a": X[:, 0], "y": Y}).set_index("a")
     frame.to_parquet(tmp_path / "t.parquet")
-    found = report([str(tmp_path / "t.parquet"), "--target", "y", "--bandwidth", "0.2"], capsys)
+    found = report(str(tmp_path / "t.parquet"), "--target", "y", "--bandwidth", "0.2")
     assert [feature["name"] for feature in found["features"]] == ["a"]
 
 

@@ -29,17 +29,11 @@ def test_prints_a_table_that_pipes_can_read(capsys: pytest.CaptureFixture[str]) 
     assert len({len(line) for line in lines[plain + 1 : plain + 3]}) == 1, "columns stand below each other"
 
 
-def test_errors_are_shown_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_shown_where_there_is_room(monkeypatch: pytest.MonkeyPatch, said: Run) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    assert main(SMALL) == 0
-    wide = capsys.readouterr().out
+    assert " ± " in said(*SMALL)
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(SMALL) == 0
-    narrow = capsys.readouterr().out
-    assert " ± " in wide
-    assert " ± " not in narrow
+    assert " ± " not in said(*SMALL)
 
 
 def test_writes_numbers_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,13 +55,10 @@ def test_sizes_may_go_on_by_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["variance=2", "entropy=1.5"])
-def test_measures_a_model(
-    tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...]
-) -> None:
+def test_measures_a_model(tmp_path: Path, target: str, said: Run, model_and_text: tuple[str, ...]) -> None:
     plot, numbers = tmp_path / "heads.svg", tmp_path / "heads.json"
     arguments = [*model_and_text, "--tokens", "100", "--target", target]
-    assert main(["scaling", *arguments, "--plot", str(plot), "--json", str(numbers)]) == 0
-    out = capsys.readouterr().out
+    out = said("scaling", *arguments, "--plot", plot, "--json", numbers)
     assert "tiny reads 100 tokens of greet <b>.py; heads of size 8" in out
     assert plot.read_text("utf-8").startswith("<?xml")
     data = json.loads(numbers.read_text("utf-8"))
@@ -80,12 +71,10 @@ def test_measures_a_model(
             assert row["factor"] > 1.0
 
 
-def test_an_entropy_that_no_head_can_have(capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...]) -> None:
-    arguments = [*model_and_text, "--tokens", "100", "--target", "entropy=99"]
-    assert main(["scaling", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert "attlas: scaling: the entropy must lie between 0 and the mean of ln(allowed keys)." in err
-    assert "  fix: --target entropy=" in err
+def test_an_entropy_that_no_head_can_have(refusal: Run, model_and_text: tuple[str, ...]) -> None:
+    told = refusal("scaling", *model_and_text, "--tokens", "100", "--target", "entropy=99")
+    assert told.startswith("scaling: the entropy must lie between 0 and the mean of ln(allowed keys).")
+    assert "  fix: --target entropy=" in told
 
 
 ERRORS = [

@@ -1,6 +1,5 @@
 """attlas view: what it refuses, that it serves, and that it ends; the end of the demo."""
 
-import builtins
 import contextlib
 import http.client
 import io
@@ -32,14 +31,6 @@ from attlas.cli.terminal import Terminal
 from attlas.view.server import store_beside
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/(#\S+)?")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, model_and_text: tuple[str, ...]) -> Path:
-    out = tmp_path_factory.mktemp("recordings") / "my run.atlas"
-    given = [*model_and_text, "--tokens", "96", "-o", str(out)]
-    assert main(["record", *given]) == 0
-    return out
 
 
 @pytest.fixture
@@ -100,12 +91,12 @@ def get(address: str, path: str) -> tuple[int, bytes]:
 # ---------------------------------------------------------------------------------------------------------- it serves
 
 
-def test_it_serves_a_folder_until_it_is_told_to_stop(folder: Path, tmp_path: Path) -> None:
+def test_it_serves_a_folder_until_it_is_told_to_stop(recorded: Path, tmp_path: Path) -> None:
     """With another recording to compare with, and opened at a place."""
     other = tmp_path / "other.atlas"
-    shutil.copytree(folder, other)
+    shutil.copytree(recorded, other)
     link = "http://127.0.0.1:8750/old/#e=1&h=2&pin=5.3"
-    with command("view", folder, "--no-browser", "--port", 0, "--compare", other, "--at", link) as viewer:
+    with command("view", recorded, "--no-browser", "--port", 0, "--compare", other, "--at", link) as viewer:
         address = viewer.address()
         assert address.endswith("/#e=1&h=2&pin=5.3")
         status, body = get(address, "api/info")
@@ -113,25 +104,22 @@ def test_it_serves_a_folder_until_it_is_told_to_stop(folder: Path, tmp_path: Pat
         info = json.loads(body)
         assert [len(entry["heads"]) for entry in info["entries"]] == [3, 3, 3, 3]
         assert [bool(entry["recording"]) for entry in info["entries"]] == [False, False, True, True]
-        assert info["text_length"] == 96
+        assert info["text_length"] == 120
         assert info["title"].startswith("greet <b>.py · tiny")
         assert get(address, "")[0] == 200
         assert get(address, "../etc/passwd")[0] == 404
         status, out, err = viewer.end(signal.SIGINT)
     assert status == 0
     assert "http://" not in out  # the address was written once
-    assert out.strip() == "2 layers × 3 heads of tiny, 96 tokens; Ctrl-C closes it"
+    assert out.strip() == "2 layers × 3 heads of tiny, 120 tokens; Ctrl-C closes it"
     assert err.splitlines()[-1] == "attlas: the viewer is closed."
     assert "Traceback" not in err
     assert "uvicorn" not in out + err
 
 
-def test_the_overviews_are_kept_beside_the_folder(folder: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "own.atlas"
-    shutil.copytree(folder, mine)
-    store = store_beside(mine)
-    assert store == tmp_path / "own.atlas.view"
-    assert store_beside(Path(f"{mine}/")) == store
+def test_the_overviews_are_kept_beside_the_folder(tmp_path: Path) -> None:
+    assert store_beside(tmp_path / "own.atlas") == store_beside(Path(f"{tmp_path}/own.atlas/"))
+    assert store_beside(tmp_path / "own.atlas") == tmp_path / "own.atlas.view"
 
 
 def test_it_records_first_and_leaves_nothing(
@@ -154,7 +142,7 @@ def test_it_records_first_and_leaves_nothing(
     assert not list(temporary.iterdir())
 
 
-def test_it_does_not_wait_for_a_long_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_wait_for_a_long_step(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, left = threading.Event(), []
 
     class Busy:
@@ -168,10 +156,10 @@ def test_it_does_not_wait_for_a_long_step(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("attlas.view.server.stay", lambda service, **settings: None)
     monkeypatch.setattr(view, "_SHUTDOWN_SECONDS", 0.1)
     monkeypatch.setattr(view.os, "_exit", left.append)
-    assert main(["view", str(folder)]) == 0
+    assert main(["view", str(recorded)]) == 0
     assert left == [0]
     go.set()
-    assert main(["view", str(folder)]) == 0
+    assert main(["view", str(recorded)]) == 0
     assert left == [0]  # where nothing is computed any more, the process ends as usual
 
 
@@ -226,28 +214,21 @@ def test_what_cannot_be_recorded_is_said_of_view(model_folder: Path, complaint: 
     assert complaint("view", "--model", model_folder, "--tokens", 5000).startswith("view: ")
 
 
-def test_ports(folder: Path, complaint: Run) -> None:
+def test_ports(recorded: Path, complaint: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert complaint("view", folder, "--port", port, "--no-browser") == f"view: port {port} is taken"
-    assert complaint("view", folder, "--port", 70_000) == "view: port 70000"
+        assert complaint("view", recorded, "--port", port, "--no-browser") == f"view: port {port} is taken"
+    assert complaint("view", recorded, "--port", 70_000) == "view: port 70000"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("attlas-view")]
 
 
 def test_without_the_extra(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, complaint: Run
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, complaint: Run
 ) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: object, **more: object) -> object:
-        if name == "uvicorn":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert complaint("view", folder) == "view: no module named uvicorn"
-    view.open_if_attended(folder, Terminal(), browser=True)
-    assert capsys.readouterr().out == f"  attlas view '{folder}'  needs pip install 'attlas[view]'\n"
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert complaint("view", recorded) == "view: no module named uvicorn"
+    view.open_if_attended(recorded, Terminal(), browser=True)
+    assert capsys.readouterr().out == f"  attlas view '{recorded}'  needs pip install 'attlas[view]'\n"
 
 
 # --------------------------------------------------------------------------------------------- the end of the demo
@@ -303,12 +284,9 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     return terminal
 
 
-def test_the_demo_opens_the_viewer_where_somebody_sits(attended: Attended, tmp_path: Path) -> None:
-    view.open_if_attended(tmp_path, attended, browser=True)
-    assert attended.opened == [tmp_path]
-
-
-def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_opens_the_viewer_where_somebody_sits_and_nothing_elsewhere(
+    attended: Attended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view.open_if_attended(tmp_path, attended, browser=False)
     with monkeypatch.context() as patch:
         patch.setenv("CI", "true")
@@ -324,4 +302,6 @@ def test_the_demo_opens_nothing_elsewhere(attended: Attended, tmp_path: Path, mo
         view.open_if_attended(tmp_path, attended, browser=True)
     assert attended.opened == []
     assert attended.out.getvalue().count("attlas view") == 5
+    view.open_if_attended(tmp_path, attended, browser=True)
+    assert attended.opened == [tmp_path]
     assert demo.open_if_attended is view.open_if_attended

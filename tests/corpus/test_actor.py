@@ -63,6 +63,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'attlas[ray]'")
 def test_a_local_ray(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

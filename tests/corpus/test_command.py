@@ -49,7 +49,7 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("this", "_sitebuiltins"))  # short ones
-    assert main(["demo", "--tokens", "256", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "over 2 texts" in told
     assert "heads.html" in told
@@ -68,6 +68,7 @@ def launcher() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_two_processes_write_the_same_files_as_one(words: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", *launcher(), "-m", "attlas"]

@@ -149,20 +149,7 @@ def test_another_number_of_processes_goes_on(
     assert contents(tmp_path / "corpus") == whole
 
 
-def test_the_environment_of_torchrun_splits_the_texts(
-    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS)
-    assert contents(tmp_path / "corpus") == whole
-
-
-def test_order_and_batch_change_no_number(
-    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    del whole
+def test_order_and_batch_change_no_number(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
     double = model.double()
     try:
         first = attlas.corpus(double, texts, tmp_path / "a", samples=3)

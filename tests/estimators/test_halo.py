@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.estimators.frames import FEATURES, UNIT, frames, table
 
 from attlas.errors import ShapeError
 from attlas.estimators import AttentionRegressor, kernel_sums, plan_sums
@@ -16,26 +17,7 @@ from attlas.estimators.halo import Boxes, boxes_of
 from attlas.estimators.sums.direct import direct_sums
 from attlas.estimators.sums.task import Task, checked_task
 
-dask = pytest.importorskip("dask", reason="Dask, of the extra attlas[dask], is not installed")
-frames = pytest.importorskip("dask.dataframe", reason="Dask's data frames, of attlas[dask], are not installed")
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # Dask has warnings of its own
-FEATURES = ["north", "east"]
-UNIT = np.array([1.0, 50.0])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-def table(n: int, seed: int) -> pd.DataFrame:
-    random = np.random.default_rng(seed)
-    found = pd.DataFrame(random.normal(size=(n, 2)) * UNIT + [0.0, 1e3], columns=FEATURES)
-    for i in range(2):
-        found[f"y{i}"] = np.sin(3 * found.north + i) + found.east / 50 + 1e4
-    return found
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # those of Dask
 
 
 def fitted(kernel: str, width: float, tolerance: float, names: Any, whole: pd.DataFrame) -> AttentionRegressor:
@@ -47,7 +29,7 @@ def fitted(kernel: str, width: float, tolerance: float, names: Any, whole: pd.Da
     ("kernel", "names"), [("epanechnikov", "y0"), ("boxcar", ["y0", "y1"]), ("triangular", ["y0"])], ids=str
 )
 def test_a_kernel_with_bounds_is_exact(tmp_path: Path, kernel: str, names: Any) -> None:
-    whole, queries = table(2000, 0), table(400, 1)
+    whole, queries = table(2000, 2, 0), table(400, 2, 1)
     queries.index = pd.Index([f"place {i // 2}" for i in range(len(queries))], name="where")  # each label twice
     wanted = fitted(kernel, 0.1, 0.0, names, whole).predict(queries[FEATURES])
     few = fitted(kernel, 0.1, 0.0, names, whole[:20])  # its own points count nowhere
@@ -69,7 +51,7 @@ def test_a_kernel_with_bounds_is_exact(tmp_path: Path, kernel: str, names: Any) 
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-8])
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace"])
 def test_a_truncated_kernel_keeps_its_tolerance(kernel: str, tolerance: float) -> None:
-    whole, queries = table(3000, 0), table(900, 1)
+    whole, queries = table(3000, 2, 0), table(900, 2, 1)
     width = 0.03 if kernel == "gaussian" else 0.005
     wanted = fitted(kernel, width, 0.0, "y0", whole).predict(queries[FEATURES])
     few = fitted(kernel, width, tolerance, "y0", whole[:500])
@@ -101,7 +83,7 @@ def test_a_box_has_every_point_within_reach(reach: float) -> None:
 
 
 def test_points_in_one_place_and_empty_partitions() -> None:
-    whole, queries = table(600, 0), table(300, 1)
+    whole, queries = table(600, 2, 0), table(300, 2, 1)
     whole.loc[:300, FEATURES] = [0.0, 1e3]
     whole, queries = whole.sort_values("north", ignore_index=True), queries.sort_values("north", ignore_index=True)
     model = fitted("epanechnikov", 0.2, 0.0, "y0", whole)
@@ -117,7 +99,7 @@ def test_points_in_one_place_and_empty_partitions() -> None:
 
 
 def test_no_box_has_the_whole_memory(monkeypatch: Any) -> None:
-    whole, sizes = table(4000, 0), []
+    whole, sizes = table(4000, 2, 0), []
     holding = Boxes.holding
     model = fitted("epanechnikov", 0.05, 0.0, "y0", whole)
     memory = frames.from_pandas(whole[[*FEATURES, "y0"]], npartitions=16)
@@ -137,7 +119,7 @@ def test_no_box_has_the_whole_memory(monkeypatch: Any) -> None:
 
 
 def test_what_is_refused() -> None:
-    whole = table(400, 0)[[*FEATURES, "y0"]]
+    whole = table(400, 2, 0)[[*FEATURES, "y0"]]
     memory, points = frames.from_pandas(whole, npartitions=16), frames.from_pandas(whole, npartitions=2)
     model = fitted("epanechnikov", 0.1, 0.0, "y0", whole)
     cases: dict[str, tuple[Any, Any, str]] = {

@@ -184,23 +184,6 @@ def test_results_do_not_depend_on_the_number_of_threads(d):
     assert found[0] == found[1] == found[2]
 
 
-def test_gradient_passes_gradcheck():
-    objective = LeaveOneOut(task("gaussian", counts=True))
-
-    class Wrapped(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, theta):
-            loss, slope = objective.value(theta)
-            ctx.save_for_backward(slope)
-            return torch.tensor(loss, dtype=torch.float64)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * ctx.saved_tensors[0]
-
-    assert torch.autograd.gradcheck(Wrapped.apply, THETA.clone().requires_grad_())
-
-
 @pytest.mark.parametrize("kernel", list(KERNELS))
 @pytest.mark.parametrize("degree", [0, 1])
 def test_grid_gives_the_loss_of_each_scale(kernel, degree):

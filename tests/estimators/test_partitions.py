@@ -6,35 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from tests.estimators.frames import FEATURES, dask, frames, table
 
 from attlas import Gaussian
 from attlas.errors import DtypeError, ShapeError
 from attlas.estimators import AttentionClassifier, AttentionRegressor, kernel_sums
 
-dask = pytest.importorskip("dask", reason="Dask, of the extra attlas[dask], is not installed")
-frames = pytest.importorskip("dask.dataframe", reason="Dask's data frames, of attlas[dask], are not installed")
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # Dask has warnings of its own
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-def table(n: int = 400, outputs: int = 1) -> pd.DataFrame:
-    random = np.random.default_rng(3)
-    found = pd.DataFrame(random.normal(size=(n, 2)) * [1.0, 50.0] + [0.0, 1e3], columns=["north", "east"])
-    for i in range(outputs):
-        found[f"y{i}"] = np.sin(found.north + i) + found.east / 50 + 1e4
-    return found
-
-
-FEATURES = ["north", "east"]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # those of Dask
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

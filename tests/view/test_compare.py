@@ -5,23 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.atlases import atlas_of, random_matrix
 from tests.view.cases import facts, numbers
 
-import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.errors import ShapeError
 from attlas.view import Service
 
 N = 40
 
 
-def recording(seed: int, tokens: list[str], n: int = N, **details: Any) -> Atlas:
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn((2, 1, 2, n, 8), generator=generator)
-    A = attlas.attend(q, k, mask=attlas.Causal())
-    return Atlas(
-        [Entry("layers.0", 0, "self", 0, (0, 1), (0, n), 0, tuple(A.shape), A)], tokens=tokens, details=details
-    )
+def recording(seed: int, tokens: list[str], **details: Any) -> Atlas:
+    return atlas_of(random_matrix(len(tokens), seed=seed), tokens=tokens, details=details)
 
 
 WORDS = [f" w{i}" for i in range(N)]
@@ -60,4 +55,4 @@ def test_another_text_has_its_own_tokens_at_the_same_positions() -> None:
 
 def test_recordings_of_other_sizes_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"40 × 40 and of 30 × 30.*|as many tokens"):
-        Service(recording(0, WORDS), compare=recording(1, WORDS[:30], n=30))
+        Service(recording(0, WORDS), compare=recording(1, WORDS[:30]))

@@ -1,20 +1,21 @@
 """The page that is written without a browser: what it holds is what the matrices say."""
 
 import base64
-import json
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.atlases import atlas_of, random_matrix
 from tests.pages import data_of
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas, Entry
+from attlas.atlas import Atlas
 from attlas.errors import RecordingError, ShapeError
 from attlas.view import codes, export, packing
 
@@ -23,27 +24,25 @@ TOKENS = [f" t{i}" for i in range(N - 2)] + ["</script><b>", "🦊"]
 CODE_ERROR = 2.0 ** (32 / 65532) - 1 + 1e-5
 
 
-def atlas_of(*matrices: attlas.AttentionMatrix, keep: bool = True, collect: bool = True) -> Atlas:
-    entries = []
-    for layer, A in enumerate(matrices):
-        wanted = {"entropy": stats.Entropy(), "column_mass": stats.ColumnMass(), "top_k": stats.TopK(8)}
-        side = min(A.shape[-1], 100)
-        wanted["picture"] = stats.Picture(side, side, pool="max")
-        found = dict(zip(wanted, A.collect(*wanted.values()), strict=True)) if collect else {}
-        m, n = A.shape[-2:]
-        heads = tuple(range(A.shape[1]))
-        entries.append(
-            Entry(
-                f"layers.{layer}", layer, "self", 0, heads, (0, m), 0, (1, len(heads), m, n), A if keep else None, found
-            )
+def recording(*matrices: attlas.AttentionMatrix, keep: bool = True, collect: bool = True) -> Atlas:
+    side = min(matrices[0].shape[-1], 100)
+    wanted = {"entropy": stats.Entropy(), "column_mass": stats.ColumnMass(), "top_k": stats.TopK(8)}
+    wanted["picture"] = stats.Picture(side, side, pool="max")
+    atlas = atlas_of(*matrices)
+    entries = [
+        replace(
+            entry,
+            matrix=A if keep else None,
+            statistics=dict(zip(wanted, A.collect(*wanted.values()), strict=True)) if collect else {},
         )
-    return Atlas(entries, model="tiny <model>", tokens=TOKENS[:n], details={"source": "a & b.py", "seconds": 1.5})
+        for entry, A in zip(atlas.entries, matrices, strict=True)
+    ]
+    tokens, details = TOKENS[: matrices[0].shape[-1]], {"source": "a & b.py", "seconds": 1.5}
+    return Atlas(entries, model="tiny <model>", tokens=tokens, details=details)
 
 
 def matrix(n: int = N, seed: int = 0) -> attlas.AttentionMatrix:
-    generator = torch.Generator().manual_seed(seed)
-    q, k = (3.0 * torch.randn(1, HEADS, n, 16, generator=generator) for _ in range(2))
-    return attlas.attend(q, k, mask=attlas.Causal())
+    return random_matrix(n, HEADS, seed, 3.0)
 
 
 def numbers(data: dict[str, Any], key: str, dtype: str) -> np.ndarray:
@@ -74,7 +73,7 @@ def test_heads_in_detail_and_overviews_equal_the_dense_matrix(tmp_path: Path, co
     first, second = matrix(), matrix(seed=1)
     told: list[float] = []
     path = export(
-        atlas_of(first, second, collect=collect), tmp_path / "page.html", heads=[(1, 2)], progress=told.append
+        recording(first, second, collect=collect), tmp_path / "page.html", heads=[(1, 2)], progress=told.append
     )
     data = data_of(path)
     assert data["texts"]["0"]["tokens"] == TOKENS
@@ -103,7 +102,7 @@ def test_many_heads_are_shown_by_the_pictures_that_were_recorded(
 ) -> None:
     monkeypatch.setattr(packing, "_TILES", 0)
     A = matrix()
-    data = data_of(export(atlas_of(A), tmp_path / "page.html", heads=[(0, 0)]))
+    data = data_of(export(recording(A), tmp_path / "page.html", heads=[(0, 0)]))
     assert [(each["finest"], each["block"]) for each in data["packed"][1:]] == [(2, 7)] * 2
     tile = numbers(data, "tile:0:1:2:0:0", "<u2").reshape(256, 256)[:175, :175]
     picture = A.collect(stats.Picture(100, 100, pool="max"))[0][0, 1].double().nan_to_num(0.0).numpy()
@@ -113,7 +112,7 @@ def test_many_heads_are_shown_by_the_pictures_that_were_recorded(
 
 def test_a_picture_of_means_is_not_taken_for_one_of_maxima(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_TILES", 0)
-    atlas = atlas_of(matrix())
+    atlas = recording(matrix())
     for entry in atlas.entries:
         entry.statistics["picture"] = entry.need_matrix("").collect(stats.Picture(100, 100))[0]
     data = data_of(export(atlas, tmp_path / "page.html", heads=[(0, 0)]))
@@ -122,14 +121,14 @@ def test_a_picture_of_means_is_not_taken_for_one_of_maxima(tmp_path: Path, monke
 
 def test_statistics_alone_make_a_page(tmp_path: Path) -> None:
     A = matrix()
-    data = data_of(export(atlas_of(A, keep=False), tmp_path / "page.html"))
+    data = data_of(export(recording(A, keep=False), tmp_path / "page.html"))
     (entry,) = data["info"]["entries"]
     assert (entry["readable"], entry["causal"]) == (True, True)
     assert [(each["finest"], each["block"], each["kept"]) for each in data["packed"]] == [(2, 7, 8)] * 3
     for head in range(HEADS):
         check_rows(data, f"0:{head}", A.to_dense()[0, head].double().numpy(), 8)
     both = attlas.attend(*(torch.randn(1, HEADS, 300, 8) for _ in range(2)))
-    (entry,) = data_of(export(atlas_of(both, keep=False), tmp_path / "page.html"))["info"]["entries"]
+    (entry,) = data_of(export(recording(both, keep=False), tmp_path / "page.html"))["info"]["entries"]
     assert entry["causal"] is False
 
 
@@ -146,7 +145,7 @@ def test_a_matrix_makes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_page_says_of_the_recording(tmp_path: Path) -> None:
-    titles = data_of(export(atlas_of(matrix()), tmp_path / "page.html"))["info"]["about"]
+    titles = data_of(export(recording(matrix()), tmp_path / "page.html"))["info"]["about"]
     about = {title: " ".join(text.format(*values) for text, *values in found) for title, found in titles}
     assert about["Recorded"] == "tiny <model>, reading 700 tokens of a & b.py."
     assert about["Memory"].startswith("Stored in float32, the matrices of its 3 heads would take 5.6 MiB; ")
@@ -157,16 +156,16 @@ def test_heads_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match=r"(?s)layer 0, head 3.*fix: heads from 0\.0 to 0\.2"):
         export(matrix(), tmp_path / "page.html", heads=[(0, 3)])
     with pytest.raises(RecordingError, match="a page needs weights"):
-        export(atlas_of(matrix(), keep=False, collect=False), tmp_path / "page.html")
+        export(recording(matrix(), keep=False, collect=False), tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_atlas_has_it_as_a_method(tmp_path: Path) -> None:
-    assert atlas_of(matrix(60)).export(tmp_path / "page.html") == tmp_path / "page.html"
+    assert recording(matrix(60)).export(tmp_path / "page.html") == tmp_path / "page.html"
 
 
 @pytest.mark.parametrize(("title", "shown"), [("/*data*/", "/*data*/"), ("a\ud800b", "a?b")])
 def test_any_title_leaves_the_data_where_they_belong(title: str, shown: str, tmp_path: Path) -> None:
-    text = export(matrix(), tmp_path / "page.html", title=title).read_text(encoding="utf-8")
+    text = export(matrix(60), tmp_path / "page.html", title=title).read_text(encoding="utf-8")
     assert f"<title>{shown} · attlas</title>" in text
-    assert json.loads(re.search(r'id="attlas-data"[^>]*>(.*?)</script>', text, re.S)[1])["packed"]
+    assert data_of(tmp_path / "page.html")["packed"]

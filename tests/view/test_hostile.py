@@ -161,12 +161,11 @@ def test_requests_that_no_browser_sends(viewer: Server, logged: list[logging.Log
 # ------------------------------------------------------------------------------------------------- who is let in
 
 
-def ask(viewer: Server, path: str = "", **headers: str) -> http.client.HTTPResponse:
-    parts = urlsplit(viewer.url)
+def ask(viewer: Server, path: str = "", url: str = "", **headers: str) -> http.client.HTTPResponse:
+    parts = urlsplit(url or viewer.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
-    connection.request(
-        "GET", parts.path + path, headers={name.replace("_", "-"): text for name, text in headers.items()}
-    )
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    connection.request("GET", parts.path + path, headers=named)
     answer = connection.getresponse()
     answer.read()
     connection.close()
@@ -216,18 +215,10 @@ def test_every_answer_carries_the_policy(viewer: Server, path: str, headers: dic
 
 
 def test_a_ticket_leads_to_the_page_once(viewer: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_(path: str, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=20)
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        return answer
-
-    first = urlsplit(viewer.once()).path
-    assert open_(first, Host="evil.example").status == 400
-    found = open_(first)
+    first = viewer.once()
+    assert ask(viewer, url=first, Host="evil.example").status == 400
+    found = ask(viewer, url=first)
     assert (found.status, found.headers["location"]) == (303, f"/{token_of(viewer)}/")
-    assert open_(first).status == 404
+    assert ask(viewer, url=first).status == 404
     monkeypatch.setattr("attlas.view.server._TICKET_SECONDS", -1.0)  # it has expired
-    assert open_(urlsplit(viewer.once()).path).status == 404
+    assert ask(viewer, url=viewer.once()).status == 404

@@ -4,7 +4,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def long() -> attlas.AttentionMatrix:
     A = attlas.attend(q, k, mask=attlas.Causal())
     A.lse  # noqa: B018 (kept from now on)
     return A
+
+
+@pytest.fixture
+def service(long: attlas.AttentionMatrix) -> Iterator[Service]:
+    with closing(Service(long)) as opened:
+        yield opened
 
 
 def wait(until: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -73,8 +80,7 @@ def pooled(A: attlas.AttentionMatrix, head: int, sizes: tuple[int, ...]) -> dict
     }
 
 
-def test_a_coarse_picture_fills_in_and_is_exact_in_the_end(long: attlas.AttentionMatrix) -> None:
-    service = Service(long)
+def test_a_coarse_picture_fills_in_and_is_exact_in_the_end(service: Service, long: attlas.AttentionMatrix) -> None:
     levels = facts(service, "info")["entries"][0]["levels"]
     assert levels == levels_of(SIZE, SIZE) == 7
     first = coarse(service)
@@ -98,7 +104,6 @@ def test_a_coarse_picture_fills_in_and_is_exact_in_the_end(long: attlas.Attentio
             expected, found = exact[pool, 1 << level], whole(service, level, pool)
             assert ((found > 0) == cells).all()
             np.testing.assert_allclose(decode(found)[cells], expected[cells], rtol=5e-4)
-    service.close()
 
 
 def whole(service: Service, level: int, pool: str) -> np.ndarray:
@@ -114,8 +119,7 @@ def whole(service: Service, level: int, pool: str) -> np.ndarray:
     return np.block(tiles)[:size, :size]
 
 
-def test_tracks_fill_in_with_the_pass(long: attlas.AttentionMatrix) -> None:
-    service = Service(long)
+def test_tracks_fill_in_with_the_pass(service: Service, long: attlas.AttentionMatrix) -> None:
     early = ask(service, "track", entry=0, head=1, name="entropy")
     assert early.progress < 1
     wait(lambda: ask(service, "track", entry=0, head=1, name="entropy").final)
@@ -128,7 +132,6 @@ def test_tracks_fill_in_with_the_pass(long: attlas.AttentionMatrix) -> None:
         )
     cell = facts(service, "cell", entry=0, head=1, i=SIZE - 1, j=3)
     assert cell["column_mass"] == pytest.approx(float(mass[3]), rel=1e-4)
-    service.close()
 
 
 def test_what_a_pass_does_not_know_yet_is_not_a_number(long: attlas.AttentionMatrix) -> None:
@@ -405,8 +408,7 @@ def test_closing_ends_the_work(long: attlas.AttentionMatrix) -> None:
     service.close()
 
 
-def test_nobody_waits_any_more(long: attlas.AttentionMatrix) -> None:
-    service = Service(long)
+def test_nobody_waits_any_more(service: Service, long: attlas.AttentionMatrix) -> None:
     for name, parameters in (
         ("tile", {"level": "0", "y": "20", "x": "0", "variant": "nosink"}),
         ("top", {"k": "3", "variant": "nosink"}),
@@ -422,7 +424,6 @@ def test_nobody_waits_any_more(long: attlas.AttentionMatrix) -> None:
     with pytest.raises(UnwantedError):
         head.lse(range(SIZE), lambda: next(calls))
     assert head._known.sum() == 2, "what was found before stays"
-    service.close()
 
 
 def test_many_threads_get_the_same_answers(long: attlas.AttentionMatrix) -> None:
@@ -508,37 +509,33 @@ def test_the_last_one_asked_for_goes_first() -> None:
     worker.close()
 
 
-def test_a_pass_that_fails_says_so(long: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_says_so(
+    service: Service, long: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the device has gone\nwith a long story")
 
     monkeypatch.setattr(Head, "band", broken)
-    service = Service(long)
     wait(lambda: service.answer("tile", {"entry": "0", "head": "0", "level": "6", "y": "0", "x": "0"}).status == 500)
     answer = service.answer("track", {"entry": "0", "head": "0", "name": "entropy"})
     assert answer.status == 500
     assert json.loads(answer.body) == {"error": "the device has gone"}
     wait(lambda: facts(service, "status")["jobs"] == [])
-    service.close()
 
 
-def test_status_tells_what_is_being_done(long: attlas.AttentionMatrix) -> None:
-    service = Service(long)
+def test_status_tells_what_is_being_done(service: Service) -> None:
     coarse(service)
     jobs = facts(service, "status")["jobs"]
     assert [(job["entry"], job["batch"], job["head"], job["variant"]) for job in jobs] == [(0, 0, 0, "plain")]
     assert 0 <= jobs[0]["done"] < jobs[0]["total"] == -(-SIZE // band_height(SIZE))
     wait(lambda: facts(service, "status")["jobs"] == [])
-    service.close()
 
 
-def test_passes_that_nobody_looks_at_are_let_go(long: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_nobody_looks_at_are_let_go(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(np.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout(SIZE, SIZE).values())
     monkeypatch.setattr(passes_module, "_MAPPED", int(2.5 * size))
-    service = Service(long)
     for head, variant in ((0, "plain"), (1, "plain"), (0, "nosink"), (1, "nosink")):
         coarse(service, head=head, variant=variant)
     assert service._passes.nbytes <= 2.5 * size
     assert complete(service, head=1, variant="nosink").any()
     assert complete(service, head=0).any()
-    service.close()

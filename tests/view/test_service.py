@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.view.cases import CASES, Case, ask, facts, make, numbers
+from tests.view.cases import CASES, Case, ask, causal, facts, make, numbers
 
 import attlas
 from attlas.view import Service
@@ -179,18 +179,8 @@ def test_largest(case: Case, service: Service, head: Any, variant: str) -> None:
     m, n = case.A.shape[2:]
     weights, allowed = case.head(0, head, variant)
     for rows, columns in (((0, m), (0, n)), ((m // 3, m), (0, n // 2)), ((m // 2, m // 2), (0, n))):
-        found = facts(
-            service,
-            "top",
-            entry=0,
-            head=head,
-            variant=variant,
-            k=7,
-            r0=rows[0],
-            r1=rows[1],
-            c0=columns[0],
-            c1=columns[1],
-        )["cells"]
+        window = dict(zip(("r0", "r1", "c0", "c1"), (*rows, *columns), strict=True))
+        found = facts(service, "top", entry=0, head=head, variant=variant, k=7, **window)["cells"]
         inside = np.where(allowed, weights, -1.0)[slice(*rows), slice(*columns)]
         expected = np.sort(inside[inside >= 0].ravel())[::-1][:7]
         np.testing.assert_allclose([w for *_, w in found], expected, rtol=tolerance(case), atol=1e-37)
@@ -304,7 +294,7 @@ def test_scores_that_are_more_than_a_dot_product(score: Any) -> None:
 
 
 def test_one_matrix_of_two_axes() -> None:
-    A = make(**causal_of(40)).A
+    A = make(40, 40, **causal(40, 40)).A
     service = Service(A[0, 1], title="one head")
     info = facts(service, "info")
     assert info["title"] == "one head"
@@ -313,7 +303,3 @@ def test_one_matrix_of_two_axes() -> None:
     row = numbers(service, "row", entry=0, head=0, i=30)
     np.testing.assert_allclose(row, A[0, 1, 30, :].numpy(), rtol=1e-6)
     service.close()
-
-
-def causal_of(size: int) -> dict[str, Any]:
-    return {"m": size, "n": size, "mask": attlas.Causal(), "allowed": lambda b, h, i, j: j <= i}

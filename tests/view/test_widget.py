@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.atlases import atlas_of, random_matrix
+from tests.comms import FakeComm
 
 import attlas
 from attlas.atlas import Atlas, Entry
@@ -23,62 +25,13 @@ from attlas.view import Service, preview, show
 from attlas.view.notebook import in_notebook
 
 anywidget = pytest.importorskip("anywidget", reason="anywidget is in the extra `notebook`")
-comm = pytest.importorskip("comm")
 
 SHARED = {"entry": "0", "head": "1"}
 
 
-class FakeComm:
-    """Plays the kernel's side of a comm: keeps what is sent."""
-
-    made: list["FakeComm"]
-
-    def __init__(self, **opened: Any) -> None:
-        self.comm_id, self.kernel, self.sent, self.closed = "played", object(), [], False
-        self.arrived = threading.Condition()
-        self.made.append(self)
-
-    def send(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
-        with self.arrived:
-            self.sent.append((data, buffers))
-            self.arrived.notify_all()
-
-    def open(self, *given: Any, **named: Any) -> None:
-        pass
-
-    def close(self, *given: Any, **named: Any) -> None:
-        self.closed = True
-
-    def on_msg(self, hear: Any) -> None:
-        self.hear = hear
-
-    def on_close(self, hear: Any) -> None:
-        self.gone = hear
-
-    def answers(self) -> list[tuple[Any, Any]]:
-        return [(data["content"], buffers) for data, buffers in self.sent if data.get("method") == "custom"]
-
-    def page_says(self, content: Any) -> None:
-        self.hear({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
-
-    def answer_to(self, name: str) -> tuple[Any, bytes]:
-        with self.arrived:
-            found = self.arrived.wait_for(lambda: [a for a in self.answers() if a[0]["id"] == name], timeout=10)
-        assert len(found) == 1
-        return found[0][0], bytes(found[0][1][0])
-
-
-@pytest.fixture
-def comms(monkeypatch: pytest.MonkeyPatch) -> list[FakeComm]:
-    FakeComm.made = []
-    monkeypatch.setattr(comm, "create_comm", FakeComm)
-    return FakeComm.made
-
-
 @pytest.fixture
 def small() -> attlas.AttentionMatrix:
-    torch.manual_seed(0)
-    return attlas.attend(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), mask=attlas.Causal())
+    return random_matrix(40)
 
 
 @pytest.fixture
@@ -317,10 +270,7 @@ def test_large_ones_are_sampled_and_say_so() -> None:
 
 
 def test_an_atlas_shows_some_heads_of_some_layers() -> None:
-    A = attlas.attend(torch.randn(1, 9, 30, 4), torch.randn(1, 9, 30, 4))
-    heads, shape = tuple(range(9)), (1, 9, 30, 30)
-    entries = [Entry(f"<i>{at}", at, "self", 0, heads, (0, 30), 0, shape, A) for at in range(6)]
-    html = Atlas(entries, model="<script>alert(1)</script>")._repr_html_()
+    html = atlas_of(*[random_matrix(30, heads=9)] * 6, model="<script>alert(1)</script>")._repr_html_()
     assert len(pictures(html)) == 24
     assert "24 of 54 heads" in html
     assert "layer 5, head 8" in html
