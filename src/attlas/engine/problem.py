@@ -62,7 +62,7 @@ def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
 
 def _add_tensors(owner: nn.Module | Mask, found: dict[int, Tensor]) -> None:
     for name, value in vars(owner).items():
-        if name in _SETTINGS or value is None:
+        if name in _SETTINGS or type(value) in _NO_TENSORS:
             continue
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
         for part in parts:
@@ -74,6 +74,7 @@ def _add_tensors(owner: nn.Module | Mask, found: dict[int, Tensor]) -> None:
 
 # Hooks and settings that every module has.
 _SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+_NO_TENSORS = {type(None), bool, int, float, str}
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +121,7 @@ class Problem:
         if self.sink is not None:
             versions.append(_version("sink", self.sink))
         versions += [_version("score", t) for t in tensors_of(self.score)]
-        if self.mask is not None:
-            versions += [_version("mask", t) for t in tensors_of(self.mask)]
+        versions += [] if self.mask is None else [_version("mask", t) for t in tensors_of(self.mask)]
         vars(self)["versions"] = tuple(versions)
 
     def __getstate__(self) -> dict[str, Any]:
