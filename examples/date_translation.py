@@ -184,16 +184,22 @@ def accuracy(model: Translator, dates: list[dt.date], styles: list[int]) -> floa
 
 
 def train(
-    model: Translator, dates: list[dt.date], seconds: float, steps: float, held: list[dt.date], guide: float = 0.0
+    model: Translator,
+    dates: list[dt.date],
+    seconds: float,
+    steps: float,
+    held: list[dt.date],
+    rate: float,
+    guide: float,
 ) -> None:
     """Train until the time or the steps are over, or what was held out is all right; guided alignment has a weight."""
     chance = random.Random(1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     styles = [chance.randrange(8) for _ in held]
     begin, step = time.process_time(), 0  # the time that this process computes, whatever else the machine does
     while (gone := max((spent := time.process_time() - begin) / seconds, step / steps)) < 1.0:
         for group in optimizer.param_groups:  # warm up, then down towards nothing at the end
-            group["lr"] = 8e-3 * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * gone)
+            group["lr"] = rate * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * gone)
         batch = chance.choices(dates, k=64)
         kinds = [chance.randrange(8) for _ in batch]
         codes, lengths = encode([written(date, style) for date, style in zip(batch, kinds, strict=True)])
@@ -250,6 +256,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser.add_argument(
         "--seconds", type=float, default=45.0, help="longest processor time to train (default: %(default)s)"
     )
+    parser.add_argument("--rate", type=float, default=8e-3, help="largest learning rate (default: %(default)s)")
     parser.add_argument("--steps", type=float, default=math.inf, help="most steps to train (default: no limit)")
     parser.add_argument("--guide", type=float, default=0.0, help="weight of guided alignment (default: %(default)s)")
     options = parser.parse_args(argv)
@@ -261,7 +268,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model = Translator()
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(seen):,} dates to learn from, {len(held):,} held out, eight ways to write each; {count:,} parameters")
-    train(model, seen, options.seconds, options.steps, held, options.guide)
+    train(model, seen, options.seconds, options.steps, held, options.rate, options.guide)
 
     styles = [i % 8 for i in range(len(held))]
     right = accuracy(model, held, styles)
