@@ -90,7 +90,7 @@ def test_columns_of_data_frames_are_told_by_their_names(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="data frames are pandas'")
     frame = pandas.DataFrame(X, columns=["a", "b", "c"], index=np.arange(1000.0)[::-1])
     model = LinearRegression().fit(frame, Y)
-    for source in (frame, [frame[:400], frame[400:]]):
+    for source in (frame, [frame.iloc[:400], frame.iloc[400:]]):
         np.testing.assert_array_equal(
             np.concatenate(list(predict_chunks(model, source, rows=300))), model.predict(frame)
         )

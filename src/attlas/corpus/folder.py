@@ -83,7 +83,8 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     """
     state, vocabulary = merged(sources), facts["vocabulary"]
     (folder / CONFIG).unlink(missing_ok=True)
-    for path in folder.glob(".*-" + "[0-9a-f]" * 16 + ".*"):  # begun by a process that was killed
+    # Begun by a process that was killed: by `whole_file`, and within it by safetensors.
+    for path in (*folder.glob(".*-" + "[0-9a-f]" * 16 + ".*"), *folder.glob(".tmp" + "[0-9A-Za-z]" * 6)):
         path.unlink()
     _write_table(folder / "heads.parquet", tables.heads_table(state, facts["modules"], vocabulary))
     _write_table(folder / "distributions.parquet", tables.distributions_table(state))
