@@ -153,8 +153,9 @@ def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.Monk
 def test_a_named_backend_is_kept(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     for owner, name in product(map(type, BACKENDS), ("forward", "recorded")):
+        original = getattr(owner, name)
 
-        def watched(self: Any, *args: object, _original: Any = getattr(owner, name)) -> object:
+        def watched(self: Any, *args: object, _original: Any = original) -> object:
             result = _original(self, *args)
             calls.extend([] if result is None else [self.name])
             return result
