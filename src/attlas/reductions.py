@@ -14,6 +14,7 @@ from attlas._compat import transforming
 from attlas.engine import operations, tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
+from attlas.inputs import is_integer
 from attlas.lazy import LazyTensor, check_size
 from attlas.masks.base import Mask
 from attlas.stats import columns, largest, rows
@@ -28,7 +29,7 @@ Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]
 
 def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
     """Return an axis counted from 0."""
-    if isinstance(dim, int) and not isinstance(dim, bool) and -A.ndim <= dim < A.ndim:
+    if is_integer(dim) and -A.ndim <= dim < A.ndim:
         return dim % A.ndim
     rule, heads = "dim must be an axis of the matrix, or several.", f", A.{name}({A.ndim - 3}) over heads"
     fix = f"A.{name}(-1) over keys, A.{name}(-2) over queries{heads if A.ndim > 2 else ''}."

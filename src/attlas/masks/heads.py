@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from attlas.errors import DtypeError, OutOfRangeError, kind
+from attlas.inputs import is_integer
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
 from attlas.tiles import Tile
@@ -77,7 +78,7 @@ class Heads(Combined):
         fix = "name each head: Heads({0: Window(64, 0), 1: Window(64, 0)}, default=Causal())"
         pairs = [*masks.items()] if isinstance(masks, Mapping) else [(masks, None)]
         for head, mask in (*pairs, (0, default)):
-            counts = isinstance(head, int) and not isinstance(head, bool) and head >= 0
+            counts = is_integer(head) and head >= 0
             if not counts or not isinstance(mask, Mask | None):
                 rule = "masks must map numbers of query heads, from 0, to masks of attlas."
                 found = f"head {head} has {kind(mask)}"
