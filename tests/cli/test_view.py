@@ -244,9 +244,8 @@ def test_the_demo_saves_its_run(demo_folder: Path) -> None:
 
 
 def test_the_demo_says_how_to_open_it_and_never_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     given = ["demo", *model_and_text, "--out", str(tmp_path / "out")]
     assert main(given) == 0  # nobody sits here
     last = capsys.readouterr().out.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Runs a model over a text once, whole or in chunks, over the text that it generates, and over random tokens."""
+"""Runs a model over a text once, whole or in chunks, and over the text that it generates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import attlas
-from attlas.heads import repeated_block
-from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import AttentionCall
-
-_PERIOD = 128  # length of the random block that occurs twice, at most
 
 
 class ProgressListener:
@@ -116,19 +111,3 @@ def read_and_generate(
     run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
     tokens: Tensor = out.sequences[0].cpu()
     return tokens
-
-
-def run_on_repeated_block(model: Any, tokens: int) -> tuple[AttentionMatrix, ...]:
-    """Return the attention of each layer to a random block of tokens that occurs twice.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model.
-    tokens : int
-        Length of the text beside which it is run; the block is at most half as long.
-    """
-    vocabulary = model.config.get_text_config().vocab_size
-    with attlas.record(model) as atlas:
-        run_model(model, repeated_block(vocabulary, min(_PERIOD, tokens // 2)))
-    return tuple(atlas)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import isabstract, signature
 from typing import Any
 
 from torch import Tensor
 
+import attlas
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
+from attlas.cli.generation import run_model
 from attlas.cli.terminal import UsageError
+from attlas.heads import repeated_block
 from attlas.heads.classification import STATISTIC_NAMES, measure_block, text_statistics
-from attlas.matrix import AttentionMatrix
 from attlas.stats.pooled import count_blocks
 
 _HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,
 _SMALL = 80  # and where there are many heads
 _MANY = 48
+_PERIOD = 128  # length of the random block that occurs twice, at most
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 
@@ -42,7 +45,7 @@ def _top_k(n: int, heads: int) -> stats.TopK:
 
 
 def _picture(n: int, heads: int) -> stats.Picture:
-    side = count_blocks(n, side_of(heads))
+    side = count_blocks(n, _SIDE if heads <= _MANY else _SMALL)
     return stats.Picture(side, side, pool="max")
 
 
@@ -52,11 +55,6 @@ _DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_momen
           _HEAD_PATTERNS)  # fmt: skip
 _PLAIN = _without_arguments()
 NAMES = (*_DEFAULT, *(name for name in _PLAIN if name not in _DEFAULT))
-
-
-def side_of(heads: int) -> int:
-    """Return how many blocks the picture of each of some heads has along a side, at most."""
-    return _SIDE if heads <= _MANY else _SMALL
 
 
 def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic]:
@@ -87,24 +85,28 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 
-def block_details(matrices: Sequence[AttentionMatrix]) -> dict[str, Any] | None:
-    """Measure every head on a random block that occurs twice, for the details of a recording.
+def block_details(model: Any, tokens: int) -> dict[str, Any] | None:
+    """Measure every head on a random block of tokens that occurs twice, for the details of a recording.
 
     Parameters
     ----------
-    matrices : sequence of AttentionMatrix, each of shape (batch, heads, m, n)
-        What `run_on_repeated_block` gave.
+    model : PreTrainedModel
+        The model.
+    tokens : int
+        Length of the text beside which it is run; the block is at most half as long.
 
     Returns
     -------
     dict or None
         The length of the block, and for each layer a list of numbers; None where a layer does not see the whole block.
     """
-    size = matrices[0].shape[-1]
-    if any(A.ndim != 4 or A.shape[2:] != (size, size) for A in matrices):
+    period = min(_PERIOD, tokens // 2)
+    with attlas.record(model) as atlas:
+        run_model(model, repeated_block(model.config.get_text_config().vocab_size, period))
+    if any(A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period) for A in atlas):
         return None
-    layers = [measure_block(A, size // 2) for A in matrices]
-    return {"period": size // 2} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
+    layers = [measure_block(A, period) for A in atlas]
+    return {"period": period} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
 
 
 def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:

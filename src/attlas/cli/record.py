@@ -25,9 +25,8 @@ from attlas.cli import head_statistics
 from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
 from attlas.cli.formatting import in_bytes
-from attlas.cli.generation import ProgressListener, read_and_generate, run_model, run_on_repeated_block
+from attlas.cli.generation import ProgressListener, read_and_generate, run_model
 from attlas.cli.loading import DEFAULT_TOKENS, LoadedModel, encode, load, texts
-from attlas.cli.peak_memory import Peak
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
 from attlas.files import replace_folder
@@ -52,7 +51,7 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     _check_out(arguments.out, overwrite=arguments.overwrite)
     for name, least in (("tokens", 3), ("generate", 0), ("chunk", 1)):
         check_least(name, getattr(arguments, name), least, max(least, 64))
-    file, text = read_text(arguments.text)
+    source, text = read_text(arguments.text)
     head_statistics.selected(arguments.statistics, torch.arange(3), 1)  # an unknown name is an error before the work
     layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
     with terminal.step("loading the model"):
@@ -71,9 +70,43 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
         raise UsageError("--generate needs a model that writes.", name, "leave --generate out")
     values: Any = True if arguments.values == "all" else arguments.values or False
     options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa, "values": values}
-    details = {"source": file.name, "command": arguments.command, "keep": arguments.keep}
+    details = {"source": source, "command": arguments.command}
+    return record_text(loaded, ids, options, details, arguments, terminal)
+
+
+def record_text(
+    loaded: LoadedModel,
+    ids: Tensor,
+    options: dict[str, Any],
+    details: dict[str, Any],
+    arguments: Namespace,
+    terminal: Terminal,
+) -> Atlas:
+    """Record a text into the folder that the arguments name, and return what is in it.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        Model and tokenizer.
+    ids : Tensor of int, shape (n,)
+        Tokens of the text.
+    options : dict
+        Further arguments of `attlas.record`.
+    details : dict
+        What the recording notes of where it comes from.
+    arguments : Namespace
+        Those of ``attlas record``.
+    terminal : Terminal
+        Where progress is shown.
+
+    Raises
+    ------
+    RecordingError
+        If the attention of the model cannot be recorded.
+    """
     with _reworded_errors(terminal), _output_folder(arguments.out.absolute()) as folder:
-        return _record(loaded, ids, options, details, folder, arguments, terminal)
+        _record(loaded, ids, options, details | {"keep": arguments.keep}, folder, arguments, terminal)
+    return load_atlas(arguments.out)
 
 
 def _record(
@@ -84,9 +117,9 @@ def _record(
     folder: Path,
     arguments: Namespace,
     terminal: Terminal,
-) -> Atlas:
-    """Record into a folder, and return what is in it."""
-    begin, prompt_length, peak = time.perf_counter(), len(ids), Peak()
+) -> None:
+    """Record into a folder."""
+    begin, prompt_length = time.perf_counter(), len(ids)
     keep_tensors = arguments.keep == "disk"
     apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
     with apart as beside:
@@ -98,15 +131,14 @@ def _record(
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                repeated = run_on_repeated_block(loaded.model, len(ids))
-                details["block"] = head_statistics.block_details(repeated)
+                details["block"] = head_statistics.block_details(loaded.model, len(ids))
 
         def add_metadata(atlas: Atlas) -> None:
             """Add the metadata that the matrices do not contain."""
             atlas.tokens, atlas.model = words, loaded.name
             pieces = token_bytes(loaded.tokenizer, ids.tolist())
             atlas.details |= details | ({"token_bytes": pieces} if pieces else {})
-            atlas.details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes}
+            atlas.details["seconds"] = time.perf_counter() - begin
             if arguments.generate:
                 atlas.spans = {"text": (0, prompt_length), "generated": (prompt_length, len(ids))}
 
@@ -117,7 +149,7 @@ def _record(
                 steps.entries = [replace(entry, matrix=None) for entry in steps.entries]
             add_metadata(steps)
             steps.save(folder)
-            return load_atlas(folder)
+            return
         recording = attlas.record(
             loaded.model,
             statistics=statistics,
@@ -133,7 +165,6 @@ def _record(
             add_metadata(atlas)
         if not keep_tensors:
             atlas.save(folder)
-        return atlas
 
 
 def _record_steps(
@@ -161,8 +192,8 @@ def _record_steps(
 def _statistics(loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names: str | None) -> list[Statistic]:
     """Return the statistics of a recording; the sizes of some depend on the number of heads."""
     shape = loaded.model.config.get_text_config()
-    layers = shape.num_hidden_layers if options["layers"] is None else len(options["layers"])
-    heads = shape.num_attention_heads if options["heads"] is None else len(options["heads"])
+    layers = shape.num_hidden_layers if options.get("layers") is None else len(options["layers"])
+    heads = shape.num_attention_heads if options.get("heads") is None else len(options["heads"])
     return head_statistics.selected(names, ids, layers * heads)
 
 
