@@ -23,23 +23,6 @@ class ProgressListener:
         self.tick()
 
 
-class _TokenCounter:
-    """Count the tokens that are generated, the prompt aside."""
-
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.tick = tick
-        self.prompt = True
-
-    def put(self, value: Tensor) -> None:
-        """Take the prompt, or one token."""
-        if not self.prompt:
-            self.tick()
-        self.prompt = False
-
-    def end(self) -> None:
-        """Take nothing more."""
-
-
 @torch.no_grad()
 def run_model(model: Any, ids: Tensor, cache: Any = None, *, caches: bool = False) -> Any:
     """Run a model on some tokens; of its logits only the last are computed, where it can do so.
@@ -97,17 +80,20 @@ def read_and_generate(
         return ids
     prompt = ids[None].to(model.device)
     options = {} if cache is None else {"past_key_values": cache}
-    out = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=more,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=pad,
-        return_dict_in_generate=True,
-        streamer=_TokenCounter(tick),
-        **options,
-    )
+    counter = model.register_forward_hook(lambda *_: tick())  # each pass writes a token
+    try:
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=more,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=pad,
+            return_dict_in_generate=True,
+            **options,
+        )
+    finally:
+        counter.remove()
     run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
     tokens: Tensor = out.sequences[0].cpu()
     return tokens

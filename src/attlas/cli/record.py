@@ -26,7 +26,7 @@ from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
 from attlas.cli.formatting import in_bytes
 from attlas.cli.generation import ProgressListener, read_and_generate, run_model
-from attlas.cli.loading import DEFAULT_TOKENS, LoadedModel, encode, load, texts
+from attlas.cli.loading import LoadedModel, load, texts, tokenize
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
 from attlas.files import replace_folder
@@ -65,7 +65,8 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     if loaded.model.config.is_encoder_decoder:
         rule = "the model must read one text; an encoder with a decoder reads two."
         raise UsageError(rule, name, "with attlas.record(model) as atlas: model(...), in Python")
-    ids = _tokens(loaded, text, arguments)
+    whole = arguments.text is not None
+    ids = tokenize(loaded, text, arguments.tokens, least=3, whole=whole, more=arguments.generate)
     if arguments.generate and not loaded.model.can_generate():
         raise UsageError("--generate needs a model that writes.", name, "leave --generate out")
     values: Any = True if arguments.values == "all" else arguments.values or False
@@ -241,29 +242,6 @@ def _reworded(error: AttlasError) -> AttlasError:
     elif isinstance(error, OutOfRangeError) and "attentions" in error.arguments:
         fix = "--layers takes numbers of the attentions above."
     return error.replaced(where="record", fix=fix)
-
-
-def _tokens(loaded: LoadedModel, text: str, arguments: Namespace) -> Tensor:
-    """Return the tokens of a text, all of them unless fewer are asked for or the text is that of the library.
-
-    Raises
-    ------
-    UsageError
-        If there are none, or more than the model can read.
-    """
-    limit, more, size = loaded.context, arguments.generate, arguments.tokens
-    if size is None and arguments.text is None:
-        size = min(limit or DEFAULT_TOKENS, DEFAULT_TOKENS) - more
-    ids, least = encode(loaded, text, size), max(size or 3, 3)
-    if len(ids) < least:
-        rule = f"the text must have at least {least:,} tokens."
-        raise UsageError(rule, f"{len(ids):,} tokens", "--text FILE, with more text")
-    if limit is not None and len(ids) + more > limit:
-        rule = f"the text must fit into the context of the model, {limit:,} tokens."
-        found = f"{len(ids):,} tokens" + (f" and {more:,} to generate" if more else "")
-        fix = f"--tokens {limit - more}" if limit - more >= 3 else f"--generate {limit // 2} --tokens {limit // 2}"
-        raise UsageError(rule, found, fix)
-    return ids
 
 
 def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:

@@ -130,22 +130,8 @@ class Terminal:
         self._finish(label, f"{time.perf_counter() - begin:.1f} s")
 
     @contextmanager
-    def shares(self, label: str) -> Iterator[Callable[[float], None]]:
-        """Show how far something is in percent; the yielded function takes the share that is done."""
-        with self.step(label, 100) as tick:
-            done = 0
-
-            def tell(share: float) -> None:
-                nonlocal done
-                while done < int(100 * share):
-                    tick()
-                    done += 1
-
-            yield tell
-
-    @contextmanager
-    def counter(self, label: str) -> Iterator[Callable[[str, float], None]]:
-        """Show how far something is whose size is not known beforehand.
+    def shares(self, label: str) -> Iterator[Callable[..., None]]:
+        """Show how far something is, and when it is done how long it took.
 
         Parameters
         ----------
@@ -155,18 +141,18 @@ class Terminal:
         Yields
         ------
         callable
-            Takes words about what was done, and the share of the whole.
+            Takes the share that is done, and may take words about it; these stand at the end in place of the time.
         """
-        words = ""
+        begin, words = time.perf_counter(), ""
         show = self._progress_line(label)
 
-        def tell(text: str, share: float) -> None:
+        def tell(share: float, text: str = "") -> None:
             nonlocal words
             words = text
-            show(f"  {_bar(share)} {text}", f"{share:.0%}  {text}")
+            show(f"  {_bar(share)} {text or f'{share:.0%}'}", f"{share:.0%}  {text}".rstrip())
 
         yield tell
-        self._finish(label, words)
+        self._finish(label, words or f"{time.perf_counter() - begin:.1f} s")
 
     def _progress_line(self, label: str) -> Callable[[str, str], None]:
         """Return a function that shows progress: the first text on a moving line, in a log the second now and then."""
