@@ -260,7 +260,7 @@ def test_the_demo_replaces_nothing_but_a_run(tmp_path: Path, complaint: Run) -> 
     letter = tmp_path / "run.atlas" / "letter.txt"
     letter.parent.mkdir()
     letter.write_text("keep me")
-    assert complaint("demo", "--out", tmp_path) == f"demo: no recording, and in the place of one: {letter.parent}"
+    assert complaint("demo", "--out", tmp_path) == f"demo: no atlas: {letter.parent}"
     assert letter.read_text() == "keep me"
 
 

@@ -11,13 +11,12 @@ import torch
 
 from attlas import models
 from attlas.atlas import Atlas
-from attlas.cli.checks import check_folder
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text, title_of
 from attlas.cli.formatting import in_bytes, percent, print_heads, say_page, secondary_patterns
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import parse
-from attlas.cli.record import record_text
+from attlas.cli.record import check_out, record_text
 from attlas.cli.report import write
 from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
@@ -89,16 +88,13 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 def _run_folder(out: Path) -> Path:
     """Make the folder of the results, and return where the run is saved; an error comes before the work."""
-    rule, fix = "--out must be a folder that can be written.", "--out ./attlas-demo"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(rule, f"{error.strerror or error}: {out}", fix) from None
-    check_folder(out, rule, fix)
+        rule, found = "--out must be a folder that can be written.", f"{error.strerror or error}: {out}"
+        raise UsageError(rule, found, "--out ./attlas-demo") from None
     folder = out / "run.atlas"
-    if folder.exists() and not (folder / "atlas.json").is_file():
-        found = f"no recording, and in the place of one: {folder}"
-        raise UsageError("--out must be a folder where the run can be saved.", found, fix)
+    check_out(folder, overwrite=True)
     return folder
 
 

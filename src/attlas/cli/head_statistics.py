@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import isabstract, signature
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +11,7 @@ from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
 from attlas.cli.generation import run_model
+from attlas.cli.options import STATISTICS
 from attlas.cli.terminal import UsageError
 from attlas.heads import repeated_block
 from attlas.heads.classification import STATISTIC_NAMES, measure_block, text_statistics
@@ -25,36 +24,18 @@ _MANY = 48
 _PERIOD = 128  # length of the random block that occurs twice, at most
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
-
-
-def _without_arguments() -> dict[str, type[stats.Statistic]]:
-    """Return the statistics of attlas that are made without arguments, by the names of their results."""
-    every = [getattr(stats, name) for name in stats.__all__]
-    classes = [one for one in every if isinstance(one, type) and issubclass(one, stats.Statistic)]
-    optional = [one for one in classes if not any(p.default is p.empty for p in signature(one).parameters.values())]
-    return {statistic_names([one()])[0]: one for one in optional if not isabstract(one)}
+_DEFAULT = STATISTICS[: STATISTICS.index(_HEAD_PATTERNS) + 1]
 
 
 def _make(name: str, n: int, heads: int) -> stats.Statistic:
     """Return the statistic of a name, for n tokens and a number of heads."""
-    return _SIZED[name](n, heads) if name in _SIZED else _PLAIN[name]()
-
-
-def _top_k(n: int, heads: int) -> stats.TopK:
-    return stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0])))
-
-
-def _picture(n: int, heads: int) -> stats.Picture:
-    side = count_blocks(n, _SIDE if heads <= _MANY else _SMALL)
-    return stats.Picture(side, side, pool="max")
-
-
-# Statistics whose size depends on the number of tokens and of heads.
-_SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {"top_k": _top_k, "picture": _picture}
-_DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
-          _HEAD_PATTERNS)  # fmt: skip
-_PLAIN = _without_arguments()
-NAMES = (*_DEFAULT, *(name for name in _PLAIN if name not in _DEFAULT))
+    if name == "top_k":
+        return stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0])))
+    if name == "picture":
+        side = count_blocks(n, _SIDE if heads <= _MANY else _SMALL)
+        return stats.Picture(side, side, pool="max")
+    statistic: stats.Statistic = getattr(stats, name.title().replace("_", ""))()  # "max_logit" is of MaxLogit
+    return statistic
 
 
 def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic]:
@@ -75,13 +56,13 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
         If there is no statistic of a name.
     """
     wanted = list(_DEFAULT) if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    wrong = [name for name in wanted if name not in NAMES]
+    wrong = [name for name in wanted if name not in STATISTICS]
     if wrong or not wanted:
-        rule = f"--statistics must be some of {', '.join(NAMES)}."
+        rule = f"--statistics must be some of {', '.join(STATISTICS)}."
         raise UsageError(rule, f"--statistics {names}", "--statistics entropy,max_logit")
     if _HEAD_PATTERNS in wanted:
-        wanted += [name for name in STATISTIC_NAMES if name in NAMES]
-    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != _HEAD_PATTERNS]
+        wanted += [name for name in STATISTIC_NAMES if name in STATISTICS]
+    found_all = [_make(name, len(ids), heads) for name in STATISTICS if name in wanted and name != _HEAD_PATTERNS]
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 

@@ -48,7 +48,7 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     UsageError
         If what was asked for cannot be done.
     """
-    _check_out(arguments.out, overwrite=arguments.overwrite)
+    check_out(arguments.out, overwrite=arguments.overwrite)
     for name, least in (("tokens", 3), ("generate", 0), ("chunk", 1)):
         check_least(name, getattr(arguments, name), least, max(least, 64))
     source, text = read_text(arguments.text)
@@ -198,7 +198,7 @@ def _statistics(loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names
     return head_statistics.selected(names, ids, layers * heads)
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool) -> None:
     """Raise a UsageError unless a recording can be written there."""
     if out.exists() or out.is_symlink():
         if not (out / "atlas.json").is_file():

@@ -15,7 +15,7 @@ from attlas.cli.checks import check_least, check_target, need
 from attlas.cli.files import read_text
 from attlas.cli.formatting import json_text, percent
 from attlas.cli.loading import load, tokenize
-from attlas.cli.options import KEYS, QUERIES
+from attlas.cli.options import DISTRIBUTIONS, KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.files import save_text
@@ -45,15 +45,11 @@ def _random(arguments: Namespace, terminal: Terminal) -> None:
     check_least("keys", arguments.keys, 2, KEYS)
     check_least("queries", arguments.queries, 2, QUERIES)
     settings: dict[str, Any] = {
-        "distribution": arguments.distribution or next(iter(scaling.DISTRIBUTIONS)),
+        "distribution": arguments.distribution or DISTRIBUTIONS[0],
         "keys": arguments.keys or KEYS,
         "queries": arguments.queries or QUERIES,
         "seed": arguments.seed or 0,
     }
-    distribution = settings["distribution"]
-    if distribution not in scaling.DISTRIBUTIONS:
-        rule = f"--distribution must be one of {', '.join(scaling.DISTRIBUTIONS)}."
-        raise UsageError(rule, f"--distribution {distribution}", "--distribution normal")
     sizes = _sizes(arguments.sizes, settings["keys"])
     terminal.say("attlas scaling", "bold")
     with terminal.step("drawing random queries and keys"):
