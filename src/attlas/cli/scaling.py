@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,44 +88,42 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Some columns under one heading: the name of each, and its cells as texts."""
+def _group(title: str, columns: Mapping[str, Sequence[str]], terminal: Terminal, *, strong: bool = True) -> list[str]:
+    """Return some columns under one heading as lines: the title, the names of the columns, and the rows.
 
-    title: str
-    columns: Mapping[str, Sequence[str]]
-    strong: bool = True  # whether the first column is printed bold, and the others dim
-
-    def lines(self, terminal: Terminal) -> list[str]:
-        """Return the title, the names of the columns, and the rows."""
-        widths = [max(map(len, (name, *cells))) for name, cells in self.columns.items()]
-        widths[-1] += max(0, len(self.title) - sum(widths) - 2 * (len(widths) - 1))
-        styles = [("bold",) if i == 0 else ("dim",) for i in range(len(widths))] if self.strong else [()] * len(widths)
-        lines = [self.title.ljust(sum(widths) + 2 * (len(widths) - 1)), "  ".join(map(str.rjust, self.columns, widths))]
-        for row in zip(*self.columns.values(), strict=True):
-            cells = map(str.rjust, row, widths)
-            lines.append("  ".join(terminal.style(cell, *names) for cell, names in zip(cells, styles, strict=True)))
-        return lines
+    `strong` prints the first column bold, and the others dim.
+    """
+    widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+    widths[-1] += max(0, len(title) - sum(widths) - 2 * (len(widths) - 1))
+    styles = [("bold",) if i == 0 else ("dim",) for i in range(len(widths))] if strong else [()] * len(widths)
+    lines = [title.ljust(sum(widths) + 2 * (len(widths) - 1)), "  ".join(map(str.rjust, columns, widths))]
+    for row in zip(*columns.values(), strict=True):
+        cells = map(str.rjust, row, widths)
+        lines.append("  ".join(terminal.style(cell, *names) for cell, names in zip(cells, styles, strict=True)))
+    return lines
 
 
-def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Terminal) -> None:
+def _print(groups: Sequence[Sequence[str]], breaks: Mapping[int, str], terminal: Terminal) -> None:
     """Print groups of columns side by side; a line of words stands before the rows named in `breaks`."""
-    titles, names, *rows = (
-        "  " + "   ".join(parts) for parts in zip(*(g.lines(terminal) for g in groups), strict=True)
-    )
-    terminal.say(titles.rstrip())
-    terminal.say(names.rstrip(), "dim")
+    titles, names, *rows = (f"  {'   '.join(parts)}".rstrip() for parts in zip(*groups, strict=True))
+    terminal.say(titles)
+    terminal.say(names, "dim")
     for index, row in enumerate(rows):
         if index in breaks:
             terminal.say()
             if breaks[index]:
                 terminal.say(f"  {terminal.style(breaks[index], 'bold')}")
-        terminal.say(row.rstrip())
+        terminal.say(row)
 
 
 def _groups(
-    table: list[dict[str, Any]], headings: Mapping[str, str], predicted: str, *, errors: bool = False
-) -> list[_Group]:
+    table: list[dict[str, Any]],
+    headings: Mapping[str, str],
+    predicted: str,
+    terminal: Terminal,
+    *,
+    errors: bool = False,
+) -> list[list[str]]:
     """Return the columns of each measure of a table: measured, with standard errors if wanted, and predicted."""
     groups = []
     for name, heading in headings.items():
@@ -134,7 +132,7 @@ def _groups(
             if errors:
                 columns[""] = [f"± {_number(row[f'{name}_error'], name)}" for row in table]
             columns[predicted] = [_number(row[f"{name}_predicted"], name) for row in table]
-        groups.append(_Group(heading, columns))
+        groups.append(_group(heading, columns, terminal))
     return groups
 
 
@@ -152,9 +150,9 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
         "trace": "slope: trace of J",
         "frobenius": "‖J‖",
     }
-    groups = _groups(table, headings, "theory", errors=terminal.width >= 104)
-    groups.insert(0, _Group("", {"d": [f"{row['d']:,}" for row in table]}))
-    _print(groups, {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
+    sizes = _group("", {"d": [f"{row['d']:,}" for row in table]}, terminal)
+    groups = _groups(table, headings, "theory", terminal, errors=terminal.width >= 104)
+    _print([sizes, *groups], {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
     _conclude(study, terminal)
 
@@ -190,10 +188,10 @@ def _say_heads(result: scaling.Heads, title: str, terminal: Terminal) -> None:
         "largest": "largest weight",
         "trace": "trace of J",
     }
-    groups = [_Group("", {name: [str(row[name]) for row in table] for name in ("layer", "head")}, strong=False)]
-    groups += _groups(table, headings, "indep.")
-    groups.append(_Group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}))
-    groups.append(_Group("factor for", {"variance 1": [_number(row["factor"], "factor") for row in table]}))
+    places = {name: [str(row[name]) for row in table] for name in ("layer", "head")}
+    groups = [_group("", places, terminal, strong=False), *_groups(table, headings, "indep.", terminal)]
+    for title, name, measure in (("‖J‖", "", "frobenius"), ("factor for", "variance 1", "factor")):
+        groups.append(_group(title, {name: [_number(row[measure], measure) for row in table]}, terminal))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
     terminal.say(f"  {_verdict(result)}")

@@ -291,7 +291,9 @@ class GPT2(nn.Module):
         """
         _check_ids(input_ids)
         sampler = Sampler(temperature, top_k, top_p, seed, input_ids.device)
-        stops = _stops(self.config.eos_token_id if stop is None else stop, input_ids.device)
+        stop = self.config.eos_token_id if stop is None else stop
+        ends = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+        stops = torch.tensor(ends, dtype=torch.int64, device=input_ids.device)
         batch, begun = input_ids.shape
         self._check_length(begun + max_new_tokens - 1)  # the last token is written and not read
         cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
@@ -352,8 +354,7 @@ class GPT2(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         found = checkpoint.read_weights(Path(folder), str(device))
-        state = checkpoint.fit(found, model.state_dict(), Path(folder), tied=config.tie_word_embeddings)
-        model.load_state_dict(state, assign=True)
+        checkpoint.fill(model, found, Path(folder), tied=config.tie_word_embeddings)
         dtype = checkpoint.dtype_of(settings) if dtype is None else dtype
         return (model if dtype is None else model.to(dtype)).eval()
 
@@ -369,12 +370,6 @@ def _check_ids(input_ids: Tensor) -> None:
         rule = "input_ids must have the shape (batch, tokens)."
         fix = "input_ids[None]"
         raise ShapeError("GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix=fix)
-
-
-def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:
-    if stop is None:
-        stop = ()
-    return torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=torch.int64, device=device)
 
 
 class Sampler:
