@@ -279,7 +279,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.setattr(terminal.out, "isatty", lambda: True)
     monkeypatch.setattr(view.sys, "stdin", terminal.out)
     monkeypatch.setattr("attlas.view.server.has_browser", lambda: True)
-    monkeypatch.setattr(view, "show", lambda folder, terminal, arguments: terminal.opened.append(folder) or True)
+    monkeypatch.setattr(view, "show", lambda folder, terminal, *_: terminal.opened.append(folder) or True)
     return terminal
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 import time
 import warnings
 from argparse import Namespace
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -105,27 +105,14 @@ def record_text(
     RecordingError
         If the attention of the model cannot be recorded.
     """
-    with _reworded_errors(terminal), _output_folder(arguments.out.absolute()) as folder:
-        _record(loaded, ids, options, details | {"keep": arguments.keep}, folder, arguments, terminal)
-    return load_atlas(arguments.out)
-
-
-def _record(
-    loaded: LoadedModel,
-    ids: Tensor,
-    options: dict[str, Any],
-    details: dict[str, Any],
-    folder: Path,
-    arguments: Namespace,
-    terminal: Terminal,
-) -> None:
-    """Record into a folder."""
-    begin, prompt_length = time.perf_counter(), len(ids)
-    keep_tensors = arguments.keep == "disk"
-    apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
-    with apart as beside:
+    begin, prompt_length, steps = time.perf_counter(), len(ids), None
+    keep_tensors, details = arguments.keep == "disk", details | {"keep": arguments.keep}
+    with (
+        _reworded_errors(terminal),
+        _output_folder(arguments.out.absolute()) as folder,
+        TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True) as beside,
+    ):
         # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.
-        steps = None
         if arguments.generate or (arguments.chunk or prompt_length) < prompt_length:
             steps, ids = _record_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
         statistics = _statistics(loaded, ids, options, arguments.statistics)
@@ -150,22 +137,23 @@ def _record(
                 steps.entries = [replace(entry, matrix=None) for entry in steps.entries]
             add_metadata(steps)
             steps.save(folder)
-            return
-        recording = attlas.record(
-            loaded.model,
-            statistics=statistics,
-            keep=arguments.keep,
-            folder=folder if keep_tensors else None,
-            tokens=words,
-            **options,
-        )
-        layers = loaded.model.config.get_text_config().num_hidden_layers
-        reading = terminal.step(f"reading {len(ids):,} tokens", layers)
-        with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
-            run_model(loaded.model, ids)
-            add_metadata(atlas)
-        if not keep_tensors:
-            atlas.save(folder)
+        else:
+            recording = attlas.record(
+                loaded.model,
+                statistics=statistics,
+                keep=arguments.keep,
+                folder=folder if keep_tensors else None,
+                tokens=words,
+                **options,
+            )
+            layers = loaded.model.config.get_text_config().num_hidden_layers
+            reading = terminal.step(f"reading {len(ids):,} tokens", layers)
+            with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
+                run_model(loaded.model, ids)
+                add_metadata(atlas)
+            if not keep_tensors:
+                atlas.save(folder)
+    return load_atlas(arguments.out)
 
 
 def _record_steps(
@@ -214,7 +202,7 @@ def _output_folder(out: Path) -> Iterator[Path]:
     if not out.exists():
         yield out
         return
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
+    with TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
         folder = Path(beside) / out.name
         yield folder
         replace_folder(folder, out)

@@ -41,15 +41,16 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
     folders = arguments.atlas
-    options = [name for name in _RECORDED if getattr(arguments, name) is not None]
+    # Beside a folder, the model is that which reads texts typed on the page.
+    recorded = [name for name in _RECORDED if not (folders and name == "model")]
+    options = [name for name in recorded if getattr(arguments, name) is not None]
     if len(folders) > 1 or any(map(is_corpus, folders)):
-        _view_corpora(arguments, [name for name in options if name != "model"], terminal)
+        _view_corpora(arguments, options, terminal)
         return
     if arguments.export is not None:
         fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
         raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
-    options = [name for name in options if name != "model"] if folders else options
     if folders and options:
         rule = "name a recording, or what is recorded now, and not both."
         raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {folders[0]}")
@@ -61,7 +62,10 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         model = None if arguments.compare else arguments.model or (None if folders else models.path())
         folder = folders[0] if folders else _recorded(arguments, stack, terminal)
         idle = show(folder, terminal, arguments, model)
-    _exit_if_busy(idle)
+    if not idle:  # a long step is still computed, and a person who has pressed Ctrl-C waits for nothing
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
 def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) -> None:
@@ -153,7 +157,7 @@ def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
     return loaded
 
 
-def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Path | None = None) -> bool:
+def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Path | None) -> bool:
     """Serve a recording until Ctrl-C.
 
     Parameters
@@ -246,9 +250,7 @@ def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None
         return
     if browser and _attended(terminal) and has_browser():
         terminal.say()
-        with _exit_on_sigterm():
-            idle = show(folder, terminal, parse(["view", "--", str(folder)]))
-        _exit_if_busy(idle)
+        run(parse(["view", "--", str(folder)]), terminal)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
@@ -270,14 +272,6 @@ def _recorded(arguments: Namespace, stack: contextlib.ExitStack, terminal: Termi
         words += [] if value is None else [f"--{name}", str(value)]
     record.write(parse(words), terminal)
     return Path(folder)
-
-
-def _exit_if_busy(idle: bool) -> None:
-    """End the process where a long step is still computed: a person who has pressed Ctrl-C waits for nothing."""
-    if not idle:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
 @contextlib.contextmanager
