@@ -11,13 +11,13 @@ import torch
 
 from attlas import models
 from attlas.atlas import Atlas
+from attlas.cli import report
 from attlas.cli.corpus import write_demo
-from attlas.cli.files import is_corpus, read_text, title_of
-from attlas.cli.formatting import in_bytes, percent, print_heads, say_page, secondary_patterns
+from attlas.cli.files import is_corpus, read_text
+from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import parse
 from attlas.cli.record import check_out, record_text
-from attlas.cli.report import write
 from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import export, open_if_attended
@@ -64,8 +64,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         batch = ids[None].to(loaded.model.device)
         loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
     details = {"source": source, "command": arguments.command, "unseen": as_shipped}
-    recording = parse(["record", "--out", str(run_folder)])
-    atlas = record_text(loaded, ids, {}, details, recording, terminal)
+    atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
     heads = [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
     terminal.say()
     _table(atlas, heads, loss, terminal)
@@ -74,9 +73,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     terminal.say()
     terminal.prose(_memory(atlas))
     terminal.say()
-    with terminal.step("writing the report"):
-        report = write(atlas, out / "report.html", title_of(atlas, run_folder))
-    say_page(report, terminal)
+    report.run(parse(["report", f"--out={out / 'report.html'}", "--", str(run_folder)]), terminal)
     if as_shipped:
         terminal.say()
         write_demo(loaded, out / "corpus", terminal)

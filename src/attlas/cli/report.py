@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -22,28 +20,18 @@ _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Read the folder, and write the page."""
+    """Read the folder, and write the page, with a query in colour from which its first head shows what it does."""
+    from attlas.view import export  # the viewer, which commands that write no page do without
+
     check_target(arguments.out, "-o", (".html", ".htm"))
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
-        write(atlas, arguments.out, title_of(atlas, arguments.atlas), heads, tell)
+        heads = heads or _most_telling(atlas)
+        query = _query(atlas, *heads[0]) if heads else None
+        title = title_of(atlas, arguments.atlas)
+        export(atlas, arguments.out, heads=heads or None, title=title, query=query, progress=tell)
     say_page(arguments.out, terminal)
-
-
-def write(
-    atlas: Atlas,
-    path: Path,
-    title: str,
-    heads: list[tuple[int, int]] | None = None,
-    tell: Callable[[float], object] | None = None,
-) -> Path:
-    """Write the page of a recording, with a query in colour from which its first head shows what it does."""
-    from attlas.view import export  # the viewer, which commands that write no page do without
-
-    chosen = heads or _most_telling(atlas)
-    query = _query(atlas, *chosen[0]) if chosen else None
-    return export(atlas, path, heads=chosen or None, title=title, query=query, progress=tell)
 
 
 def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
