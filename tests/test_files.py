@@ -180,16 +180,6 @@ def test_a_file_that_grows_too_large(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["before", "before"]
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("before")
-    with pytest.raises(FileError) as error, whole_file(tmp_path / "a.txt") as unfinished:
-        unfinished.write_text("half")
-        monkeypatch.setattr(os, "fsync", full)
-    assert said(error.value) == "save(): No space left on device"
-    assert (tmp_path / "a.txt").read_text() == "before"
-    assert names(tmp_path) == ["a.txt"]
-
-
 def test_a_file_system_that_cannot_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(handle: int) -> None:
         raise OSError(22, "Invalid argument")
