@@ -10,7 +10,6 @@ import importlib
 import inspect
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.wheels import build
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "attlas"
@@ -494,18 +494,6 @@ def test_markdown_guide_lists_every_package() -> None:
 # ------------------------------------------------------------------------------------------------------------- builds
 
 
-def build(kind: str, folder: Path) -> Path:
-    """Build a wheel or an sdist with the backend of pyproject.toml, without isolation, network and kernels."""
-    pytest.importorskip("scikit_build_core", reason="scikit-build-core builds the package; it is in the extra `dev`")
-    code = f"import sys; from scikit_build_core import build; print(build.build_{kind}(sys.argv[1]))"
-    # tests/test_build.py builds the kernels. Here CMake may be there and must not be asked.
-    environment = os.environ | {"ATTLAS_PURE": "1"}
-    command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / done.stdout.split()[-1]
-
-
 def source_files() -> set[str]:
     """List the files of the package that users must get."""
     kinds = {".py", ".typed", ".safetensors", ".json", ".md", ".txt", ".html", ".js", ".css", ".svg"}
@@ -514,7 +502,8 @@ def source_files() -> set[str]:
 
 
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    wheel = build("wheel", tmp_path)
+    # tests/test_build.py builds the kernels. Here CMake may be there and must not be asked.
+    wheel = build("wheel", ROOT, tmp_path, ATTLAS_PURE="1")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     info = f"attlas-{VERSION}.dist-info/"
@@ -533,7 +522,7 @@ def test_shipped_model_is_small() -> None:
 
 
 def test_sdist_can_build_the_wheel(tmp_path: Path) -> None:
-    archive = build("sdist", tmp_path)
+    archive = build("sdist", ROOT, tmp_path, ATTLAS_PURE="1")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/test_house.py"}

@@ -60,6 +60,7 @@ def read_as(rank: int, arguments: list[str]) -> None:
     assert main(arguments) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 def test_two_processes_write_the_same_files_as_one(
     words: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
