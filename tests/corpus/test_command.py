@@ -1,5 +1,6 @@
 """The command line: read, go on, join, export; and runs of two processes."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("this", "_sitebuiltins"))  # short ones
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "over 2 texts" in told
