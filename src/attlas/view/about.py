@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import PackageNotFoundError, metadata
 
+import torch
+
+import attlas
 from attlas.atlas import Atlas
 
 _READ = "{0}, reading {1} tokens."
@@ -61,14 +64,9 @@ def _bytes(size: float) -> str:
 
 def _versions() -> str:
     """Return versions, and the address of the project where the installed package knows it."""
-    found = []
-    for name in ("attlas", "torch"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            continue
     try:
         links = [link.split(",", 1)[-1].strip() for link in metadata("attlas").get_all("Project-URL") or []]
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # run from a checkout that is not installed
         links = []
-    return ", ".join([*found, *[link for link in links if link.startswith("https://")][:1]])
+    https = [link for link in links if link.startswith("https://")]
+    return ", ".join([f"attlas {attlas.__version__}", f"torch {torch.__version__}", *https[:1]])

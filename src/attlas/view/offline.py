@@ -81,10 +81,8 @@ def export(
         data = Packer(service, chosen, order, report=progress or (lambda share: None)).pack()
         title = service.source.title
     if not data["packed"]:
-        rule, fix = (
-            "a page needs weights, or a recorded picture of them.",
-            'attlas record without --statistics, or keep="disk"',
-        )
+        rule = "a page needs weights, or a recorded picture of them."
+        fix = 'attlas record without --statistics, or keep="disk"'
         raise RecordingError("export", rule, found="neither", fix=fix)
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}

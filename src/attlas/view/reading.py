@@ -17,7 +17,7 @@ from attlas.recording import record
 from attlas.recording.metadata import token_bytes
 from attlas.view.exact import Wanted
 from attlas.view.parameters import QuestionError
-from attlas.view.service import Answer, Service, json_answer, refusal
+from attlas.view.service import Answer, Service, answered, json_answer, refusal
 
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
@@ -134,10 +134,7 @@ class ReadingService:
         """
         if name != "read":
             return self._service.post(name, content)
-        try:
-            return self._start(content)
-        except QuestionError as error:
-            return refusal(error.status, error.text)
+        return answered(lambda: self._start(content))
 
     def _start(self, content: Any) -> Answer:
         """Check a request, and start a thread that reads and generates, or stop it."""

@@ -18,6 +18,7 @@ from attlas.heads import MIXED, PATTERNS
 from attlas.heads.classification import classify_entry, text_ids, text_statistics
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
+from attlas.view.codes import finite_or_none
 from attlas.view.columns import Column
 from attlas.view.source import Source
 from attlas.view.worker import Worker
@@ -155,7 +156,7 @@ class HeadTable:
                 if prominence and shown.entry.matrix is not None and not shown.recording:
                     here = prominence[head], number, head
                     telling = max(telling or here, here, key=lambda found: found[0])
-                numbers = {name: _number(column[head]) for name, column in values.items()}
+                numbers = {name: finite_or_none(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
         columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
@@ -234,7 +235,3 @@ def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
 
 def _joined(*parts: Tensor) -> Tensor:
     return torch.cat([part.cpu() for part in parts], dim=1)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 _UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
+_STRAY = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
 
 
@@ -145,24 +146,7 @@ def _readable(piece: bytes) -> str:
     >>> _readable(b"\x97\xa5b")
     '⟨97 A5⟩b'
     """
-    parts: list[str] = []
-    stray = b""
-    while piece:
-        for size in range(1, 5):
-            try:
-                text = piece[:size].decode()
-            except UnicodeDecodeError:
-                continue
-            if stray:
-                parts.append(_bracketed(stray))
-                stray = b""
-            parts.append(text)
-            piece = piece[size:]
-            break
-        else:
-            stray, piece = stray + piece[:1], piece[1:]
-    return "".join([*parts, _bracketed(stray)] if stray else parts)
-
-
-def _bracketed(stray: bytes) -> str:
-    return f"⟨{stray.hex(' ').upper()}⟩"
+    return _STRAY.sub(
+        lambda stray: f"⟨{stray[0].encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩",
+        piece.decode("utf-8", "surrogateescape"),
+    )
