@@ -198,17 +198,13 @@ class Head:
         """Pool the mean weights of several heads, which must be written out for their maxima."""
         tables = []
         high, wide = (np.asarray(ends) for ends in edges)
-        heights = np.diff(high)
-        # Whole blocks of rows at a time, as many as fit.
-        most = max(_CELLS // max(len(columns) * self.heads, 1), 1)
-        first = 0
-        while first < len(heights):
-            last = max(int(np.searchsorted(high, high[first] + most, side="right")) - 1, first + 1)
+        cells = int(np.diff(high).max()) * len(columns) * self.heads  # of a row of blocks, at most
+        for part in cut(len(high) - 1, max(_CELLS // cells, 1)):
             check_wanted(wanted)
-            some = range(rows.start + int(high[first]), rows.start + int(high[last]))
+            first, last = int(high[part.start]), int(high[part.stop])
+            some = range(rows.start + first, rows.start + last)
             weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
-            tables.append(_reduced(weights, allowed, high[first:last] - high[first], wide[:-1]))
-            first = last
+            tables.append(_reduced(weights, allowed, high[part.start : part.stop] - first, wide[:-1]))
         return Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
 
     def parts(

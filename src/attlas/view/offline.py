@@ -12,7 +12,7 @@ from typing import Any
 
 from attlas.atlas import Atlas
 from attlas.errors import RecordingError, ShapeError
-from attlas.files import whole_file
+from attlas.files import save_text
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle
 from attlas.view.packing import Packer
@@ -112,9 +112,7 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
     before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    with whole_file(path, "export") as unfinished:
-        unfinished.write_text(f"{before}{text}{after}", encoding="utf-8", newline="\n")
-    return Path(path)
+    return save_text(f"{before}{text}{after}", path, "export")
 
 
 def _place(service: Service, layer: int, head: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class ReadingService:
         text = self._text
         facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
         if info is not None:
-            return info.extended(reading=facts | {"more": _MOST_NEW})
+            return json_answer(json.loads(info.body) | {"reading": facts | {"more": _MOST_NEW}}, final=False)
         return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
 
     def post(self, name: str, content: Any) -> Answer:

@@ -86,10 +86,6 @@ class Answer:
     status: int = 200
     sampled: bool = False
 
-    def extended(self, **more: Any) -> Answer:
-        """Return an answer in JSON with further fields."""
-        return json_answer(json.loads(self.body) | more, final=self.final, progress=self.progress, status=self.status)
-
 
 class Service:
     """Answers everything that the viewer asks about an atlas or a matrix.

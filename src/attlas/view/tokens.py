@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from attlas._compat import cached_property
+
 _UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
 _STRAY = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
@@ -55,7 +57,6 @@ class Text:
                 self.shown[start:stop] = _shown(tokens, start, stop, pieces or {})
             start = stop
         self._units = units
-        self._folded: tuple[str, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.shown)
@@ -75,7 +76,7 @@ class Text:
 
         Upper and lower case are the same, and a match may cross tokens. Matches do not overlap.
         """
-        whole, ends = self._search_form()
+        whole, ends = self._search_form
         wanted = wanted.casefold()
         found: list[tuple[int, int]] = []
         total, at = 0, whole.find(wanted) if wanted else -1
@@ -87,12 +88,11 @@ class Text:
             at = whole.find(wanted, at + len(wanted))
         return found, total
 
+    @cached_property
     def _search_form(self) -> tuple[str, list[int]]:
         """Return the text without upper case, and where each unit ends in it."""
-        if self._folded is None:
-            parts = [unit.text.casefold() for unit in self._units]
-            self._folded = "".join(parts), list(accumulate(map(len, parts)))
-        return self._folded
+        parts = [unit.text.casefold() for unit in self._units]
+        return "".join(parts), list(accumulate(map(len, parts)))
 
 
 def pieces_from(recorded: object, sequence: int = 0) -> dict[int, bytes]:
