@@ -139,9 +139,7 @@ class ModelReader:
             stack.enter_context(subscribed(self._listener))
             if self._patch:
                 watched = list(self.model.named_modules())
-                passes = Passes(
-                    self.model, watched, lambda: is_recording(self._listener), lambda args, kwargs: None, lambda: None
-                )
+                passes = Passes(self.model, watched, lambda: is_recording(self._listener))
                 stack.enter_context(passes.followed())
                 stack.enter_context(patched_sdpa(lambda: passes.innermost if is_recording(self._listener) else None))
             yield self

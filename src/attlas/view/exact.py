@@ -60,10 +60,8 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
     later = RunPerRow(first, n * first)
     mask = later if A.problem.mask is None else And(A.problem.mask, later)
     problem, axes = replace(A.problem, mask=mask), Axes((A.shape[0], A.shape[1]), (True, True))
-    if not problem.partial:
-        return AttentionMatrix(problem, A.plan, axes)
-    lse = A._exact_lse()
-    if not problem.weighted:
+    lse = A._exact_lse() if problem.partial else None
+    if lse is not None and not problem.weighted:
         gone = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
         own = AttentionMatrix(replace(problem, partial=False), A.plan, axes)._exact_lse()
         # The keys that are here bound the difference from below, where rounding leaves nothing of it.
