@@ -264,10 +264,8 @@ class Cutter:
         else:
             ids = document.content
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocabulary):
-            return (
-                None,
-                f"token {ids.min() if ids.min() < 0 else ids.max()} is not one of the model's {self.vocabulary}",
-            )
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            return None, f"token {wrong} is not one of the model's {self.vocabulary}"
         return ids, ""
 
 

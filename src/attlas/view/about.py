@@ -41,10 +41,8 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
         text = _MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _STATISTICS
-        heads, size = (
-            sum(len(entry.heads) for entry in atlas.entries),
-            sum(entry.nbytes for entry in atlas.entries),
-        )
+        heads = sum(len(entry.heads) for entry in atlas.entries)
+        size = sum(entry.nbytes for entry in atlas.entries)
         memory = [[text, f"{heads:,}", _bytes(4 * cells), _bytes(size)]]
         if isinstance(seconds, int | float):
             memory.append([_TOOK, f"{seconds:.1f}"])

@@ -122,9 +122,5 @@ def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
             return number, shown.entry.heads.index(head)
     known = {(shown.entry.layer, each) for shown in service.source.entries for each in shown.entry.heads}
     low, high = min(known, default=(0, 0)), max(known, default=(0, 0))
-    raise ShapeError(
-        "export",
-        "every head must be one of the recording.",
-        found=f"layer {layer}, head {head}",
-        fix=f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}",
-    )
+    rule, fix = "every head must be one of the recording.", f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    raise ShapeError("export", rule, found=f"layer {layer}, head {head}", fix=fix)
