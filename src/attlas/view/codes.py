@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array: TypeAlias = NDArray[Any]  # of a dtype that the text says
 
@@ -27,7 +27,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 def reduce_blocks(
-    values: Array, rows: Array | Sequence[int], columns: Array | Sequence[int], reduce: np.ufunc, dtype: str
+    values: Array, rows: Array | Sequence[int], columns: Array | Sequence[int], reduce: np.ufunc, dtype: DTypeLike
 ) -> Array:
     """Reduce each block to one number; `rows` and `columns` are the first places of the blocks."""
     across = reduce.reduceat(values, columns, axis=1, dtype=dtype)

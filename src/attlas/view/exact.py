@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.indexing import Axes
-from attlas.masks import And
+from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
 from attlas.tiles import Tile, cut
@@ -56,9 +56,8 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
         Value-weighted weights keep their size, as they are no shares of a row.
     """
     m, n = A.problem.shape[2:]
-    first = torch.ones(m, dtype=torch.int64)
-    later = RunPerRow(first, n * first)
-    mask = later if A.problem.mask is None else And(A.problem.mask, later)
+    later = Padding(max(n - 1, 0), side="left")
+    mask = later if A.problem.mask is None else A.problem.mask & later
     problem, axes = replace(A.problem, mask=mask), Axes((A.shape[0], A.shape[1]), (True, True))
     lse = A._exact_lse() if problem.partial else None
     if lse is not None and not problem.weighted:
@@ -348,7 +347,7 @@ def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Arra
     total, cells = (
         reduce_blocks(values, high, wide, np.add, kind) for values, kind in ((weights, "f8"), (allowed, "i8"))
     )
-    return Table(total, reduce_blocks(weights, high, wide, np.maximum, "f4"), cells)
+    return Table(total, reduce_blocks(weights, high, wide, np.maximum, weights.dtype), cells)
 
 
 def _is_uniform(A: AttentionMatrix) -> bool:

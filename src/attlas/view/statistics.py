@@ -118,7 +118,7 @@ class HeadTable:
     def __init__(self, source: Source, worker: Worker) -> None:
         self._source, self._worker = source, worker
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
-        self._parts: dict[int, list[tuple[Any, ...]]] = {}  # of entries that are not complete, head by head
+        self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
         self._ready: dict[int, _Known] = {}  # what entries show
         self._missing = self._lacking()
 
@@ -140,7 +140,7 @@ class HeadTable:
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
         end = time.monotonic() + _PATIENCE
-        if any(number not in self._found for number in self._missing):
+        if self._missing:
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
@@ -183,7 +183,7 @@ class HeadTable:
     def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
         """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
         if number not in self._ready:
-            if (number in self._missing and number not in self._found) or time.monotonic() > end:
+            if number in self._missing or time.monotonic() > end:
                 return None
             self._ready[number] = self._look(number, entry, self._source.entries[number].atlas)
         return self._ready[number]
@@ -204,11 +204,10 @@ class HeadTable:
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""
-        number = next((number for number in self._missing if number not in self._found), None)
-        if number is None:
+        if not self._missing:
             return False
-        entry, wanted = self._source.entries[number].entry, self._missing[number]
-        parts = self._parts.setdefault(number, [])
+        number, wanted = next(iter(self._missing.items()))
+        entry, parts = self._source.entries[number].entry, self._parts
         if entry.matrix is not None and len(parts) < entry.shape[1]:
             head = len(parts)
             try:
@@ -216,10 +215,10 @@ class HeadTable:
             except (RuntimeError, ValueError, MemoryError):
                 parts.extend([()] * (entry.shape[1] - head))
         if len(parts) == entry.shape[1]:
-            del self._parts[number]
             whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined, *parts), strict=True))
-            self._found[number] = whole  # after the numbers: other threads look here
-        return any(number not in self._found for number in self._missing)
+            self._found[number], self._parts = whole, []
+            del self._missing[number]  # after the numbers: other threads look here
+        return bool(self._missing)
 
 
 def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
