@@ -330,7 +330,8 @@ def _distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str
     edges = np.linspace(low, high, _BINS + 1) if found["texts"] and high > low else np.array([low, high])
     counts = np.diff(_below(found, edges)) if found["texts"] else np.zeros(len(edges) - 1)
     return {
-        **{name: finite_or_none(found[name]) for name in ("texts", "min", "max", "mean")},
+        "texts": found["texts"],
+        **{name: finite_or_none(found[name]) for name in ("min", "max", "mean")},
         "box": [finite_or_none(found["quantiles"][shares.index(share)]) for share in _BOX],
         "counts": [float(f"{count:.5g}") for count in counts],
     }
