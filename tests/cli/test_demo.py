@@ -24,14 +24,17 @@ def heads_of(atlas: Atlas) -> list[Head]:
     return [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
 
 
-def test_writes_report_and_recording(demo_folder: Path) -> None:
-    assert sorted(file.name for file in demo_folder.iterdir()) == ["report.html", "run.atlas"]
+def test_writes_report_pictures_and_recording(demo_folder: Path) -> None:
+    assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html", "run.atlas"]
+    for name in ("atlas.png", "head.png"):
+        assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_prints_a_table_and_the_line_about_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     status = main(["demo", *model_and_text, "--out", str(tmp_path), "--tokens", "100"])
     out, err = capsys.readouterr()
     assert status == 0
@@ -41,6 +44,7 @@ def test_prints_a_table_and_the_line_about_memory(
     rows = [line.split() for line in lines if re.match(r" +\d +\d +\d+\.\d\d ", line)]
     assert [(row[0], row[1]) for row in rows] == [(str(layer), str(head)) for layer in range(2) for head in range(3)]
     assert "6 full matrices of 100 × 100 in float32 would take 234 KiB; attlas kept" in out
+    assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run.atlas"]
     assert "\x1b" not in out + err  # piped: no colours, no moving line
     assert "reading 100 tokens" in err
@@ -52,6 +56,7 @@ def test_a_narrow_terminal_has_no_longer_lines(
 ) -> None:
     """Columns give way from the right and are named, sentences are broken; `attlas stats` needs nothing computed."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     monkeypatch.chdir(tmp_path)
     assert main(["demo", *model_and_text, "-o", "d", "--tokens", "100"]) == 0
     out = capsys.readouterr().out

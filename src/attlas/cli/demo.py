@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ import torch
 
 from attlas import models
 from attlas.atlas import Atlas
-from attlas.cli import report
+from attlas.cli import picture, report
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
 from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
@@ -51,7 +52,7 @@ _COLOURS = {
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Record the model on the text; print the table; write report and recording; open it if there is a user."""
+    """Record the model on the text; print the table; write report, pictures and recording; open them if attended."""
     source, text = read_text(arguments.text)
     out = arguments.out
     run_folder = _run_folder(out)
@@ -74,6 +75,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     terminal.prose(_memory(atlas))
     terminal.say()
     report.run(parse(["report", f"--out={out / 'report.html'}", "--", str(run_folder)]), terminal)
+    _draw(run_folder, max(heads, key=lambda head: head.prominence), terminal)
     if as_shipped:
         terminal.say()
         write_demo(loaded, out / "corpus", terminal)
@@ -81,6 +83,15 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
             export([out / "corpus"], out / "heads.html", terminal)
         terminal.say()
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
+
+
+def _draw(run_folder: Path, head: Head, terminal: Terminal) -> None:
+    """Draw every head, and one close up, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
+        return
+    for name, chosen in (("atlas.png", []), ("head.png", [f"--layer={head.layer}", f"--head={head.head}"])):
+        picture.run(parse(["picture", f"--out={run_folder.with_name(name)}", *chosen, "--", str(run_folder)]), terminal)
 
 
 def _run_folder(out: Path) -> Path:

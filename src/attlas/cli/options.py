@@ -88,7 +88,7 @@ _SAMPLE = "timeit.py of the standard library"
 
 
 def _demo(command: argparse.ArgumentParser) -> None:
-    """Run a trained model on a text, say what each of its heads does, and write a report."""
+    """Run a trained model on a text, say what each of its heads does, and write a report and pictures."""
     option = command.add_argument
     option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
     folder = Path("demo-output")
@@ -279,6 +279,8 @@ def _scaling(command: argparse.ArgumentParser) -> None:
     option("--model", type=Path, nargs="?", const=models.path(), metavar="DIR", help=folder)
     option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
     option("--tokens", **_NUMBER, help="how many tokens to read (default: up to 2048)")
+    target = "what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS"
+    option("--target", metavar="WHAT=VALUE", help=target)
     option = command.add_argument_group("files").add_argument
     option("--plot", **_FILE, help="draw the numbers: .png, .svg or .pdf")
     option("--json", **_FILE, help="write the numbers")

@@ -18,6 +18,7 @@ from attlas.cli.loading import load, tokenize
 from attlas.cli.options import DISTRIBUTIONS, KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
+from attlas.errors import ShapeError
 from attlas.files import save_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 def _random(arguments: Namespace, terminal: Terminal) -> None:
     """Measure random vectors."""
-    for name in ("text", "tokens"):
+    for name in ("text", "tokens", "target"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} goes with --model.", f"--{name} without --model", f"--model DIR --{name} ...")
     check_least("keys", arguments.keys, 2, KEYS)
@@ -64,6 +65,7 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
     for name in _RANDOM:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
+    target, wanted = _target(arguments.target)
     source, text = read_text(arguments.text)
     terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
@@ -72,17 +74,31 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
     with terminal.step(f"reading {len(ids):,} tokens"), torch.no_grad():
         attentions = loaded.model(ids[None], output_attentions=True, use_cache=False).attentions
     heads: list[scaling.HeadScaling] = []
+    factors: list[float] = []
     with terminal.step("measuring every head", len(attentions)) as tick:
         for layer, A in enumerate(attentions):
-            heads += [replace(head, layer=layer) for head in scaling.heads(A).heads]
+            of_layer = scaling.heads(A).heads
+            heads += [replace(head, layer=layer) for head in of_layer]
+            factors += _factors(A, of_layer, target, wanted)
             tick()
     result = scaling.Heads(tuple(heads))
     title = f"{loaded.name} reads {len(ids):,} tokens of {source}"
     size = attentions[0].problem.q.shape[-1]
     terminal.say()
-    _say_heads(result, f"{title}; heads of size {size}", terminal)
-    head = {"model": loaded.name, "text": source, "tokens": len(ids)}
-    _write(arguments, terminal, head, result.table(), lambda: heads_figure(result, title))
+    _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
+    table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]
+    head = {"model": loaded.name, "text": source, "tokens": len(ids), "target": target, "wanted": wanted}
+    _write(arguments, terminal, head, table, lambda: heads_figure(result, title))
+
+
+def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: float) -> list[float]:
+    """Return the factor of the logits of each head that meets the target."""
+    if target == "variance":
+        return [head.factor * math.sqrt(wanted) for head in heads]
+    try:
+        return scaling.temperature(A[0], entropy=wanted).factor.tolist()
+    except ShapeError as error:
+        raise error.replaced(fix=f"--target {error.fix}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -177,7 +193,7 @@ def _conclude(study: scaling.Study, terminal: Terminal) -> None:
         terminal.say(f"  {line}", "dim")
 
 
-def _say_heads(result: scaling.Heads, title: str, terminal: Terminal) -> None:
+def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
     heads = result.heads
     terminal.say(title, "bold")
     terminal.say()
@@ -190,8 +206,8 @@ def _say_heads(result: scaling.Heads, title: str, terminal: Terminal) -> None:
     }
     places = {name: [str(row[name]) for row in table] for name in ("layer", "head")}
     groups = [_group("", places, terminal, strong=False), *_groups(table, headings, "indep.", terminal)]
-    for title, name, measure in (("‖J‖", "", "frobenius"), ("factor for", "variance 1", "factor")):
-        groups.append(_group(title, {name: [_number(row[measure], measure) for row in table]}, terminal))
+    groups.append(_group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}, terminal))
+    groups.append(_group("factor for", {target: [_number(factor, "factor") for factor in factors]}, terminal))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
     terminal.say(f"  {_verdict(result)}")
@@ -199,8 +215,8 @@ def _say_heads(result: scaling.Heads, title: str, terminal: Terminal) -> None:
     for line in (
         "indep.: what independent queries and keys of the same means and covariances would give,",
         "  variance scale² qᵀ Cov(k) q, the rest exact for independent Gaussian logits of that variance.",
-        "factor: what to multiply the logits with for variance 1. The scale 1 / sqrt(d) gives it only at the start of",
-        "  training; J = diag(p) - p pᵀ is the Jacobian of softmax.",
+        "factor: what to multiply the logits with for this target. The scale 1 / sqrt(d) gives variance 1 only at the",
+        "  start of training; J = diag(p) - p pᵀ is the Jacobian of softmax.",
     ):
         terminal.say(f"  {line}", "dim")
 
@@ -277,3 +293,16 @@ def _sizes(text: str | None, keys: int) -> list[int]:
         found = f"{keys:,} keys of size {largest:,}: {largest * keys:,} numbers"
         raise UsageError(rule, found, f"--keys {max(2, _MOST // largest)}")
     return sizes
+
+
+def _target(text: str | None) -> tuple[str, float]:
+    """Return what the factor is to reach, and its value."""
+    name, _, value = (text or "variance=1").partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if name not in ("variance", "entropy") or not (math.isfinite(number) and number > 0):
+        rule = "--target must be variance=VALUE or entropy=NATS, with a value above 0."
+        raise UsageError(rule, f"--target {text}", "--target entropy=2.0")
+    return name, number
