@@ -76,7 +76,6 @@ def polynomial_sums(line: Line) -> Sums:
             for piece in pieces[int(mirrored)]:
                 _add(line, cells, sums, power, piece, total, bare)
             del sums
-        line.task.report(m // 2)
     scale[low < high] = 0.0
     if line.own is not None:
         _subtract_own(line, total)
