@@ -203,10 +203,10 @@ class Spans(Statistic):
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
-        pieces = self.start(problem)
-        pieces.mass = results["picture_sum"]
-        return self.finish(pieces)
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Pieces:
+        carry = self.start(problem)
+        carry.mass = results["picture_sum"]
+        return carry
 
 
 class _Pieces:
