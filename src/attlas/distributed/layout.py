@@ -329,8 +329,7 @@ def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
 
 
 def _defined(t: Tensor) -> Tensor:
-    found: Tensor = _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
-    return found
+    return _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
 
 
 class _Defined(torch.autograd.Function):

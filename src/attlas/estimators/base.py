@@ -158,8 +158,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         -----
         Cost: one pass over all pairs, no memory beyond tiles.
         """
-        number: Array = stats.effective_keys(self.weights(X)).cpu().numpy()
-        return number
+        return stats.effective_keys(self.weights(X)).cpu().numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one file that holds numbers and JSON, and nothing that could be run.

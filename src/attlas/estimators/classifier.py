@@ -152,8 +152,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
         check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
-        data: Array
-        target: Array
         data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         target = column_or_1d(target, warn=True)
         check_classification_targets(target)
@@ -181,8 +179,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         lost = found.isnan().any(-1).nonzero().squeeze(-1)
         if len(lost):
             found[lost] = self._outside(x[lost], len(x))
-        probabilities: Array = found.cpu().numpy()
-        return probabilities
+        return found.cpu().numpy()
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable class of each point, the first of several.
@@ -200,8 +197,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         found = self.predict_proba(X)
         lost = np.isnan(found).any(1)
         found[lost] = self._prior().cpu().numpy()
-        labels: Array = self.classes_[found.argmax(1)]
-        return labels
+        return self.classes_[found.argmax(1)]
 
     def leave_one_out(self) -> Array:
         """Return the probabilities of the classes of every training point from all others, exact.
@@ -216,14 +212,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        found: Array = self._left_out().cpu().numpy()
-        return found
+        return self._left_out().cpu().numpy()
 
     # ------------------------------------------------------------------------------------------------------ internal
 
     def _targets(self) -> NDArray[np.float64]:
-        indicators: NDArray[np.float64] = np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
-        return indicators
+        return np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)

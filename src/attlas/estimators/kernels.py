@@ -74,15 +74,13 @@ class PreparedKeys:
         if self._factor is None:
             return distances(x.mT, self._columns, 1 if self.kernel == "laplace" else 2)
         left = torch.cat([x * -2.0, x.square().sum(1, keepdim=True), torch.ones_like(x[:, :1])], 1)
-        squares: Tensor = left @ self._factor
-        return squares.clamp_(min=0.0)
+        return (left @ self._factor).clamp_(min=0.0)
 
     def by_feature(self, slope: Tensor, x: Tensor) -> Tensor:
         """Return ``Σ_ij slope_ij |x_ic - k_jc|^p`` for each feature c, shape (d,); `slope` has the shape (r, n)."""
         if self._powers is not None:
             first, second = (slope @ self._powers).split(x.shape[1], 1)
-            sums: Tensor = (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
-            return sums
+            return (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
         found = []
         for c, column in enumerate(self._columns):
             gap = x[:, c, None] - column

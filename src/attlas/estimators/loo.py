@@ -202,12 +202,6 @@ class LeaveOneOut(Objective):
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
-        with one_thread(self.task.keys.device) as threads:
-            total = self._loss_and_slopes(self._keys(log_bandwidth), gradient, threads)
-        return float(total[0]), total[1:]
-
-    def _loss_and_slopes(self, keys: Tensor, gradient: bool, threads: int) -> Tensor:
-        prepared = self._prepared(keys)
 
         def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
@@ -220,7 +214,11 @@ class LeaveOneOut(Objective):
                 slopes = prepared.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
-        return torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
+        with one_thread(self.task.keys.device) as threads:
+            keys = self._keys(log_bandwidth)
+            prepared = self._prepared(keys)
+            total = torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
+        return float(total[0]), total[1:]
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""

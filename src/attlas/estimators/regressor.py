@@ -191,8 +191,6 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
-        data: Array
-        target: Array
         data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
@@ -373,8 +371,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:
-        targets: NDArray[np.float64] = self.y_.astype(np.float64).reshape(len(self.y_), -1)
-        return targets
+        return self.y_.astype(np.float64).reshape(len(self.y_), -1)
 
     def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
         spread = spread_of(values, weights, counts=self.weights_are == "counts")
@@ -426,8 +423,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
 
     def _restored(self, values: Tensor) -> Array:
         """Return pooled values, or their deviations, in the units of the outputs."""
-        restored: Array = values.detach().cpu().numpy().astype(np.float64) * self._unit
-        return restored
+        return values.detach().cpu().numpy().astype(np.float64) * self._unit
 
     def _shaped(self, values: Array) -> Array:
         """Return predictions (n, e) with the axes and the dtype that the user sees."""
