@@ -216,11 +216,9 @@ def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
     """Divide a block into runs that need the mask and runs that do not: a kernel without a mask is faster."""
     for _, group in groupby(block.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
-        while segments and segments[0][1] is BlockState.EMPTY:
-            segments = segments[1:]
-        while segments and segments[-1][1] is BlockState.EMPTY:
-            segments = segments[:-1]
-        if segments:
+        seen = [place for place, (_, state) in enumerate(segments) if state is not BlockState.EMPTY]
+        if seen:
+            segments = segments[seen[0] : seen[-1] + 1]
             yield ColumnBlock(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 
