@@ -127,22 +127,21 @@ def _nearest(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
 def _sum_run_with_moments(task: Task, run: Run | None) -> Sums:
     """Return the sums with moments: offsets are counted from an origin near each group of queries."""
     m, d = task.x.shape
-    out: list[Sums] = []
+    if not m:
+        return _moments_around(task, run, task.x.new_zeros(d))
     order = torch.arange(m, device=task.x.device) if d > 1 else task.x[:, 0].argsort()
-    groups = list(order.split(_LEAF))
+    out: list[Sums] = []
     done: list[Tensor] = []
-    for group in groups:
+    for group in order.split(_LEAF):
         x = task.x[group]
-        middle = (x.amin(0) + x.amax(0)) / 2 if len(group) else x.new_zeros(d)
-        wide = ((x - middle).abs().amax(-1) > _REACH) if len(group) else torch.zeros(0, dtype=torch.bool)
-        for part in (group[~wide],) if not bool(wide.any()) else (group[~wide], *group[wide].split(1)):
-            if not len(part) and m:
-                continue
-            rows = part.cpu()
-            some = None if run is None else run.rows(rows)
-            origin = middle if len(part) != 1 else task.x[part[0]]
-            out.append(_moments_around(replace(task, x=task.x[part]), some, origin))
-            done.append(part)
+        middle = (x.amin(0) + x.amax(0)) / 2
+        wide = (x - middle).abs().amax(-1) > _REACH
+        for part in (group[~wide], *group[wide].split(1)):
+            if len(part):
+                some = None if run is None else run.rows(part.cpu())
+                origin = middle if len(part) > 1 else task.x[part[0]]
+                out.append(_moments_around(replace(task, x=task.x[part]), some, origin))
+                done.append(part)
     return unsort(concatenate(out), torch.cat(done))
 
 
