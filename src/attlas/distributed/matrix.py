@@ -17,7 +17,7 @@ from attlas.distributed.collecting import Collector
 from attlas.distributed.groups import by_group, is_divided
 from attlas.distributed.layout import Layout, Role, check_dtensor, like
 from attlas.distributed.parts import parts_of, with_graph
-from attlas.engine.online import finite_shift
+from attlas.engine.online import finite_shift, share_of
 from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, GradientError
 from attlas.indexing import Axes, Where, parse
@@ -255,8 +255,7 @@ class DistributedMatrix(_Refusing):
     def _shares(self) -> list[Tensor]:
         """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
         own = self._own_lses(self.parts)
-        totals = [finite_shift(self._over_keys(lse, shared=False)) for lse in own]
-        return [torch.exp(lse - total).unsqueeze(-1) for lse, total in zip(own, totals, strict=True)]
+        return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log-sum-exp of rows over the keys of all ranks."""
