@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +35,7 @@ from attlas.estimators.sums import Sums
 Array = NDArray[Any]
 
 
+@dataclass(eq=False, repr=False)
 class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
     """Nadaraya-Watson regression, which is attention pooling: the weighted mean of the training outputs.
 
@@ -171,6 +172,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     >>> bool(model.loo_score_ > 0.99)
     True
     """
+
+    _: KW_ONLY
+    degree: int = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
