@@ -31,7 +31,7 @@ from attlas.corpus.journal import PARTS, Part, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.state import State
-from attlas.errors import OutOfRangeError, RecordingError
+from attlas.errors import OutOfRangeError, RecordingError, ShapeError
 from attlas.files import save_text, sync_folder, whole_file
 from attlas.lazily import import_extra
 
@@ -320,9 +320,14 @@ class Corpus:
 
         Raises
         ------
+        ShapeError
+            If `kind` is something else.
         MissingExtraError
-            If it is not installed.
+            If the library is not installed.
         """
+        if kind not in ("pandas", "polars", "arrow"):
+            rule = 'kind must be "pandas", "polars" or "arrow".'
+            raise ShapeError("table()", rule, found=f"kind = {kind!r}", fix='table("pandas")')
         table = self._tables["heads"]
         if kind == "arrow":
             return table
