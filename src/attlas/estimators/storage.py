@@ -115,7 +115,7 @@ def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, An
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
     estimator.resume()
-    return estimator  # type: ignore[no-any-return]  # it is of the kind asked for
+    return estimator
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
