@@ -68,7 +68,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "strips, known lse": lambda: with_lse(
         make_case(130, 600, batch=1, heads=2, key_heads=1, plan=Plan(cells=2000, columns=77))
     ),
-    "strips, causal": lambda: make_case(600, 600, mask=attlas.Causal(), plan=Plan(columns=100, rows=33)),
+    "strips, causal": lambda: make_case(
+        600, 600, batch=1, heads=2, key_heads=1, mask=attlas.Causal(), plan=Plan(columns=100, rows=33)
+    ),
     "strips, random": lambda: make_case(
         63, 130, mask=random_mask(1, 63, 130), plan=Plan(rows=7, columns=11), batch=1, heads=2
     ),
