@@ -501,10 +501,12 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
     with Writer(parent / NAME, overwrite=True) as one, Writer(parent / NAME, overwrite=True) as other:
         assert sorted(path.name for path in parent.iterdir()) == sorted([NAME, one.partial.name, other.partial.name])
         load(folder)
-        other.finish(atlas)
+        other.finish(atlas.entries, atlas.facts)
     assert [path.name for path in parent.iterdir()] == [NAME]
     assert_same(atlas, load(folder))
-    assert raised(RecordingError, lambda: other.finish(atlas)) == "Writer.finish(): a closed writer"
+    assert (
+        raised(RecordingError, lambda: other.finish(atlas.entries, atlas.facts)) == "Writer.finish(): a closed writer"
+    )
 
 
 KILLED = """
@@ -532,7 +534,7 @@ def record(number, folder, times):
         os.write(begun, b".")
         with Writer(folder, overwrite=True) as writer:
             atlas = Atlas(map(writer.add, entries(number)), details={"number": number})
-            writer.finish(atlas)
+            writer.finish(atlas.entries, atlas.facts)
 
 
 def whole():
@@ -577,7 +579,7 @@ for kill in range(30):
     else:
         aside += seen
 with Writer(folder, overwrite=True) as writer:
-    writer.finish(Atlas(details={"number": 0}))
+    writer.finish([], Atlas(details={"number": 0}).facts)
 sys.stdout.write(f"{loaded} {partial} {aside} {sorted(path.name for path in folder.parent.iterdir())}")
 """
 

@@ -406,9 +406,7 @@ class Corpus:
 
         See `attlas.view.serve` for the options; with ``model=``, a sampled text opens its full map.
         """
-        from attlas.view import serve  # an upper package, imported only when it is asked for
-
-        serve(self, **options)
+        attlas.view.serve(self, **options)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the page of all heads as one HTML file that needs no server.
@@ -419,9 +417,7 @@ class Corpus:
         -------
         Path
         """
-        from attlas.view import export_corpus
-
-        return export_corpus(self, path, **options)
+        return attlas.view.export_corpus(self, path, **options)
 
 
 def read_rows(path: Path, row: int) -> dict[str, NDArray[Any]]:
