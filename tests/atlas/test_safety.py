@@ -462,11 +462,8 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "what was begun is removed"
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atlas: Atlas) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+def test_a_disk_that_cannot_be_written(tmp_path: Path, fill_disk: Callable[[], None], atlas: Atlas) -> None:
+    fill_disk()
     assert raised(RecordingError, lambda: atlas.save(tmp_path / NAME)) == "save(): No space left on device"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RecordingError, match=r"found: (Not a directory|File exists)"):

@@ -158,10 +158,8 @@ def record(
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
     if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
-        rule, fix = (
-            'keep="statistics" keeps nothing but statistics.',
-            "statistics=[stats.Entropy(), stats.ColumnMass()]",
-        )
+        rule = 'keep="statistics" keeps nothing but statistics.'
+        fix = "statistics=[stats.Entropy(), stats.ColumnMass()]"
         raise ShapeError("record()", rule, found="no statistic", fix=fix)
     if values not in (False, True, "norms") or (values and keep == "statistics"):
         rule = 'values must be False, True or "norms", and belong to recorded queries and keys.'
