@@ -26,7 +26,7 @@ WRONG = {
     "a short text": (["--text", "short.txt"], "12 tokens"),
     "few tokens": (["--tokens", "10"], "--tokens 10"),
     "less than none": (["--tokens", "-1"], "--tokens -1"),
-    "more than the context": (["--tokens", "257"], "--tokens 257"),
+    "more than the context": (["--tokens", "257"], "257 tokens"),
     "more than the text": (["--text", "page.txt", "--tokens", "200"], "100 tokens"),
     "no model": (["--model", "."], "no config.json in ."),
     "no folder": (["--out", "empty.txt"], "File exists: empty.txt"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.messages import refusal
 
 import attlas
 from attlas import heads
@@ -15,7 +16,6 @@ from attlas.corpus import Corpus, repeats
 from attlas.corpus.measuring import measure_layer
 from attlas.corpus.numbers import COUNTS, SUMS
 from attlas.errors import ShapeError
-from messages import refusal
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

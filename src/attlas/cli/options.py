@@ -22,7 +22,7 @@ KEYS, QUERIES = 512, 256
 SIDE = 1024  # blocks along a side of one head, at most
 STATISTICS = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets",
               "top_k", "picture", "kinds", "arg_max", "column_arg_max", "column_max", "coverage",
-              "row_mass")  # fmt: skip  # those of attlas.cli.head_statistics
+              "row_mass")  # fmt: skip  # up to the kinds of heads, those that are recorded where none is named
 
 
 # What several options have in common.
@@ -88,7 +88,7 @@ _SAMPLE = "timeit.py of the standard library"
 
 
 def _demo(command: argparse.ArgumentParser) -> None:
-    """Run a trained model on a text, say what each of its heads does, and write a report and pictures."""
+    """Run a trained model on a text, say what each of its heads does, and write a report."""
     option = command.add_argument
     option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
     folder = Path("demo-output")
@@ -271,15 +271,14 @@ def _scaling(command: argparse.ArgumentParser) -> None:
     option("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
     option("--keys", **_NUMBER, help=f"keys of each query (default: {KEYS})")
     option("--queries", **_NUMBER, help=f"queries that are drawn (default: {QUERIES})")
-    option("--distribution", metavar="NAME", help=f"{', '.join(DISTRIBUTIONS)} (default: the first)")
+    names = f"{', '.join(DISTRIBUTIONS)} (default: the first)"
+    option("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
     option("--seed", **_NUMBER, help="seed of the draw (default: 0)")
     option = command.add_argument_group("a model").add_argument
     folder = "folder of a Hugging Face causal model (without DIR: the shipped GPT-2)"
     option("--model", type=Path, nargs="?", const=models.path(), metavar="DIR", help=folder)
     option("--text", **_FILE, help=f"text to read, UTF-8 (default: {_SAMPLE})")
     option("--tokens", **_NUMBER, help="how many tokens to read (default: up to 2048)")
-    target = "what the suggested factor of the logits is to reach: variance=1 (the default), or entropy=NATS"
-    option("--target", metavar="WHAT=VALUE", help=target)
     option = command.add_argument_group("files").add_argument
     option("--plot", **_FILE, help="draw the numbers: .png, .svg or .pdf")
     option("--json", **_FILE, help="write the numbers")
