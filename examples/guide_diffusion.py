@@ -53,7 +53,7 @@ def model() -> UNet2DConditionModel:
 
 def neglect(matrices: list[attlas.AttentionMatrix], words: list[int]) -> Tensor:
     """Return how far the most neglected word is from being looked at with a weight of 1."""
-    heads = [stats.column_max(A).mean(-2)[0, words] for A in matrices if A.shape[-2] == 64 * 64]
+    heads = [stats.column_max(A, heads="mean")[0, words] for A in matrices if A.shape[-2] == 64 * 64]
     return 1.0 - torch.stack(heads).mean(dim=0).min()
 
 

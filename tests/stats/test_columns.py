@@ -46,3 +46,11 @@ def test_the_first_of_equal_queries_is_found():
     for rows in (1, 3, 64, 100):
         A = attlas.attend(torch.zeros(200, 4), torch.zeros(5, 4), plan=attlas.Plan(rows=rows))
         assert A.collect(stats.ColumnArgMax())[0].tolist() == [0] * 5
+
+
+def test_heads_are_combined(make):
+    case = make(63, 130, mask=attlas.Causal())
+    mass = case.weights.sum(-2)
+    case.close(stats.column_mass(case.A, heads="sum"), mass.sum(1))
+    case.close(stats.column_mass(case.A[:, 1:3], heads="mean"), mass[:, 1:3].mean(1))
+    case.close(stats.column_max(case.A[0], heads="mean"), case.weights[0].max(-2).mean(0))

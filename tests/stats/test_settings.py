@@ -36,6 +36,11 @@ MESSAGES = {
         lambda: stats.column_mass(small(), rows=slice(0, 5)),
         "ColumnMass(): rows = slice(0, 5, None)",
     ),
+    "heads unknown": (lambda: stats.column_mass(small(), heads="max"), "column_mass(): heads = 'max'"),
+    "no heads": (
+        lambda: stats.column_max(small(), heads="mean"),
+        "column_max(): heads = 'mean', and A has no leading axis",
+    ),
 }
 
 
@@ -117,7 +122,7 @@ def test_dense_tensors_and_tuples_of_layers():
                     torch.autograd.grad(r.nan_to_num().square().sum(), q, retain_graph=True)[0] for r in (t, wanted)
                 ]
                 torch.testing.assert_close(*slopes, msg=name)
-    assert [t.shape[-1] for t in stats.column_mass([A, dense])] == [17] * 2
+    assert [t.shape for t in stats.column_mass([A, dense], heads="mean")] == [(2, 17)] * 2
 
 
 NO_WEIGHTS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from attlas.errors import ShapeError
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
 from attlas.tiles import Tile
+
+Combine: TypeAlias = Literal["sum", "mean"]
 
 _SLAB = 32  # rows whose maximum is taken before any is looked at alone
 
@@ -248,7 +250,7 @@ class ColumnArgMax(Statistic):
         return carry[1]
 
 
-def column_mass(A: Weights, rows: Span | None = None, mean: bool = False) -> Tensor:
+def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads: Combine | None = None) -> Tensor:
     """Return the mass that each key receives; see `ColumnMass`.
 
     Parameters
@@ -259,6 +261,8 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False) -> Ten
         Window of queries; the default is all.
     mean : bool, default False
         Whether the sum is divided by the number of queries of the window that may see the key.
+    heads : {"sum", "mean"}, optional
+        How the heads, the last leading axis of A, are combined after the pass; the default keeps them.
 
     Returns
     -------
@@ -269,13 +273,13 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False) -> Ten
     >>> import torch, attlas
     >>> from attlas import stats
     >>> A = attlas.attend(torch.zeros(8, 2, 4), torch.zeros(8, 2, 4), mask=attlas.Causal())
-    >>> stats.column_mass(A[:4]).mean(0)
+    >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    return ColumnMass(rows, mean)(A)
+    return _combined("column_mass()", A, ColumnMass(rows, mean), heads)
 
 
-def column_max(A: Weights, rows: Span | None = None) -> Tensor:
+def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
     """Return the largest weight that each key receives; see `ColumnMax`.
 
     Parameters
@@ -284,6 +288,8 @@ def column_max(A: Weights, rows: Span | None = None) -> Tensor:
         The matrix; ``A[:, 4:8]`` is a group of heads; of several, the result is a tuple.
     rows : slice, range or (start, stop), optional
         Window of queries; the default is all.
+    heads : {"sum", "mean"}, optional
+        How the heads, the last leading axis of A, are combined after the pass; the default keeps them.
 
     Returns
     -------
@@ -297,4 +303,20 @@ def column_max(A: Weights, rows: Span | None = None) -> Tensor:
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
-    return ColumnMax(rows)(A)
+    return _combined("column_max()", A, ColumnMax(rows), heads)
+
+
+def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> Any:
+    """Return a statistic with its heads combined; of several matrices, a tuple."""
+    if isinstance(A, list | tuple):
+        return tuple(_combined(where, one, statistic, heads) for one in A)
+    if heads not in (None, "sum", "mean"):
+        raise ShapeError(where, 'heads must be "sum", "mean" or None.', found=f"heads = {heads!r}", fix='heads="mean"')
+    if heads is not None and A.ndim < 3:
+        rule = "there must be heads to combine."
+        wrong = f"heads = {heads!r}, and A has no leading axis"
+        raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=wrong, fix="leave heads out.")
+    found = statistic(A)
+    if heads is None:
+        return found
+    return found.sum(dim=-2) if heads == "sum" else found.mean(dim=-2)
