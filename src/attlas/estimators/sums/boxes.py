@@ -89,6 +89,7 @@ def box_sums(task: Task) -> Sums:
         if forest.place is not None:
             runs = _others(forest.place[some], way, total)
         parts.append(sum_runs(near, runs))
+        task.report(group.stop)
     return unsort(concatenate(parts), forest.queries.order)
 
 

@@ -90,7 +90,9 @@ def run_plan(task: Task) -> Sums:
     line = sorted_line(task) if method == "line" else None
     if line is None or not len(line.keys):  # all keys of a line may have weight 0
         return direct_sums(task)
-    return unsort(_LINES[task.kernel][0](line), line.order)
+    sums = unsort(_LINES[task.kernel][0](line), line.order)
+    task.report(len(task.x))
+    return sums
 
 
 def _why_no_line(task: Task) -> str | None:

@@ -15,6 +15,7 @@ from attlas.masks.runs import RunPerRow
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
+_ROWS = 65_536  # queries of one call, between two reports
 _REACH = 64.0  # bandwidths up to which offsets from a common origin lose nothing that matters
 _LEAF = 512
 
@@ -38,8 +39,17 @@ class Run(NamedTuple):
 def direct_sums(task: Task) -> Sums:
     """Return the sums over every pair of a task whose bandwidths are near 1."""
     kept = torch.ones(len(task.keys), dtype=torch.bool) if task.weights is None else task.weights > 0
-    runs = without_own(kept) if task.leave_one_out else (None,)
-    return sum_runs(task if bool(kept.all()) else task.of_keys(kept), runs)
+    own = without_own(kept) if task.leave_one_out else None
+    if not bool(kept.all()):
+        task = task.of_keys(kept)
+    m = task.x.shape[0]
+    parts = []
+    for start in range(0, max(m, 1), _ROWS):
+        some = slice(start, min(start + _ROWS, m))
+        runs = (None,) if own is None else tuple(run.rows(some) for run in own)
+        parts.append(sum_runs(replace(task, x=task.x[some]), runs))
+        task.report(some.stop)
+    return concatenate(parts)
 
 
 def without_own(kept: Tensor) -> tuple[Run, Run]:

@@ -65,6 +65,7 @@ def gaussian_sums(line: Line) -> Sums:
     rough = torch.repeat_interleave(~smooth, boxes.count).nonzero().squeeze(-1)
     if len(rough):
         put_rows(sums, rough, _sum_each(line, rough, part))
+    task.report(len(rough))
     if bool(smooth.any()):
         _interpolate(line, boxes, smooth, nodes, sums)
     return sums if line.own is None else _without_own(line, sums, part)

@@ -33,6 +33,7 @@ def laplace_sums(line: Line) -> Sums:
     decay = (-(keys.diff() / line.h)).exp()
     start = decay.new_zeros(1)
     left = _seen(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
+    line.task.report(len(x) // 2)
     mirrored = decayed_cumsum(torch.cat([start, decay.flip(0)]), terms.flip(0)).flip(0)
     return left.merge(_seen(line, mirrored, after, x))
 

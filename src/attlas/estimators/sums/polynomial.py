@@ -75,6 +75,7 @@ def polynomial_sums(line: Line) -> Sums:
             for piece in pieces[int(mirrored)]:
                 _add(line, cells, sums, power, piece, total, bare)
             del sums
+        line.task.report(m // 2)
     scale = torch.where(low < high, 0.0, x.new_full((m,), -torch.inf))
     if line.own is not None:
         _subtract_own(line, total)
