@@ -34,18 +34,18 @@ class SoftmaxMatrix(LazyTensor):
         What is computed: tokens, score, mask, sink.
     plan : Plan
         How it is computed.
-    axes : Axes
-        The leading axes that users see.
+    axes : Axes, optional
+        The leading axes that users see; by default those of the problem, batch and heads.
     lse : Tensor, shape (batch, heads, m), optional
         Log-sum-exp of each row, where it is known.
     """
 
     _parent_gradient: WeightGradient | None = None
 
-    def __init__(self, problem: Problem, plan: Plan, axes: Axes, lse: Tensor | None = None) -> None:
+    def __init__(self, problem: Problem, plan: Plan, axes: Axes | None = None, lse: Tensor | None = None) -> None:
         self.problem = problem
         self.plan = plan
-        self._axes = axes
+        self._axes = Axes(problem.shape[:2], (True, True)) if axes is None else axes
         self._stored_lse = lse
 
     @property

@@ -16,7 +16,6 @@ from attlas.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file,
 from attlas.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.indexing import Axes
 from attlas.inputs import accumulation_dtype
 from attlas.matrix import AttentionMatrix
 
@@ -159,7 +158,7 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
     kinds = {name: check_type(record.get(name, False), name, bool) for name in ("partial", "weighted")}
     problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), **kinds)
     _check_corners(problem)
-    return AttentionMatrix(problem, _PLAN, Axes((batch, heads), (True, True)), lse)
+    return AttentionMatrix(problem, _PLAN, lse=lse)
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from attlas.distributed.layout import Layout
 from attlas.engine.problem import tensors_of
-from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.windows import cut_out
 
@@ -46,14 +45,13 @@ def parts_of(
     if sink is not None and any(layout.mesh.get_local_rank(dim) for dim in layout.dims("keys")):
         # The first shard counts it. The others keep its graph: all ranks must run the same collectives backward.
         sink = sink.masked_fill(torch.ones_like(sink, dtype=torch.bool), -torch.inf) if sink.requires_grad else None
-    axes = Axes((own_q.shape[0], own_q.shape[1]), (True, True))
     fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": ()}
     fields["ids"] = problem.batch_ids[layout.batches], problem.head_ids[heads.start : heads.stop]
     parts, start = [], 0
     for rows in layout.rows:
         own = cut_out(replace(problem, score=score), rows, layout.columns)
         own = replace(own, q=own_q[:, :, start : start + len(rows)], **fields)
-        parts.append(AttentionMatrix(own, whole.plan, axes))
+        parts.append(AttentionMatrix(own, whole.plan))
         start += len(rows)
     return tuple(parts)
 

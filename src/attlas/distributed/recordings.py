@@ -18,7 +18,6 @@ from attlas.distributed.batched_masks import joined_mask, joined_score
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import RecordingError
-from attlas.indexing import Axes
 from attlas.masks import Mask, runs_of
 from attlas.matrix import AttentionMatrix
 
@@ -306,7 +305,7 @@ def _matrix(
     )  # fmt: skip
     if _has_heads(mask) or _has_heads(score):
         problem = replace(problem, ids=None, versions=())
-    return AttentionMatrix(problem, Plan(), Axes((sum(batches), len(heads)), (True, True)), whole["lse"])
+    return AttentionMatrix(problem, Plan(), lse=whole["lse"])
 
 
 def _held(ref: Any) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.indexing import Axes
 from attlas.interventions.positions import Outside
 from attlas.masks import And, Heads, Mask
 from attlas.masks.runs import RunPerRow
@@ -69,7 +68,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return pool(A, values)
 
         def pool_part(part: Problem, own: Tensor) -> Tensor:
-            return pooled(AttentionMatrix(part, A.plan, Axes(part.shape[:2], (True, True))), own)
+            return pooled(AttentionMatrix(part, A.plan), own)
 
         of_heads = next(filter(_hides_in_some_heads, parts), None)
         if isinstance(of_heads, Heads):

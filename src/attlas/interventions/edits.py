@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.indexing import Axes
 from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Outside, Positions, Where
 from attlas.mask_argument import as_mask
@@ -259,7 +258,7 @@ class Suppress(_PairIntervention):
             return A
         with torch.no_grad():
             problem = replace(self.hide_pairs(A, call).problem, sink=None, partial=True, versions=())
-            return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse())
+            return AttentionMatrix(problem, A.plan, lse=A._exact_lse())
 
 
 class ScaleLogits(_PairIntervention):
@@ -627,11 +626,7 @@ class Ablate(Intervention):
 def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
     """Return a matrix whose problem has other fields; the log-sum-exp of rows that sum to less than 1 stays."""
     problem = replace(A.problem, **fields, versions=())
-    return AttentionMatrix(problem, A.plan, _axes(problem), A._exact_lse() if problem.partial else None)
-
-
-def _axes(problem: Problem) -> Axes:
-    return Axes(problem.shape[:2], (True, True))
+    return AttentionMatrix(problem, A.plan, lse=A._exact_lse() if problem.partial else None)
 
 
 def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:

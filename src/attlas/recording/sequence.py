@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attlas.atlas import Entry
 from attlas.atlas.entry import statistic_names
-from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
@@ -221,7 +220,7 @@ class RecordedSequence:
         problem = replace(self._base, q=q, k=k, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
         problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
-        return AttentionMatrix(problem, self._plan, Axes((batch, heads), (True, True)), lse)
+        return AttentionMatrix(problem, self._plan, lse=lse)
 
     def _make_entry(self) -> Entry:
         """Return the entry of all calls so far, from the tensors that are stored."""

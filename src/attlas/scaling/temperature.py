@@ -10,7 +10,6 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 from attlas.scores.base import Derived
@@ -164,7 +163,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
 def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of each head with its own factor, and how fast it falls with ln(factor)."""
     problem = replace(A.problem, score=_ScaledPerHead(A.problem.score, factor))
-    matrix = AttentionMatrix(problem, A.plan, Axes(tuple(keys.shape[:2]), (True, True)))
+    matrix = AttentionMatrix(problem, A.plan)
     entropy, spread = matrix.collect(_Surprisal())[0]
     return _mean(entropy, keys), _mean(spread, keys)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.indexing import Axes
 from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
@@ -43,7 +42,7 @@ def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     mask = None if runs is None else RunPerRow(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
     lse = A._exact_lse()[:, :, rows.to(A.device)] if problem.partial else None
-    return AttentionMatrix(problem, A.plan, Axes((A.shape[0], A.shape[1]), (True, True)), lse)
+    return AttentionMatrix(problem, A.plan, lse=lse)
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
@@ -58,14 +57,14 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
     m, n = A.problem.shape[2:]
     later = Padding(max(n - 1, 0), side="left")
     mask = later if A.problem.mask is None else A.problem.mask & later
-    problem, axes = replace(A.problem, mask=mask), Axes((A.shape[0], A.shape[1]), (True, True))
+    problem = replace(A.problem, mask=mask)
     lse = A._exact_lse() if problem.partial else None
     if lse is not None and not problem.weighted:
         gone = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
-        own = AttentionMatrix(replace(problem, partial=False), A.plan, axes)._exact_lse()
+        own = AttentionMatrix(replace(problem, partial=False), A.plan)._exact_lse()
         # The keys that are here bound the difference from below, where rounding leaves nothing of it.
         lse = torch.maximum(lse + torch.log1p(-gone.clamp(max=1.0)), own)
-    return AttentionMatrix(problem, A.plan, axes, lse)
+    return AttentionMatrix(problem, A.plan, lse=lse)
 
 
 class Table(NamedTuple):

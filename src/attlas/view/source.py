@@ -16,7 +16,6 @@ from torch import Tensor
 from attlas._compat import cached_property
 from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 from attlas.recording.metadata import token_texts
 from attlas.value_weighted import value_weighted
@@ -282,8 +281,7 @@ def atlas_of(A: AttentionMatrix) -> Atlas:
     """Return one matrix as an atlas of one entry, whose leading axes are batch and heads."""
     A = A.detach()
     problem, (m, n) = A.problem, A.shape[-2:]
-    axes = Axes((problem.shape[0], problem.shape[1]), (True, True))
-    whole = A if A.shape == problem.shape else AttentionMatrix(problem, A.plan, axes)
+    whole = A if A.shape == problem.shape else AttentionMatrix(problem, A.plan)
     first = 0 if problem.mask is None else max(problem.mask.first_query(m, n) or 0, 0)
     heads = tuple(int(head) for head in problem.head_ids)
     return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
