@@ -106,11 +106,8 @@ class Picture(Statistic):
         return a
 
     def finish(self, carry: _Blocks) -> Tensor:
-        empty = carry.cells == 0
-        if self.pool == "mean":
-            # Heads that share a mask share the cells: it costs less to mark these than the table.
-            return carry.table / carry.cells.masked_fill(empty, torch.nan)
-        return carry.table.masked_fill(empty, torch.nan) if bool(empty.any()) else carry.table
+        table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
+        return table.masked_fill(carry.cells == 0, torch.nan)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
         if self.pool == "max" or interval_of(problem) is None:
@@ -125,11 +122,13 @@ class Picture(Statistic):
         blocks = self._edges(problem)
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
-    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Blocks:
-        carry = self.start(problem)
-        carry.table = super().carry_from(results, problem)
-        carry.cells = cells_of_blocks(problem, self._edges(problem))
-        return carry
+    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
+        cells = cells_of_blocks(problem, self._edges(problem))
+        empty = cells == 0
+        if self.pool == "mean":
+            # Heads that share a mask share the cells: it costs less to mark these than the table.
+            return results["picture_sum"] / cells.masked_fill_(empty, torch.nan)
+        return results["picture_max"].masked_fill(empty, torch.nan) if bool(empty.any()) else results["picture_max"]
 
     def _edges(self, problem: Problem) -> Blocks:
         rows, columns = self._windows(problem)
