@@ -127,7 +127,7 @@ def test_the_shipped_model_has_the_heads_that_the_demo_is_about(tmp_path: Path, 
     assert most_telling.induction > 0.5
     assert most_telling.induction_text > 10 * most_telling.chance
     assert {"induction", "previous token"} <= {head.patterns[0].name for head in heads}
-    loss = float(re.search(r"\((\d\.\d\d) nats a token\)", out)[1])
+    loss = float(re.search(r"\((\d\.\d\d)\s+nats\s+a\s+token\)", out)[1])
     model = transformers.AutoModelForCausalLM.from_pretrained(models.path())
     with torch.no_grad():
         logits = model(atlas.ids).logits[0]
