@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,16 @@ def fixed_seeds() -> None:
     torch.default_generator.manual_seed(SEED)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(SEED)
+
+
+@pytest.fixture
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function from whose call on the disk has no room."""
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "fsync", full)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.wheels import build
 
 from attlas.engine.native import library
 
@@ -28,7 +29,6 @@ has_compiler = pytest.mark.skipif(not COMPILER, reason="no C++ compiler is insta
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     """Copy what a build reads, with one family of kernels only: all of them would take minutes."""
-    pytest.importorskip("scikit_build_core", reason="scikit-build-core builds the package; it is in the extra `dev`")
     folder = tmp_path / "attlas"
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore"):
         folder.mkdir(exist_ok=True)
@@ -49,18 +49,11 @@ def only(*patterns: str):
     )
 
 
-def build(kind: str, folder: Path, **environment: str) -> tuple[Path, set[str]]:
+def built(kind: str, folder: Path, **environment: str) -> tuple[Path, set[str]]:
     """Build in a folder; return the wheel and the names of the files in it."""
-    out = folder.parent / "out"
-    code = f"import sys; from scikit_build_core import build; print(build.build_{kind}(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(out)]
-    inherited = {name: value for name, value in os.environ.items() if name not in ("ATTLAS_PURE", "CXXFLAGS")}
-    inherited["SKBUILD_CMAKE_DEFINE"] = (
-        "ATTLAS_OPTIMIZE=-O0;ATTLAS_WIDEST=baseline"  # most of the time goes into the others
-    )
-    done = subprocess.run(command, cwd=folder, env=inherited | environment, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    wheel = out / done.stdout.split()[-1]
+    # Most of the time goes into the other instruction sets.
+    defined = "ATTLAS_OPTIMIZE=-O0;ATTLAS_WIDEST=baseline"
+    wheel = build(kind, folder, folder.parent / "out", SKBUILD_CMAKE_DEFINE=defined, **environment)
     with zipfile.ZipFile(wheel) as archive:
         return wheel, {name for name in archive.namelist() if not name.endswith("/")}
 
@@ -70,7 +63,7 @@ def build(kind: str, folder: Path, **environment: str) -> tuple[Path, set[str]]:
 def test_wheel_with_a_compiler_holds_the_library(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel, names = build("wheel", sources, CXX=COMPILER)
+    wheel, names = built("wheel", sources, CXX=COMPILER)
     platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
     if sys.platform == "linux":
         # One file for every Python: nothing in it knows Python.
@@ -80,13 +73,13 @@ def test_wheel_with_a_compiler_holds_the_library(
     assert not {name for name in names if "/kernels/" in name or name.endswith((".cpp", ".h", ".txt.in", ".new"))}
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(LIBRARY, tmp_path / "unpacked")
-    built = tmp_path / "unpacked" / LIBRARY
-    assert exported(built) == {
+    unpacked = tmp_path / "unpacked" / LIBRARY
+    assert exported(unpacked) == {
         *("attlas_abi", "attlas_best", "attlas_pool"),
         *("attlas_elementary", "attlas_elementary_size"),
     }
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
-    monkeypatch.setattr(library, "_FILE", built)
+    monkeypatch.setattr(library, "_FILE", unpacked)
     assert library.call("elementary", count=0) == library.code("DONE")
 
 
@@ -109,7 +102,7 @@ def test_wheel_without_a_compiler_is_plain_python(case: str, sources: Path, tmp_
         if shutil.which(tool):
             (tools / tool).symlink_to(shutil.which(tool))
     hidden = {"CXX": "", "CC": ""} if case == "no compiler" else {"CXX": shutil.which("false") or "false"}
-    wheel, names = build("wheel", sources, PATH=str(tools), **hidden)
+    wheel, names = built("wheel", sources, PATH=str(tools), **hidden)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "attlas/engine/native/library.py" in names
     assert not {name for name in names if name.endswith((".so", ".cpp", ".h"))}
@@ -118,7 +111,7 @@ def test_wheel_without_a_compiler_is_plain_python(case: str, sources: Path, tmp_
 @has_cmake
 @has_compiler
 def test_editable_install_compiles_into_src(sources: Path) -> None:
-    _, names = build("editable", sources, CXX=COMPILER)
+    _, names = built("editable", sources, CXX=COMPILER)
     assert (sources / "src" / LIBRARY).stat().st_size > 10_000
     assert LIBRARY not in names
     # What the build leaves lies where git ignores it.

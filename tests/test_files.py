@@ -28,11 +28,6 @@ posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and limits a
 ELSEWHERE = "give a path in a folder that is there and may be written to."
 
 
-def full(handle: int) -> None:
-    """Stand for os.fsync on a disk that has no room."""
-    raise OSError(28, "No space left on device")
-
-
 @pytest.fixture
 def umask() -> Iterator[Callable[[int], int]]:
     before = os.umask(0o022)
@@ -180,16 +175,6 @@ def test_a_file_that_grows_too_large(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["before", "before"]
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("before")
-    with pytest.raises(FileError) as error, whole_file(tmp_path / "a.txt") as unfinished:
-        unfinished.write_text("half")
-        monkeypatch.setattr(os, "fsync", full)
-    assert said(error.value) == "save(): No space left on device"
-    assert (tmp_path / "a.txt").read_text() == "before"
-    assert names(tmp_path) == ["a.txt"]
-
-
 def test_a_file_system_that_cannot_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(handle: int) -> None:
         raise OSError(22, "Invalid argument")
@@ -289,7 +274,7 @@ WRITERS = {
 @posix
 @pytest.mark.parametrize("writer", WRITERS)
 def test_all_functions_write_in_the_same_way(
-    writer: str, tmp_path: Path, umask: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+    writer: str, tmp_path: Path, umask: Callable[[int], int], fill_disk: Callable[[], None]
 ) -> None:
     suffix = ".csv" if writer == "predict_file()" else ".png"
     path, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
@@ -304,7 +289,7 @@ def test_all_functions_write_in_the_same_way(
     assert mode_of(path) == 0o600
     assert path.read_bytes() != b"before"
 
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk()
     path.write_text("before")
     for target, found in ((path, "No space left on device"), (tmp_path / "none" / path.name, "no such folder")):
         with pytest.raises(WRITERS[writer]) as error:
@@ -314,13 +299,13 @@ def test_all_functions_write_in_the_same_way(
     assert names(tmp_path) == [path.name, link.name]
 
 
-def test_a_model_is_written_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_written_in_the_same_way(tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     model = GPT2(GPT2Config(vocab_size=7, n_positions=8, n_embd=4, n_layer=1, n_head=1))
     model.save_pretrained(tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
     assert list(before) == ["config.json", "model.safetensors"]
 
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk()
     with pytest.raises(CheckpointError, match="found: No space left on device"):
         GPT2(model.config).save_pretrained(tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import attlas
-from attlas.inputs import accumulation_dtype, check_sink
 
 
 def softmax_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,32 +53,22 @@ def test_layouts(name: str) -> None:
     assert A.mT.mT is A
 
 
-def test_accumulation() -> None:
-    assert accumulation_dtype(torch.float64) is torch.float64
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert accumulation_dtype(dtype) is torch.float32
-
-
-def test_a_sink_for_all_heads_or_each() -> None:
-    q = torch.zeros(2, 6, 5, 4)
-    assert check_sink("here()", torch.tensor(1.0), q).shape == (6,)
-    assert check_sink("here()", torch.ones(1), q).shape == (6,)
-    assert check_sink("here()", torch.ones(6), q).shape == (6,)
-
-
-def test_a_scalar_sink_gets_its_gradient() -> None:
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_sink_for_all_heads_gets_its_gradient(shape: tuple[int, ...]) -> None:
     q, k, v = (torch.randn(2, 6, 5, 4, dtype=torch.float64) for _ in range(3))
-    one = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    one = torch.full(shape, 0.5, dtype=torch.float64, requires_grad=True)
     each = torch.full((6,), 0.5, dtype=torch.float64, requires_grad=True)
     a, b = (torch.autograd.grad(attlas.attention(q, k, v, sink=s).square().sum(), s)[0] for s in (one, each))
-    torch.testing.assert_close(a, b.sum())
+    torch.testing.assert_close(a.squeeze(), b.sum())
+    assert attlas.attend(q, k, sink=one).sink.shape == (6,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_floating_dtype(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 3, t, 4).to(dtype) for t in (5, 7, 7))
     A = attlas.attend(q, k)
+    accumulated = torch.float64 if dtype is torch.float64 else torch.float32
     assert (A @ v).dtype is (A.mT @ q).dtype is dtype
-    assert A.dtype is A.lse.dtype is A[0, 0, 0].dtype is A.to_dense().dtype is accumulation_dtype(dtype)
+    assert A.dtype is A.lse.dtype is A[0, 0, 0].dtype is A.to_dense().dtype is accumulated
     assert A.device == q.device
     assert A.ndim == 4

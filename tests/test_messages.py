@@ -159,6 +159,8 @@ CASES: list[tuple[type[AttlasError], Callable[[], Any], str]] = [
     (ShapeError, lambda: A.argmax("rows"), "A.argmax(): dim = 'rows'"),
     (ShapeError, lambda: A.sum((1, 4)), "A.sum(): dim = 4"),
     (ShapeError, lambda: A[0, 0].mean(2), "A.mean(): dim = 2"),
+    (ShapeError, lambda: A.sum(True), "A.sum(): dim = True"),
+    (ShapeError, lambda: A.squeeze(4), "A.squeeze(): dim = 4"),
     (TooLargeError, lambda: big.mean(1), "A.mean(): 40,000,000,000 bytes, the limit is 1,073,741,824"),
     (
         TooLargeError,

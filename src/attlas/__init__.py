@@ -4,12 +4,6 @@
 the speed of a fused kernel, and any cell, row, tile, statistic or picture of A is computed on demand.
 """
 
-from typing import TYPE_CHECKING
-
 from attlas.lazily import __dir__, __getattr__  # noqa: F401  (PEP 562: the package asks these two)
-
-if TYPE_CHECKING:
-    from attlas.public import *  # noqa: F403
-    from attlas.public import __all__  # noqa: F401
 
 __version__ = "0.1.0"

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+import attlas
 from attlas.context_parallel import refuse_context_parallel
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
@@ -85,9 +86,7 @@ def attend(
     torch.Size([3])
     """
     if "DTensor" in (type(q).__name__, type(k).__name__):
-        from attlas.distributed.attend import attend as distributed  # which is loaded where it is needed only
-
-        return distributed(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
+        return attlas.distributed.attend(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     refuse_context_parallel("attend()")
     q4, k4, lead = check_inputs("attend()", q, k)
     heads = q4.shape[1]

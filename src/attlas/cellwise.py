@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial, partialmethod
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape, unskipped
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
+from attlas.softmax_matrix import SoftmaxMatrix
 
 _SETTINGS = int | float | str | torch.dtype | None
 
@@ -74,21 +72,21 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     return Cellwise(matrix, f, tuple(tensors), constant=not recorded or True in constants)
 
 
-def _apply_to_one_cell(matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+def _apply_to_one_cell(matrix: SoftmaxMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
     """Return the function of a single cell, which shows the dtype and whether there is a gradient."""
     with torch.enable_grad():
         cell = torch.ones((1,) * matrix.ndim, dtype=matrix.dtype, device=matrix.device, requires_grad=True)
         return f(cell, *(t.new_ones((1,) * t.ndim) for t in tensors))
 
 
-def _matrix_of(lazy: LazyTensor) -> AttentionMatrix | None:
+def _matrix_of(lazy: LazyTensor) -> SoftmaxMatrix | None:
     """Return the attention matrix that a lazy tensor is, or is a function of; None for other lazy tensors."""
     if isinstance(lazy, Cellwise):
         return lazy.matrix if lazy.dense is None else None
-    return lazy if hasattr(type(lazy), "collect") else None  # type: ignore[return-value]  # only a matrix has collect()
+    return lazy if isinstance(lazy, SoftmaxMatrix) else None
 
 
-def _can_broadcast(t: Tensor, A: AttentionMatrix) -> bool:
+def _can_broadcast(t: Tensor, A: SoftmaxMatrix) -> bool:
     """Return whether a tensor is a plain one, without a gradient, that broadcasts to a matrix on its device."""
     if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or t.requires_grad:
         return False
@@ -117,7 +115,7 @@ class Cellwise(LazyTensor):
     label = "f(A)"
 
     def __init__(
-        self, matrix: AttentionMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...], constant: bool
+        self, matrix: SoftmaxMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...], constant: bool
     ) -> None:
         self.matrix, self.f, self.tensors, self.constant = matrix, f, tensors, constant
         self.shape, self.device = matrix.shape, matrix.device

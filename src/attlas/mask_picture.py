@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from attlas.tiles import Tile
 
-if TYPE_CHECKING:
-    from attlas.masks.base import Mask
-
 _CELLS = 16  # cells of a drawing, at most, along each axis
 _SAMPLES = 8  # queries and keys looked at in one cell of a drawing, at most, along each axis
 _ALL, _PART, _NONE = "■", "▨", "·"
 
 
-def picture(mask: Mask, m: int | None = None, n: int | None = None) -> str:
+class Drawable(Protocol):
+    """What a drawing asks a `Mask`."""
+
+    def allows(self, at: Tile) -> Tensor:
+        """Return which pairs of a tile may attend."""
+
+    def size(self) -> tuple[int | None, int | None]:
+        """Return the number of queries and of keys, None where any fits."""
+
+    def reach(self) -> int:
+        """Return the length of the pattern in tokens."""
+
+
+def picture(mask: Drawable, m: int | None = None, n: int | None = None) -> str:
     """Draw a mask in characters: queries go down, keys go across.
 
     Parameters
@@ -86,7 +96,7 @@ class _Axis:
         self.places = (first + (last - first) * share // max(self.samples - 1, 1)).flatten()
 
 
-def _sample(mask: Mask, rows: _Axis, columns: _Axis) -> Tensor:
+def _sample(mask: Drawable, rows: _Axis, columns: _Axis) -> Tensor:
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
     at = Tile(
         batches=range(1),
@@ -105,7 +115,7 @@ def _sample(mask: Mask, rows: _Axis, columns: _Axis) -> Tensor:
     return allowed.cpu().view(rows.cells, rows.samples, columns.cells, columns.samples)
 
 
-def _size(mask: Mask, m: int | None, n: int | None) -> tuple[int, int]:
+def _size(mask: Drawable, m: int | None, n: int | None) -> tuple[int, int]:
     own_m, own_n = mask.size()
     n = own_n if n is None else n
     m = own_m if m is None else m

@@ -10,22 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import attlas
 from attlas import reads
-from attlas._compat import cached_property, transforming
-from attlas.engine import operations, reference, tiled
+from attlas.engine import operations, reference
 from attlas.engine.autodiff import graph
-from attlas.engine.dropout import Dropout
-from attlas.engine.online import exact, share_of
-from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, tensors_of, without_graph
-from attlas.engine.statistic import Statistic
-from attlas.errors import BackendError, DtypeError, TooLargeError, kind
-from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values, tracing, whole_number
+from attlas.engine.online import share_of
+from attlas.indexing import parse
+from attlas.inputs import whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.masks import Mask
 from attlas.reductions import Dim, axis_of, reduced
-from attlas.retained import WeightGradient
 from attlas.scores import Score
 from attlas.stats.largest import TopK
 from attlas.stats.spans import Span
@@ -70,99 +64,16 @@ class AttentionMatrix(TensorLike):
     True
     """
 
-    _parent_gradient: WeightGradient | None = None
-
-    def __init__(self, problem: Problem, plan: Plan, axes: Axes, lse: Tensor | None = None) -> None:
-        self.problem = problem
-        self.plan = plan
-        self._axes = axes
-        self._stored_lse = lse
-
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
-        """Shape of the matrix, (..., m, n)."""
-        return torch.Size((*self._axes.shape, *self.problem.shape[2:]))
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
-        """Dtype of the numbers that reads give: float32, or float64 for float64 tokens."""
-        return self.problem.dtype
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]  # computed here, stored elsewhere
-        """Device of the tokens, where everything is computed."""
-        return self.problem.device
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy does not collect the gradients of products of the original.
-        return {name: value for name, value in vars(self).items() if name not in ("_gradient", "_parent_gradient")}
-
-    @cached_property
-    def _gradient(self) -> WeightGradient:
-        return WeightGradient(self._parent_gradient)
-
-    @property
-    def needs_graph(self) -> bool:
-        """Whether reads of this matrix must record a graph for a gradient."""
-        return self.problem.needs_graph
-
-    def checked_problem(self, where: str) -> Problem:
-        """Return the problem of this matrix; raise a ModifiedError if its tensors were changed in place."""
-        self.problem.check_unchanged(where)
-        return self.problem
-
     def __repr__(self) -> str:
         mask = "" if self.problem.mask is None else f", mask={self.problem.mask.name()}"
         sink = "" if self.problem.sink is None else ", sink"
         score = self.problem.score
         return f"AttentionMatrix(shape={tuple(self.shape)}, {self.dtype}, score={type(score).__name__}{mask}{sink})"
 
-    def __matmul__(self, v: Tensor | AttentionMatrix) -> Tensor:
-        return self._multiply(v.to_dense() if isinstance(v, AttentionMatrix) else v, None)
-
     def __rmatmul__(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
             return self._call("__rmatmul__", x)
         return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
-
-    def detach(self) -> AttentionMatrix:
-        """Return the same matrix without a graph."""
-        if not self.requires_grad:
-            return self
-        problem, score = self.problem, self.problem.score
-        score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
-        sink = None if problem.sink is None else problem.sink.detach()
-        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
-        return AttentionMatrix(problem, self.plan, self._axes, self._lse)
-
-    def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
-        """Return the product with values; the log-sum-exp that it gives is stored for later reads."""
-        vector = isinstance(v, Tensor) and v.ndim == 1
-        problem = self.checked_problem("A @ v")
-        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
-        out, lse = operations.multiply(problem, values, self.plan, dropout)
-        if problem.partial:  # backends normalize rows over the keys of the window alone
-            window_lse = None if lse is None else exact(lse)
-            window_lse = operations.log_sum_exp(problem, self.plan) if window_lse is None else window_lse
-            out = (out * share_of(window_lse, self._exact_lse()).unsqueeze(-1)).to(out.dtype)
-        if self._stored_lse is None:
-            self._stored_lse = lse
-        if out.requires_grad and not tracing():
-            if dropout is None:
-                self._gradient.add_product(out, values)
-            else:
-                self._gradient.mark_incomplete("weights were dropped")
-        out = self._axes.restore(out)
-        return out.squeeze(-1) if vector else out
-
-    def _concrete_problem(self, where: str) -> Problem:
-        """Return the problem; raise a BackendError where its tensors hold no numbers, as on the meta device."""
-        problem = self.checked_problem(where)
-        if problem.has_numbers:
-            return problem
-        found = f"tensors of {problem.device}, {type(problem.q).__name__}"
-        fix = "A @ v works there; move the tokens to a device with memory for numbers."
-        raise BackendError(where, "it needs tensors with numbers.", found=found, fix=fix)
 
     @property
     def q(self) -> Tensor:
@@ -199,25 +110,6 @@ class AttentionMatrix(TensorLike):
         else:
             lse = self._exact_lse()
         return self._axes.restore(lse.to(self.dtype))
-
-    def _exact_lse(self) -> Tensor:
-        """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
-        lse = self._lse
-        if lse is None:
-            lse = self._stored_lse = operations.log_sum_exp(self.checked_problem("A.lse"), self.plan)
-        return lse
-
-    @property
-    def _lse(self) -> Tensor | None:
-        """The stored log-sum-exp in float64, shape (batch, heads, m); None without one precise enough for weights."""
-        lse = self._stored_lse
-        if lse is not None and lse.dtype is not torch.float64:
-            # The log-sum-exp of a window counts keys outside of it, so that it cannot be computed again: it is used as
-            # it is. For 16-bit tokens torch's kernel returns only 16 bits of it.
-            rough = self.problem.q.dtype.itemsize < 4
-            lse = lse.double() if self.problem.partial else None if rough else exact(lse)
-            self._stored_lse = lse
-        return lse
 
     def retain_grad(self) -> None:
         """Keep the gradient of the weights when it flows back, for `grad`, as `torch.Tensor.retain_grad` does.
@@ -266,21 +158,6 @@ class AttentionMatrix(TensorLike):
         part = self._select(where)
         return part if where.rows is None else part._read(where)
 
-    def _select(self, where: Where) -> AttentionMatrix:
-        """Return the lazy matrix of the batches and heads of an index."""
-        if where.leading is None:
-            return self
-        batches, heads, axes = where.leading
-        lse = None if self._lse is None else self._lse[batches][:, heads]
-        return self._derived(self.problem.select(batches, heads), axes, lse)
-
-    def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> AttentionMatrix:
-        """Return a matrix of a part or copy of this problem; its reads with a graph make `grad` of this incomplete."""
-        derived = AttentionMatrix(problem, self.plan, axes, lse)
-        if self.requires_grad:
-            derived._parent_gradient = self._gradient
-        return derived
-
     def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
         """Return some queries and keys as a smaller lazy matrix with the same weights.
 
@@ -318,107 +195,6 @@ class AttentionMatrix(TensorLike):
         (torch.Size([100, 300]), True)
         """
         return window_of(self, *spans_of(self, rows, columns))  # type: ignore[no-any-return]
-
-    def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
-        """Return cells of the matrix as a Tensor; an int for rows or columns drops that axis."""
-        row, column = where.rows, where.columns
-        row_index = range(row, row + 1) if isinstance(row, int) else row
-        column_index = range(column, column + 1) if isinstance(column, int) else column
-        if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
-            chunks = [
-                torch.diagonal(self._cells(r, c, before_softmax), dim1=-2, dim2=-1)
-                for r, c in zip(row.split(64), column.split(64), strict=True)
-            ]
-            return self._axes.restore(torch.cat(chunks, dim=-1))
-        return where.squeezed(self._axes.restore(self._cells(row_index, column_index, before_softmax)))
-
-    def _cells(self, rows: range | Tensor, columns: range | Tensor, before_softmax: bool = False) -> Tensor:
-        """Return cells, shape (batch, heads, len(rows), len(columns)), with a graph where one is needed."""
-        problem = self.checked_problem("A[...]")
-        if not problem.needs_graph:
-            return tiled.read(problem, self.plan, rows, columns, lse=self._lse, before_softmax=before_softmax)
-        if problem.is_symbolic:
-            dense = graph.dense("A[...]", problem, rows)
-            whole = dense.logits if before_softmax else dense.weights
-            return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
-
-        def compute() -> tuple[list[Any], Tensor]:
-            lse = self._exact_lse()
-            return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=before_softmax)], lse
-
-        statistic = reads.Cells(rows, columns, before_softmax)
-        cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
-        if before_softmax:
-            self._gradient.mark_incomplete("log-weights were read")
-        else:
-            self._gradient.add_cells(rows, columns, cells)
-        return cells
-
-    def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
-        """Compute several statistics in one pass over the matrix.
-
-        Parameters
-        ----------
-        *statistics : Statistic
-            Statistics of `attlas.stats`, or your own.
-
-        Returns
-        -------
-        tuple
-            One result for each, in order; a tuple of one for a single statistic.
-
-        Raises
-        ------
-        DtypeError
-            If an argument is no Statistic.
-        ShapeError
-            If a statistic does not fit the sizes of the matrix.
-
-        Notes
-        -----
-        Cost: one product of queries and keys, and what each statistic adds. Memory: a few tiles.
-
-        Examples
-        --------
-        >>> import torch, attlas
-        >>> from attlas import stats
-        >>> A = attlas.attend(torch.randn(100, 8), torch.randn(100, 8), mask=attlas.Causal())
-        >>> (entropy,) = A.collect(stats.Entropy())  # always a tuple; stats.entropy(A) is short for this
-        >>> entropy, mass = A.collect(stats.Entropy(), stats.ColumnMass())  # one pass for both
-        >>> entropy.shape, mass.shape
-        (torch.Size([100]), torch.Size([100]))
-        """
-        for statistic in statistics:
-            if not isinstance(statistic, Statistic):
-                rule = "every argument must be a Statistic, an object and not its class."
-                given, fix = repr(statistic), "A.collect(stats.Entropy(), stats.TopK(8))"
-                if isinstance(statistic, type):
-                    given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
-                raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
-        problem = self._concrete_problem("A.collect()")
-        values_need_graph = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
-        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or values_need_graph else []
-        others = [s for s in statistics if s not in recorded]
-        results: dict[Statistic, Any] = {}
-        if recorded:
-            self._gradient.mark_incomplete("statistics were collected")
-            results |= zip(recorded, self._record(problem, recorded), strict=True)
-        if others:
-            computed, self._stored_lse = operations.collect(problem, others, self.plan, self._lse)
-            results |= zip(others, computed, strict=True)
-        return tuple(self._axes.restore_all(results[s]) for s in statistics)
-
-    def _record(self, problem: Problem, statistics: Sequence[Statistic]) -> list[Any]:
-        """Return the results of statistics, with a graph for their gradients."""
-        if problem.is_symbolic or transforming():
-            return graph.collect("A.collect()", problem, statistics)
-
-        def compute() -> tuple[list[Any], Tensor]:
-            results, lse = operations.collect(problem, statistics, self.plan, self._lse)
-            return results, operations.log_sum_exp(problem, self.plan) if lse is None else lse
-
-        results, self._stored_lse = operations.record(problem, statistics, self.plan, compute)
-        return results
 
     @like_tensors
     def sum(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -501,37 +277,6 @@ class AttentionMatrix(TensorLike):
         if axis_of(self, "topk", dim) != self.ndim - 1 or not largest:
             return self._call("topk", k, dim, largest, sorted)
         return self.collect(TopK(k))[0]
-
-    def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
-        """Return the whole matrix as a Tensor.
-
-        Parameters
-        ----------
-        limit : int, optional
-            Bytes above which it is refused, by default 1 GiB; None for no limit.
-
-        Returns
-        -------
-        Tensor, shape (..., m, n)
-
-        Raises
-        ------
-        TooLargeError
-            If the tensor would take more than `limit` bytes.
-        """
-        return self._dense(limit, before_softmax=False)
-
-    def _dense(self, limit: int | None, *, before_softmax: bool) -> Tensor:
-        size = self.shape.numel() * self.dtype.itemsize
-        if limit is not None and size > limit:
-            name = "A.logits" if before_softmax else "A"
-            rule = "the whole matrix would be larger than the limit."
-            given = {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
-            found = f"{size:,} bytes, the limit is {limit:,}"
-            fix = f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); limit=None insists."
-            raise TooLargeError(f"{name}.to_dense()", rule, given, found=found, fix=fix)
-        m, n = self.problem.shape[2:]
-        return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)
 
     @torch.no_grad()
     def check(self, rows: int = 64) -> float:
@@ -616,10 +361,8 @@ class AttentionMatrix(TensorLike):
         >>> A = attlas.attend(torch.randn(300, 16), torch.randn(300, 16))
         >>> figure = A.plot(rows=(-50, 300), log=False, title="the last 50 queries")
         """
-        from attlas.pictures import plot  # drawing needs matplotlib, which reading does not
-
         style = {"labels": labels, "log": log, "cmap": cmap, "ax": ax, "title": title}
-        return plot(self, rows=rows, columns=columns, size=size, pool=pool, **style)
+        return attlas.pictures.plot(self, rows=rows, columns=columns, size=size, pool=pool, **style)
 
     def view(self, *shape: Any, **options: Any) -> Any:
         """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.
@@ -633,11 +376,7 @@ class AttentionMatrix(TensorLike):
         """
         if shape:
             return self.to_dense().view(*shape)
-        from attlas.view import show
-
-        return show(self, **options)
+        return attlas.view.show(self, **options)
 
     def _repr_html_(self) -> str:
-        from attlas.view import preview
-
-        return preview(self)
+        return attlas.view.preview(self)

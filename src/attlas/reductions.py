@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ from attlas.errors import ShapeError
 from attlas.inputs import is_integer
 from attlas.lazy import LazyTensor, check_size
 from attlas.masks.base import Mask
+from attlas.softmax_matrix import SoftmaxMatrix
 from attlas.stats import columns, largest, rows
 from attlas.tiles import Tile
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]
@@ -52,7 +50,7 @@ def reduced_shape(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]
     return [1 if axis in dims else size for axis, size in enumerate(shape) if keepdim or axis not in dims]
 
 
-def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
+def reduced(A: SoftmaxMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
     """Reduce a matrix over any of its axes, tile by tile.
 
     Parameters
@@ -101,7 +99,7 @@ def reduced(A: AttentionMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Ten
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
-def _recorded(A: AttentionMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
+def _recorded(A: SoftmaxMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     """Return a sum or mean over rows or columns with its graph: these are products."""
     keys, queries = A.ndim - 1, A.ndim - 2
     first = keys if keys in dims else queries
@@ -120,7 +118,7 @@ _STATISTICS: dict[str, tuple[type[Statistic], type[Statistic]]] = {
 }
 
 
-def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = None, *, limited: bool = True) -> Tensor:
+def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None, *, limited: bool = True) -> Tensor:
     """Return the sum or the maximum over leading axes, kept with size 1, of the weights or a function of each.
 
     Where it is `limited`, a result above 1 GiB is refused.
@@ -152,7 +150,7 @@ def over_leading(A: AttentionMatrix, name: str, dims: set[int], cells: Any = Non
     return total
 
 
-def unskipped(A: AttentionMatrix, statistic: Any) -> AttentionMatrix:
+def unskipped(A: SoftmaxMatrix, statistic: Any) -> SoftmaxMatrix:
     """Return the matrix whose pass gives a statistic of functions of the weights all cells that it counts."""
     if A.mask is None or statistic.may_skip_tiles(A.problem):
         return A

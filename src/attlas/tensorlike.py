@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,16 +21,14 @@ from attlas.cellwise import Cellwise, cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
 from attlas.errors import ModifiedError
-from attlas.lazy import LazyTensor, like_tensors
+from attlas.lazy import like_tensors
 from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, max_along, reduced_shape
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
+from attlas.softmax_matrix import SoftmaxMatrix
 
 _PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
 
-class TensorLike(LazyTensor):
+class TensorLike(SoftmaxMatrix):
     """The side of `AttentionMatrix` that looks like a tensor.
 
     Notes
@@ -80,19 +78,14 @@ class TensorLike(LazyTensor):
             return repr(self)
 
     @property
-    def requires_grad(self) -> bool:
-        """Whether a tensor that the matrix depends on records a graph: q, k, the sink, or one of the score."""
-        return any(t.requires_grad for t in self.problem.leaves)
-
-    @property
     def is_cuda(self) -> bool:
         """Whether the tokens lie on an NVIDIA device."""
         return self.device.type == "cuda"
 
     @property
-    def data(self) -> AttentionMatrix:
+    def data(self) -> Self:
         """The same matrix without the graph of its tokens."""
-        return self.detach()  # type: ignore[no-any-return]
+        return self.detach()
 
     # -------------------------------------------------------------------------------------------------- what stays lazy
 
@@ -108,17 +101,17 @@ class TensorLike(LazyTensor):
 
     H = T
 
-    def contiguous(self, memory_format: Any = None) -> AttentionMatrix:
+    def contiguous(self, memory_format: Any = None) -> Self:
         """Return the matrix itself."""
-        return _cast(self)
+        return self
 
-    def clone(self, memory_format: Any = None) -> AttentionMatrix:
+    def clone(self, memory_format: Any = None) -> Self:
         """Return the matrix itself: nobody can write to it."""
-        return _cast(self)
+        return self
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``A @ v``."""
-        return _cast(self) @ v
+        return self @ v
 
     def squeeze(self, dim: int | None = None) -> Any:
         """Leave out a leading axis of size 1, lazily; without `dim`, every axis of size 1, as of a tensor.
@@ -213,15 +206,15 @@ class TensorLike(LazyTensor):
         lse = self._exact_lse().to(device) if self.problem.partial else None
         return self._derived(_moved(self.problem, device, None if dtype == self.dtype else dtype), self._axes, lse)
 
-    def cpu(self) -> AttentionMatrix:
+    def cpu(self) -> Self:
         """Return the matrix on the CPU, lazy: its tokens are copied, m and n vectors per head."""
         return self.to("cpu")  # type: ignore[no-any-return]
 
-    def cuda(self) -> AttentionMatrix:
+    def cuda(self) -> Self:
         """Return the matrix on the present NVIDIA device, lazy."""
         return self.to("cuda")  # type: ignore[no-any-return]
 
-    def float(self) -> AttentionMatrix:
+    def float(self) -> Self:
         """Return the matrix in float32, lazy."""
         return self.to(torch.float32)  # type: ignore[no-any-return]
 
@@ -273,7 +266,7 @@ class TensorLike(LazyTensor):
         """Return how many weights over axes are not 0; parameters are those of `sum`."""
         if self.problem.is_symbolic or transforming():
             return self._call("count_nonzero", dim)
-        return Cellwise(_cast(self), lambda cells: cells != 0, (), constant=True).sum(dim)
+        return Cellwise(self, lambda cells: cells != 0, (), constant=True).sum(dim)
 
     def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """Return the Euclidean norm of the weights over axes; other norms are those of the dense tensor."""
@@ -281,11 +274,6 @@ class TensorLike(LazyTensor):
             return self._call("norm", p, dim, keepdim, dtype)
         cells: Any = self
         return _sqrt(cells.square().sum(dim, keepdim))
-
-
-def _cast(matrix: TensorLike) -> AttentionMatrix:
-    """Return the matrix itself, for the type checker an AttentionMatrix."""
-    return matrix  # type: ignore[return-value]  # nothing else inherits this class
 
 
 def _sqrt(t: Tensor) -> Tensor:
@@ -308,6 +296,6 @@ _METHODS = ("amax", "argmax", "clone", "count_nonzero", "detach", "diagonal", "m
             "std", "sum", "swapaxes", "swapdims", "topk", "transpose", "unsqueeze", "var")  # fmt: skip
 
 
-def dropped_product(A: AttentionMatrix, v: Tensor, dropout_p: float) -> Tensor:
+def dropped_product(A: SoftmaxMatrix, v: Tensor, dropout_p: float) -> Tensor:
     """Return ``A @ v`` with some weights dropped, without the dense tensor."""
     return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)

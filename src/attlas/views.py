@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from attlas.inputs import check_values, tracing
 from attlas.lazy import LazyTensor, like_tensors
 from attlas.products import PRODUCTS
 from attlas.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
+from attlas.softmax_matrix import SoftmaxMatrix
 from attlas.stats import rows
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 R = TypeVar("R")
 
@@ -29,7 +27,7 @@ R = TypeVar("R")
 class _View(LazyTensor):
     """What the two views share: the matrix that they look at."""
 
-    def __init__(self, matrix: AttentionMatrix) -> None:
+    def __init__(self, matrix: SoftmaxMatrix) -> None:
         self.matrix = matrix
         self.dtype, self.device = matrix.dtype, matrix.device
 
@@ -52,7 +50,7 @@ class _View(LazyTensor):
         part = self.matrix._select(where)
         return type(self)(part) if where.rows is None else self._cells(part, where)
 
-    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
+    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
         """Return the cells of an index from those of some batches and heads of the matrix."""
         raise NotImplementedError
 
@@ -71,7 +69,7 @@ class TransposedMatrix(_View):
     label = "A.mT"
 
     @property
-    def mT(self) -> AttentionMatrix:
+    def mT(self) -> SoftmaxMatrix:
         """The matrix itself."""
         return self.matrix
 
@@ -103,7 +101,7 @@ class TransposedMatrix(_View):
         out = matrix._axes.restore(out)
         return out.squeeze(-1) if vector else out
 
-    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
+    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
         cells = part._read(where._replace(rows=where.columns, columns=where.rows))
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
         return cells if one_axis else cells.mT
@@ -134,7 +132,7 @@ class LogitMatrix(_View):
         """Shape of the matrix, (..., m, n)."""
         return self.matrix.shape
 
-    def _cells(self, part: AttentionMatrix, where: Where) -> Tensor:
+    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
         return part._read(where, before_softmax=True)
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
@@ -161,7 +159,7 @@ class LogitMatrix(_View):
             return self._call("amax", dims, keepdim)
         return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
 
-    def _of_rows(self, name: str, dim: int, reduce: Callable[[AttentionMatrix], R]) -> R:
+    def _of_rows(self, name: str, dim: int, reduce: Callable[[SoftmaxMatrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
             rule = "log-weights are reduced over the keys of a row."
             found, fix = f"dim = {dim!r}", f"A.logits.{name}(-1)"

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from attlas.engine.native import library
 from attlas.engine.problem import Problem, tree_flatten
 from attlas.engine.tiling import column_blocks
 from attlas.masks.base import BlockState
+from attlas.matrix import AttentionMatrix
 from attlas.tiles import cut
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 _PANELS = 64  # parts of the rows in which a mask without intervals is asked
 

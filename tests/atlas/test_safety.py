@@ -462,11 +462,8 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "what was begun is removed"
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atlas: Atlas) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+def test_a_disk_that_cannot_be_written(tmp_path: Path, fill_disk: Callable[[], None], atlas: Atlas) -> None:
+    fill_disk()
     assert raised(RecordingError, lambda: atlas.save(tmp_path / NAME)) == "save(): No space left on device"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RecordingError, match=r"found: (Not a directory|File exists)"):
@@ -501,10 +498,12 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
     with Writer(parent / NAME, overwrite=True) as one, Writer(parent / NAME, overwrite=True) as other:
         assert sorted(path.name for path in parent.iterdir()) == sorted([NAME, one.partial.name, other.partial.name])
         load(folder)
-        other.finish(atlas)
+        other.finish(atlas.entries, atlas.facts)
     assert [path.name for path in parent.iterdir()] == [NAME]
     assert_same(atlas, load(folder))
-    assert raised(RecordingError, lambda: other.finish(atlas)) == "Writer.finish(): a closed writer"
+    assert (
+        raised(RecordingError, lambda: other.finish(atlas.entries, atlas.facts)) == "Writer.finish(): a closed writer"
+    )
 
 
 KILLED = """
@@ -532,7 +531,7 @@ def record(number, folder, times):
         os.write(begun, b".")
         with Writer(folder, overwrite=True) as writer:
             atlas = Atlas(map(writer.add, entries(number)), details={"number": number})
-            writer.finish(atlas)
+            writer.finish(atlas.entries, atlas.facts)
 
 
 def whole():
@@ -577,7 +576,7 @@ for kill in range(30):
     else:
         aside += seen
 with Writer(folder, overwrite=True) as writer:
-    writer.finish(Atlas(details={"number": 0}))
+    writer.finish([], Atlas(details={"number": 0}).facts)
 sys.stdout.write(f"{loaded} {partial} {aside} {sorted(path.name for path in folder.parent.iterdir())}")
 """
 

@@ -1,4 +1,4 @@
-"""The viewer's modules that need no page, under Node: colours, state and links, the queue, geometry."""
+"""The viewer's modules that need no page, under Node: colours, state and links, the queue, geometry, search."""
 
 import os
 import shutil

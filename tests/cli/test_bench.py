@@ -1,5 +1,6 @@
 """``attlas bench``: its tables, the limits that it keeps, the lock, and the light start of the command."""
 
+import math
 import os
 import re
 import subprocess
@@ -15,7 +16,6 @@ from attlas import processor
 from attlas.cli import bench_cases, main
 from attlas.cli.bench import hold
 from attlas.cli.terminal import UsageError
-from attlas.cli.timing import ratios
 from attlas.work import kernels
 
 SMALL = ["bench", "--tokens", "64", "--heads", "2", "--size", "8", "--seconds", "0.01"]
@@ -121,7 +121,7 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pyte
 def test_a_ratio_is_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that slows down from round to round changes no ratio."""
     clock = [0.0]
-    monkeypatch.setattr("attlas.cli.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("attlas.cli.bench_cases.time.perf_counter", lambda: clock[0])
     speed = [1.0]
 
     def case(seconds: float) -> None:
@@ -130,7 +130,7 @@ def test_a_ratio_is_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def slower() -> None:
         speed[0] *= 3
 
-    found = ratios({"base": lambda: case(1), "twice": lambda: case(2)}, "base", 4, slower)
+    found = bench_cases.ratios({"base": lambda: case(1), "twice": lambda: case(2)}, 4, slower, math.inf)
     assert (found["twice"].median, found["twice"].least, found["twice"].most) == pytest.approx((2, 2, 2))
     assert found["base"].seconds == pytest.approx((9 + 27) / 2)
 

@@ -7,32 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tests.cli.conftest import Run
 from tests.pages import data_of
+from torch.nn import functional
 
+import attlas
 from attlas import models
+from attlas.atlas import Atlas
 from attlas.cli import main
-from attlas.cli.demo_run import DemoResult, read
-from attlas.cli.loading import load, texts, tokenize
-from attlas.cli.terminal import Terminal
+from attlas.cli.loading import load, texts
+from attlas.heads import Head
+from attlas.heads.classification import classify_entry
 
 
-@pytest.fixture(scope="module")
-def reading(model_folder: Path, text_file: Path) -> DemoResult:
-    loaded = load(model_folder)
-    return read(loaded, tokenize(loaded, text_file.read_text("utf-8"), 200), "greet.py", "attlas demo", Terminal())
+def heads_of(atlas: Atlas) -> list[Head]:
+    return [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
 
 
-@pytest.fixture(scope="module")
-def weights(model_folder: Path, text_file: Path) -> torch.Tensor:
-    """Full matrices of the same text from transformers' eager attention, shape (layers, heads, n, n)."""
-    loaded = load(model_folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
-    with torch.no_grad():
-        output = model(tokenize(loaded, text_file.read_text("utf-8"), 200)[None], output_attentions=True)
-    return torch.stack(output.attentions)[:, 0]
-
-
-def test_writes_report_and_pictures(demo_folder: Path) -> None:
+def test_writes_report_pictures_and_recording(demo_folder: Path) -> None:
     assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html", "run.atlas"]
     for name in ("atlas.png", "head.png"):
         assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
@@ -55,7 +47,7 @@ def test_prints_a_table_and_the_line_about_memory(
     assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run.atlas"]
     assert "\x1b" not in out + err  # piped: no colours, no moving line
-    assert "reading 6 heads" in err
+    assert "reading 100 tokens" in err
     assert max(map(len, lines[: lines.index("")] + rows[0])) < 200
 
 
@@ -79,29 +71,27 @@ def test_a_narrow_terminal_has_no_longer_lines(
     assert err == "", "the demo keeps what it has computed"
 
 
-def test_numbers_equal_those_of_full_matrices(reading: DemoResult, weights: torch.Tensor) -> None:
+def test_numbers_equal_those_of_full_matrices(demo_folder: Path, model_folder: Path) -> None:
     """What patterns are is held to its definition by the tests of attlas.heads."""
+    atlas = attlas.load(demo_folder / "run.atlas")
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    with torch.no_grad():
+        weights = torch.stack(model(atlas.ids, output_attentions=True).attentions)[:, 0]
     n = weights.shape[-1]
     place, causal = torch.arange(n), torch.ones(n, n, dtype=torch.bool).tril()
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
     distance = (place[:, None] - place).clamp_min(0)
-    ids = reading.atlas.ids[0]
+    ids = atlas.ids[0]
     follows = torch.cat([torch.zeros(n, 1, dtype=torch.bool), ids[:, None] == ids[:-1]], 1) & causal
     chance = (follows.sum(-1) / (place + 1))[follows.any(-1)].mean()
-    for head in reading.heads:
+    for head in heads_of(atlas):
         A, rows = weights[head.layer, head.head], entropy[head.layer, head.head]
         found = (head.entropy, head.effective_keys, head.distance, head.chance)
         expected = (rows.mean(), rows.exp().mean(), (A * distance).sum(-1).mean(), chance)
         assert found == pytest.approx([float(value) for value in expected], rel=2e-4, abs=1e-6)
     top = weights.topk(8)
-    values = torch.stack([entry.statistics["top_k"].values[0] for entry in reading.atlas.entries])
+    values = torch.stack([entry.statistics["top_k"].values[0] for entry in atlas.entries])
     torch.testing.assert_close(values, top.values, atol=1e-5, rtol=1e-4)
-    window, closeup = reading.closeup()
-    span, head = slice(window.start, window.stop), reading.most_telling
-    allowed = causal[: len(window), : len(window)]
-    expected = weights[head.layer, head.head, span, span]
-    torch.testing.assert_close(closeup[allowed], expected[allowed], atol=1e-5, rtol=1e-4)
-    assert closeup[~allowed].isnan().all()
 
 
 def test_report_escapes_the_text(demo_folder: Path) -> None:
@@ -127,12 +117,19 @@ def test_tokens_inside_a_character_have_no_text(model_folder: Path) -> None:
     assert "".join(cut[1:]) in ("", "\N{REPLACEMENT CHARACTER}")
 
 
-def test_the_shipped_model_has_the_heads_that_the_demo_is_about() -> None:
-    loaded = load(models.path())
-    text = Path(timeit.__file__).read_text("utf-8")
-    reading = read(loaded, tokenize(loaded, text, 512), "timeit.py", "attlas demo", Terminal())
-    assert reading.most_telling.patterns[0].name == "induction"
-    assert reading.most_telling.induction > 0.5
-    assert reading.most_telling.induction_text > 10 * reading.most_telling.chance
-    assert {"induction", "previous token"} <= {head.patterns[0].name for head in reading.heads}
-    assert reading.loss < 4.5
+def test_the_shipped_model_has_the_heads_that_the_demo_is_about(tmp_path: Path, said: Run) -> None:
+    text = Path(timeit.__file__)
+    out = said("demo", "--model", models.path(), "--text", text, "--tokens", 512, "--out", tmp_path)
+    atlas = attlas.load(tmp_path / "run.atlas")
+    heads = heads_of(atlas)
+    most_telling = max(heads, key=lambda head: head.prominence)
+    assert most_telling.patterns[0].name == "induction"
+    assert most_telling.induction > 0.5
+    assert most_telling.induction_text > 10 * most_telling.chance
+    assert {"induction", "previous token"} <= {head.patterns[0].name for head in heads}
+    loss = float(re.search(r"\((\d\.\d\d) nats a token\)", out)[1])
+    model = transformers.AutoModelForCausalLM.from_pretrained(models.path())
+    with torch.no_grad():
+        logits = model(atlas.ids).logits[0]
+    assert loss == pytest.approx(float(functional.cross_entropy(logits[:-1], atlas.ids[0, 1:])), abs=0.01)
+    assert loss < 4.5

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import torch
+
 from attlas import scaling
+from attlas.atlas.entry import statistic_names
 from attlas.cli import head_statistics, options
 
 COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress"]
@@ -40,7 +43,8 @@ def test_help_and_version_load_neither_torch_nor_numpy() -> None:
 
 
 def test_words_of_options_are_those_of_their_modules() -> None:
-    assert head_statistics.NAMES == options.STATISTICS
+    made = head_statistics.selected(",".join(options.STATISTICS), torch.arange(3), 1)
+    assert {"kinds", *statistic_names(made)} == {*options.STATISTICS, "head_scores"}
     assert tuple(scaling.DISTRIBUTIONS) == options.DISTRIBUTIONS
 
 

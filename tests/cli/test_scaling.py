@@ -82,7 +82,6 @@ ERRORS = [
     (["--sizes", "1000000"], "512 keys of size 1,000,000: 512,000,000 numbers"),
     (["--keys", "1"], "--keys 1"),
     (["--queries", "0"], "--queries 0"),
-    (["--distribution", "cauchy"], "--distribution cauchy"),
     (["--plot", "a.gif"], "--plot a.gif"),
     (["--json", "none/a.json"], "No such file or directory: none"),
     (["--text", "a.txt"], "--text without --model"),

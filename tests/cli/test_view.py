@@ -244,9 +244,8 @@ def test_the_demo_saves_its_run(demo_folder: Path) -> None:
 
 
 def test_the_demo_says_how_to_open_it_and_never_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_and_text: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
     given = ["demo", *model_and_text, "--out", str(tmp_path / "out")]
     assert main(given) == 0  # nobody sits here
     last = capsys.readouterr().out.splitlines()[-1]
@@ -261,7 +260,7 @@ def test_the_demo_replaces_nothing_but_a_run(tmp_path: Path, complaint: Run) -> 
     letter = tmp_path / "run.atlas" / "letter.txt"
     letter.parent.mkdir()
     letter.write_text("keep me")
-    assert complaint("demo", "--out", tmp_path) == f"demo: no recording, and in the place of one: {letter.parent}"
+    assert complaint("demo", "--out", tmp_path) == f"demo: no atlas: {letter.parent}"
     assert letter.read_text() == "keep me"
 
 
@@ -280,7 +279,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.setattr(terminal.out, "isatty", lambda: True)
     monkeypatch.setattr(view.sys, "stdin", terminal.out)
     monkeypatch.setattr("attlas.view.server.has_browser", lambda: True)
-    monkeypatch.setattr(view, "show", lambda folder, terminal, arguments: terminal.opened.append(folder) or True)
+    monkeypatch.setattr(view, "show", lambda folder, terminal, *_: terminal.opened.append(folder) or True)
     return terminal
 
 

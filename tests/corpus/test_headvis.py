@@ -14,12 +14,12 @@ from attlas import models
 from attlas.corpus.headvis import METRICS, export_headvis
 from attlas.corpus.sampling import hash_of
 
-TOKENS = 512
+TOKENS = 192
 
 
 @pytest.fixture(scope="module")
 def dense() -> dict[str, Any]:
-    """Give the shipped model in float64, texts of 512, 100 and 60 tokens, and their weights by eager attention."""
+    """Give the shipped model in float64, texts of 192, 100 and 60 tokens, and their weights by eager attention."""
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel.from_pretrained(models.path(), attn_implementation="eager").double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(models.path())

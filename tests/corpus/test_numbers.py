@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.messages import refusal
 
 import attlas
 from attlas import heads
 from attlas.corpus import Corpus, repeats
 from attlas.corpus.measuring import measure_layer
 from attlas.corpus.numbers import COUNTS, SUMS
+from attlas.errors import ShapeError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -132,6 +134,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[torch
 def test_numbers_equal_a_dense_computation(made: tuple[torch.nn.Module, Corpus]) -> None:
     model, corpus = made
     oracle = Oracle(model, texts())
+    assert refusal(ShapeError, lambda: corpus.table("json")) == "table(): kind = 'json'"
     table = corpus.table().set_index(["layer", "head"])
     assert len(table) == len(oracle.rows) >= 4
     for place, row in table.iterrows():

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,7 +296,5 @@ def test_a_changed_folder_is_refused(model: torch.nn.Module, texts: Texts, tmp_p
 
 def test_a_second_call_reads_nothing_again(model: torch.nn.Module, texts: Texts, tmp_path: Path) -> None:
     attlas.corpus(model, texts[:3], tmp_path / "corpus")
-    begin = time.perf_counter()
     again = attlas.corpus(model, texts[:3], tmp_path / "corpus", progress=lambda *_: pytest.fail("read again"))
     assert again is not None
-    assert time.perf_counter() - begin < 5

@@ -55,15 +55,15 @@ CASES = {
 @pytest.mark.parametrize("shape", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_one_process(on_ranks: OnRanks, name: str, shape: tuple[int, ...]) -> None:
-    case, pairs = CASES[name], [GRID[0], GRID[4]] if len(shape) == 2 else [LINE[0]]
-    known = Whole(case)
+    case, known = CASES[name], Whole(CASES[name])
+    pair = LINE[0] if len(shape) == 1 else GRID[0] if list(CASES).index(name) % 2 else GRID[4]
     two = attlas.Plan(gathered_bytes=2 * 2 * case.k[0, 0].numel() * 8)  # two heads at a time
     plans = [ONE] if len(shape) == 2 else [ONE, two]
 
     def job(rank: int, world: int) -> list[tuple[Any, str, float]]:
         mesh = init_device_mesh("cpu", shape)
-        found = [(pair, differences(mesh, known, *pair, plan)) for pair in pairs for plan in plans]
-        return [(pair, what, error) for pair, errors in found for what, error in errors.items() if not error < 1e-12]
+        found = [(plan, differences(mesh, known, *pair, plan)) for plan in plans]
+        return [(plan, what, error) for plan, errors in found for what, error in errors.items() if not error < 1e-12]
 
     assert not [wrong for rank in on_ranks(math.prod(shape), job) for wrong in rank]
 

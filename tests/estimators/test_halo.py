@@ -34,8 +34,8 @@ def test_a_kernel_with_bounds_is_exact(tmp_path: Path, kernel: str, names: Any) 
     wanted = fitted(kernel, 0.1, 0.0, names, whole).predict(queries[FEATURES])
     few = fitted(kernel, 0.1, 0.0, names, whole[:20])  # its own points count nowhere
     columns = [*FEATURES, *([names] if isinstance(names, str) else names)]
-    frames.from_pandas(whole[columns], npartitions=9).to_parquet(tmp_path / "memory")
-    points = frames.from_pandas(queries, npartitions=3, sort=False)
+    frames.from_pandas(whole[columns], npartitions=5).to_parquet(tmp_path / "memory")
+    points = frames.from_pandas(queries, npartitions=2, sort=False)
     found = few.predict(points, memory=frames.read_parquet(tmp_path / "memory"))
     assert found.npartitions == points.npartitions
     result = found.compute()
@@ -56,7 +56,7 @@ def test_a_truncated_kernel_keeps_its_tolerance(kernel: str, tolerance: float) -
     wanted = fitted(kernel, width, 0.0, "y0", whole).predict(queries[FEATURES])
     few = fitted(kernel, width, tolerance, "y0", whole[:500])
     memory = frames.from_pandas(whole[[*FEATURES, "y0"]], npartitions=16)
-    found = few.predict(frames.from_pandas(queries, npartitions=3), memory=memory).compute().to_numpy()
+    found = few.predict(frames.from_pandas(queries, npartitions=2), memory=memory).compute().to_numpy()
     lost = np.isnan(found)
     gap = np.abs((queries[FEATURES].to_numpy()[:, None] - whole[FEATURES].to_numpy()) / (width * UNIT))
     nearest = np.sqrt((gap**2).sum(-1).min(-1)) if kernel == "gaussian" else gap.sum(-1).min(-1)

@@ -67,7 +67,7 @@ def test_leave_one_out_loss_is_that_of_statsmodels(degree, kind):
 
 @pytest.mark.parametrize(("degree", "kind"), [(0, "lc"), (1, "ll")])
 def test_search_ends_where_the_loss_of_statsmodels_is_no_larger_than_its_own_end(degree, kind):
-    X, y, _ = problem(3, n=60, d=2)
+    X, y, _ = problem(3, n=30, d=2)
     model = AttentionRegressor(degree=degree, tol=1e-9, n_restarts=4).fit(X, y)
     oracle = reference(X, y, model.bandwidth_, kind)
     loss = float(np.squeeze(oracle.cv_loo(model.bandwidth_, oracle.est[kind])))

@@ -259,16 +259,6 @@ def test_leave_one_out_of_rows_that_their_own_key_dominates(kernel: str) -> None
         check(sums, defined(kernel, keys, keys, values, h, weights, True), values, 1e-7)
 
 
-def test_progress_ends_with_all_queries() -> None:
-    told: list[tuple[int, int]] = []
-    x = torch.randn(3000, 1)
-    for kernel in KERNELS:
-        told.clear()
-        kernel_sums(kernel, x, x, x, 0.1, progress=lambda done, of: told.append((done, of)))
-        assert told[-1] == (3000, 3000)
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
-
-
 def test_a_plan_says_why() -> None:
     x = torch.randn(3000, 1)
     plan = plan_sums("gaussian", x, x, x, 0.1)

@@ -1,4 +1,4 @@
-"""Every pattern keeps the contract of a statistic, and its score of one head is that of the head in the whole."""
+"""Every pattern keeps the contract of a statistic; those of the previous and the current token are diagonals."""
 
 import pytest
 import torch
@@ -9,9 +9,8 @@ from attlas import heads
 IDS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 3, 1, 2, 0, 4, 5, 1, 2, 0, 1])
 QUERIES = torch.tensor([0, 2, 1, 1, 5, 4, 0, 2, 3, 0, 1, 2, 0])
 PATTERNS = [
-    heads.PreviousToken(shift=0),
-    heads.CurrentToken(shift=0),
     heads.Diagonal(2),
+    heads.Diagonal(1, shift=0),
     heads.Local(3),
     heads.FixedDistance(),
     heads.FirstToken(),

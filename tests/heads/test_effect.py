@@ -83,18 +83,6 @@ def test_a_data_frame_and_progress(model: Any, block: Tensor, capsys: pytest.Cap
     assert "heads.effect(): head 1 of 6" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_without_its_induction_heads_the_model_copies_nothing(model: Any) -> None:
-    ids = heads.repeated_block(4096, period=100, blocks=4)
-    with attlas.intervene(model, Ablate(heads={2: [4, 5], 3: [2]})):
-        without = loss(model, ids, 101)
-    with attlas.intervene(model, Ablate(heads={2: [0, 2], 3: [4]})):
-        control = loss(model, ids, 101)
-    assert loss(model, ids, 101) == pytest.approx(4.40, abs=0.05)
-    assert without == pytest.approx(11.57, abs=0.1)
-    assert control < 7.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [

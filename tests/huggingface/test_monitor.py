@@ -102,14 +102,6 @@ def agree(found: dict[str, float], right: dict[str, float]) -> None:
     assert found == {name: pytest.approx(right[name], rel=1e-4, abs=1e-5) for name in found}
 
 
-def test_numbers_of_every_head_are_those_of_the_dense_weights(gpt2: nn.Module) -> None:
-    monitor = AttentionMonitor(every=1)
-    right = expected(gpt2, batch())
-    Loop(gpt2, monitor).step(batch())
-    assert len(monitor.last) == 3 * (2 * 4 + 1)
-    agree(monitor.last, right)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_micro_batches_with_padding(gpt2: nn.Module, padded: Callable, side: str) -> None:
     monitor = AttentionMonitor(every=1)
@@ -122,9 +114,9 @@ def test_micro_batches_with_padding(gpt2: nn.Module, padded: Callable, side: str
     assert logged == monitor.last | {"step": 1, "epoch": 0}
 
 
-@pytest.mark.parametrize(("per", "count"), [("head", 27), ("layer", 9), ("model", 3)])
-def test_numbers_are_as_fine_as_asked_for(gpt2: nn.Module, per: str, count: int) -> None:
-    monitor = AttentionMonitor(every=1, per=per)
+@pytest.mark.parametrize(("asked", "count"), [({}, 27), ({"per": "layer"}, 9), ({"per": "model"}, 3)])
+def test_numbers_are_those_of_the_dense_weights(gpt2: nn.Module, asked: dict[str, str], count: int) -> None:
+    monitor = AttentionMonitor(every=1, **asked)
     right = expected(gpt2, batch())
     Loop(gpt2, monitor).step(batch())
     assert len(monitor.last) == count
@@ -273,28 +265,28 @@ def test_trainer_logs_the_numbers(gpt2: nn.Module, tmp_path: Path, attached: boo
 
 
 @needs_accelerate
-@pytest.mark.parametrize("how", ["attach", "callbacks"])
 @pytest.mark.parametrize(("every", "logging_steps"), [(1, 1), (2, 2), (3, 2), (100, 500)])
-def test_trainer_logs_its_own_loss(gpt2: nn.Module, tmp_path: Path, every: int, logging_steps: int, how: str) -> None:
-    def losses(monitor: AttentionMonitor | None) -> list[tuple[int, float]]:
+def test_trainer_logs_its_own_loss(gpt2: nn.Module, tmp_path: Path, every: int, logging_steps: int) -> None:
+    def losses(how: str) -> list[tuple[int, float]]:
         args = transformers.TrainingArguments(
             str(tmp_path), max_steps=6, per_device_train_batch_size=2, logging_steps=logging_steps, report_to=[],
             use_cpu=True, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
         )  # fmt: skip
         data = [{"input_ids": ids, "labels": ids} for ids in batch(12)[0]]
-        callbacks = [monitor] if monitor is not None and how == "callbacks" else []
+        monitor = AttentionMonitor(every=every)
+        callbacks = [monitor] if how == "callbacks" else []
         trainer = transformers.Trainer(copy.deepcopy(gpt2).eval(), args, train_dataset=data, callbacks=callbacks)
-        if monitor is not None and how == "attach":
+        if how == "attach":
             monitor.attach(trainer)
         trainer.train()
         return [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
 
-    alone, watched = losses(None), losses(AttentionMonitor(every=every))
+    alone = losses("not at all")
     assert [step for step, _ in alone] == [step for step in range(1, 7) if step % logging_steps == 0]
-    assert [step for step, _ in watched] == [step for step, _ in alone]
-    if every > 6:
-        return
-    assert [loss for _, loss in watched] == pytest.approx([loss for _, loss in alone], rel=0.1)
+    for how in ("attach", "callbacks"):
+        watched = losses(how)
+        assert [step for step, _ in watched] == [step for step, _ in alone]
+        assert [loss for _, loss in watched] == pytest.approx([loss for _, loss in alone], rel=0.1)
 
 
 def test_settings_are_checked() -> None:

@@ -376,11 +376,15 @@ def test_folders_that_cannot_be_read_say_why(tmp_path):
     del bad["transformer.wpe.weight"], bad["transformer.h.0.ln_1.bias"]
     bad["transformer.h.1.attn.c_attn.weight"] = torch.zeros(72, 24)
     bad["transformer.extra"] = torch.zeros(1)
-    assert (
-        "found: 2 missing: wpe.weight, h.0.ln_1.bias; 1 not known: extra; "
-        "1 of another shape: h.1.attn.c_attn.weight (72, 24) and not (24, 72)\n"
-    ) in message(broken("bad", bad))
-    assert "and 20 more" in message(broken("short", weights, n_layer=1))
+    found = message(broken("bad", bad))
+    mismatch = "size mismatch for h.1.attn.c_attn.weight: copying a param with shape torch.Size([72, 24])"
+    for part in (
+        'Missing key(s) in state_dict: "wpe.weight", "h.0.ln_1.bias"',
+        'Unexpected key(s) in state_dict: "extra"',
+        mismatch,
+    ):
+        assert part in found
+    assert len(message(broken("short", weights, n_layer=1))) < 1000
     assert "model_type = 'llama'" in message(broken("llama", weights, model_type="llama"))
     pickled = broken("pickled")
     (pickled / "pytorch_model.bin").write_bytes(b"no")

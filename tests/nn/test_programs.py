@@ -20,7 +20,7 @@ from attlas.nn import (
     MultiHeadAttention,
 )
 
-SIZES = GPT2Config(vocab_size=31, n_positions=32, n_embd=16, n_layer=2, n_head=4, attn_pdrop=0.0, resid_pdrop=0.0,
+SIZES = GPT2Config(vocab_size=31, n_positions=32, n_embd=16, n_layer=1, n_head=4, attn_pdrop=0.0, resid_pdrop=0.0,
                    embd_pdrop=0.0)  # fmt: skip
 
 
@@ -312,5 +312,5 @@ def test_a_cache_is_not_traced_wrongly():
     with torch.no_grad():
         want = model(ids).logits
         cache, step = KVCache(), torch.compile(model, backend="eager")
-        found = torch.cat([step(part, cache=cache).logits for part in ids.split([3, 1, 2], dim=1)], 1)
+        found = torch.cat([step(part, cache=cache).logits for part in ids.split([4, 2], dim=1)], 1)
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from tests.atlas.conftest import make_entry
+from tests.recording.conftest import Tokenizer
 from tests.tiny_models import FALCON, T5, lively
 from tests.tiny_models import SIZES as TINY
 from torch import nn
@@ -239,10 +240,6 @@ def test_other_numbers_of_heads_leave_padding_out(side) -> None:
 
 
 def test_texts_of_every_sequence(gpt2, words, tmp_path) -> None:
-    class Tokenizer:
-        def decode(self, ids):
-            return f"<{ids[0]}>"
-
     call = padded(words, "right")
     atlas = record(gpt2, call, tokens=Tokenizer())
     assert atlas.texts == [[f"<{token}>" for token in row] for row in call["input_ids"].tolist()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.recording.conftest import Tokenizer
 from torch import Tensor, nn
 
 import attlas
@@ -287,10 +288,6 @@ def test_places_may_be_given(x: Tensor) -> None:
 
 
 def test_tokens_by_a_tokenizer(llama: nn.Module, ids: Tensor) -> None:
-    class Tokenizer:
-        def decode(self, numbers: list[int]) -> str:
-            return f"<{numbers[0]}>"
-
     with record(llama, tokens=Tokenizer()) as atlas, torch.no_grad():
         llama(input_ids=ids)
     assert atlas.tokens == [f"<{number}>" for number in ids[0].tolist()]

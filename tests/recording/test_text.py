@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.recording.conftest import SIZES, causal_model
+from tests.recording.conftest import SIZES, Tokenizer, causal_model
 from torch import Tensor, nn
 
 import attlas
@@ -17,17 +17,12 @@ from attlas.recording import record
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-class Tokenizer:
-    def decode(self, ids: list[int]) -> str:
-        return f"t{ids[0]}"
-
-
 def written(atlas: attlas.Atlas, key: Any, sequence: int = 0) -> list[str | None]:
     return [row["token"] for row in atlas.token_table(key, 0, sequence)]
 
 
 def words(ids: Tensor) -> list[str]:
-    return [f"t{number}" for number in ids.tolist()]
+    return [f"<{number}>" for number in ids.tolist()]
 
 
 def generate(model: nn.Module, ids: Tensor, **options: Any) -> Any:

@@ -64,11 +64,19 @@ CASES: dict[str, Callable[[], Case]] = {
     "flat, high sink": lambda: make_case(130, 63, score=attlas.ScaledDot(0.1), sink=torch.tensor([0.0, 3, 30, 0])),
     "sink": lambda: make_case(63, 130, sink=torch.tensor([0.0, 5.0, -5.0, -math.inf])),
     "sink, random": lambda: make_case(63, 130, mask=random_mask(2, 63, 130), sink=torch.tensor([0.0, 5.0, -5.0, 25.0])),
-    "strips": lambda: make_case(130, 600, plan=Plan(cells=2000, columns=77)),
-    "strips, known lse": lambda: with_lse(make_case(130, 600, plan=Plan(cells=2000, columns=77))),
-    "strips, causal": lambda: make_case(600, 600, mask=attlas.Causal(), plan=Plan(columns=100, rows=33)),
-    "strips, random": lambda: make_case(63, 130, mask=random_mask(2, 63, 130), plan=Plan(rows=7, columns=11)),
-    "strips, sink": lambda: make_case(63, 130, sink=torch.tensor([0.0, 5.0, -5.0, 1.0]), plan=Plan(rows=7, columns=11)),
+    "strips": lambda: make_case(130, 600, batch=1, heads=2, key_heads=1, plan=Plan(cells=2000, columns=77)),
+    "strips, known lse": lambda: with_lse(
+        make_case(130, 600, batch=1, heads=2, key_heads=1, plan=Plan(cells=2000, columns=77))
+    ),
+    "strips, causal": lambda: make_case(
+        600, 600, batch=1, heads=2, key_heads=1, mask=attlas.Causal(), plan=Plan(columns=100, rows=33)
+    ),
+    "strips, random": lambda: make_case(
+        63, 130, mask=random_mask(1, 63, 130), plan=Plan(rows=7, columns=11), batch=1, heads=2
+    ),
+    "strips, sink": lambda: make_case(
+        63, 130, sink=torch.tensor([5.0, -5.0]), plan=Plan(rows=7, columns=11), batch=1, heads=2
+    ),
     "known lse": lambda: with_lse(make_case(63, 130, mask=random_mask(2, 63, 130))),
 }  # fmt: skip
 

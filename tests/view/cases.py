@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "no rows": lambda: make(0, 5),
     "nothing": lambda: make(5, 0),
 }
+
+
+def wait(until: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.005)
 
 
 def ask(service: Service, question: str, /, **parameters: Any) -> Answer:

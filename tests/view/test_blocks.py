@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attlas
+from attlas.masks.runs import RunPerRow
 from attlas.value_weighted import value_weighted
-from attlas.view.blocks import Blocks, count_cells, edges_of
-from attlas.view.exact import ButFirst, Head
+from attlas.view.blocks import Blocks, edges_of
+from attlas.view.exact import Head
 from attlas.view.largest import largest
 from attlas.view.passes import PassJob
 from attlas.view.store import Store
@@ -21,7 +22,7 @@ MASKS = {
     "none": None,
     "causal": attlas.Causal(),
     "window": attlas.Window(9, 3),
-    "but first": ButFirst() & attlas.Causal(),
+    "but first": RunPerRow(torch.ones(200, dtype=torch.int64), torch.full((200,), 300)) & attlas.Causal(),
     "function": attlas.from_function(lambda b, h, i, j: (i * 7 + j * 3) % 5 < 2),
 }
 
@@ -44,21 +45,6 @@ def test_blocks_are_those_of_the_dense_matrix(backend: Any, name: str, m: int, n
     np.testing.assert_allclose(found.max, largest_of, rtol=2e-5, atol=1e-30)
     assert (found.cells.numpy() == cells).all()
     assert (found.keys == allowed.sum(-1)).all()
-
-
-@given(st.data())
-def test_cells_are_counted_from_runs(data: st.DataObject) -> None:
-    m, n = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 40))
-    first = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=m, max_size=m))).view(1, 1, m)
-    length = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=m, max_size=m))).view(1, 1, m)
-    stop = (first + length).clamp(max=n)
-    rows = [0, *sorted(data.draw(st.sets(st.integers(1, m)))), m] if m > 1 else [0, m]
-    columns = [0, *sorted(data.draw(st.sets(st.integers(1, n)))), n]
-    rows, columns = sorted(set(rows)), sorted(set(columns))
-    j = torch.arange(n)
-    cells = ((j >= first.unsqueeze(-1)) & (j < stop.unsqueeze(-1))).long().numpy()
-    expected = np.add.reduceat(np.add.reduceat(cells, rows[:-1], -2), columns[:-1], -1)
-    assert (count_cells(first, stop, rows, columns).numpy() == expected).all()
 
 
 @given(st.integers(1, 120), st.integers(1, 120), st.data())
@@ -105,10 +91,6 @@ def test_a_pass_over_value_weighted_weights(heads: int) -> None:
     np.testing.assert_allclose(band.column_mass, dense.sum(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(band.column_max, dense.max(0), rtol=1e-5, atol=1e-7)
     assert np.isnan([band.entropy, band.effective_keys]).all()  # they are no shares
-
-
-def test_masks_keep_their_contract() -> None:
-    attlas.testing.check_mask(ButFirst())
 
 
 @pytest.mark.parametrize(

@@ -64,50 +64,6 @@ def test_the_widget_is_a_module_with_a_render_function(tmp_path: Path) -> None:
 
 
 @node
-def test_numbers_in_tables_read_back_as_the_same_float32(tmp_path: Path) -> None:
-    values = "[0, 1, 0.1, 1 / 3, 1e-7, 1.17549435e-38, 0.30000001192092896, 2 ** -149]"
-    body = (
-        f"const values = {values}.map(Math.fround);\nconst texts = values.map($numbers.formatFloat32);\n"
-        "console.log(JSON.stringify([texts, texts.every((text, i) => Math.fround(Number(text)) === values[i])]));"
-    )
-    texts, same = run(bundle.script("numbers.js") + body, tmp_path)
-    assert same
-    assert texts[:4] == ["0", "1", "0.1", "0.33333334"]
-
-
-@node
-@pytest.mark.parametrize(
-    ("typed", "found"),
-    [
-        ("60321,102", {"kind": "cell", "query": 60321, "key": 102}),
-        (" 60321 , 102 ", {"kind": "cell", "query": 60321, "key": 102}),
-        ("50000-60000", {"kind": "range", "start": 50000, "stop": 60000}),
-        ("50..60", {"kind": "range", "start": 50, "stop": 60}),
-        ('"50-60"', {"kind": "text", "text": "50-60"}),
-        ("日本", {"kind": "text", "text": "日本"}),
-        (" ", {"kind": "text", "text": " "}),
-        ("", {"kind": "nothing"}),
-        ("1,2,3", {"kind": "text", "text": "1,2,3"}),
-    ],
-)
-def test_what_is_typed_is_understood(typed: str, found: dict, tmp_path: Path) -> None:
-    body = f"console.log(JSON.stringify($search.parseQuery({json.dumps(typed)})));"
-    assert run(bundle.script("search.js") + body, tmp_path) == found
-
-
-@node
-def test_largest_weights_without_sorting(tmp_path: Path) -> None:
-    body = (
-        "let seed = 7; const next = () => (seed = (seed * 48271) % 2147483647) / 2147483647;\n"
-        "const values = Float32Array.from({ length: 5000 }, () => (next() < 0.2 ? 0 : next()));\n"
-        "const found = $text.findLargest(values, 48).map((i) => values[i]);\n"
-        "const sorted = [...values].sort((a, b) => b - a).slice(0, 48);\n"
-        "console.log(JSON.stringify([found.join() === sorted.join(), $text.findLargest(new Float32Array(9), 4)]));"
-    )
-    assert run(bundle.script("text.js") + body, tmp_path) == [True, []]
-
-
-@node
 def test_levels_that_fit_in_an_offline_page(tmp_path: Path) -> None:
     entry = {"m": 100_000, "n": 100_000, "first_query": 0, "first_key": 0, "causal": True, "levels": 10}
     assert levels_that_fit(entry, 24 << 20) == [9, 8, 7, 6, 5]  # 1 + 3 + 10 + 28 + 91 tiles; the next level has 325

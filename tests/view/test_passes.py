@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.view.cases import ask, facts, numbers
+from tests.view.cases import ask, facts, numbers, wait
 
 import attlas
 from attlas.atlas import Atlas, Entry
@@ -42,13 +42,6 @@ def long() -> attlas.AttentionMatrix:
 def service(long: attlas.AttentionMatrix) -> Iterator[Service]:
     with closing(Service(long)) as opened:
         yield opened
-
-
-def wait(until: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 def coarse(service: Service, level: int = 6, head: Any = 0, **more: Any) -> Any:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.atlases import atlas_of, random_matrix
 from tests.comms import FakeComm
+from tests.view.cases import wait
 
 import attlas
 from attlas.atlas import Atlas, Entry
@@ -107,13 +108,6 @@ class SlowService:
         self.closed = True
 
 
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def slow(comms: list[FakeComm]) -> Iterator[tuple[SlowService, FakeComm, Any]]:
     from attlas.view.widget import Viewer
@@ -129,12 +123,12 @@ def test_questions_taken_back_are_dropped(slow: Any) -> None:
     service, played, _ = slow
     for name in ("a", "b", "c", "d"):
         played.page_says({"type": "get", "id": name, "name": name, "params": {}})
-    wait_for(lambda: len(service.begun) == 2)  # two threads
+    wait(lambda: len(service.begun) == 2)  # two threads
     played.page_says({"type": "cancel", "id": "a"})  # runs
     played.page_says({"type": "cancel", "id": "d"})  # has not begun
-    wait_for(lambda: service.dropped == ["a"] and "c" in service.begun)
+    wait(lambda: service.dropped == ["a"] and "c" in service.begun)
     service.free.set()
-    wait_for(lambda: len(played.answers()) == 2)
+    wait(lambda: len(played.answers()) == 2)
     time.sleep(0.05)
     assert {content["id"] for content, _ in played.answers()} == {"b", "c"}
     assert sorted(service.begun) == ["a", "b", "c"]
@@ -144,13 +138,13 @@ def test_questions_taken_back_are_dropped(slow: Any) -> None:
 def test_closing_ends_the_service(slow: Any, who: str) -> None:
     service, played, viewer = slow
     played.page_says({"type": "get", "id": "a", "name": "a", "params": {}})
-    wait_for(lambda: service.begun == ["a"])
+    wait(lambda: service.begun == ["a"])
     if who == "python":
         viewer.close()
     else:
         played.gone({})
     assert service.closed
-    wait_for(lambda: service.dropped == ["a"])
+    wait(lambda: service.dropped == ["a"])
     viewer.close()
     viewer._hear(None, {"type": "get", "id": "b", "name": "b", "params": {}}, [])
     assert service.begun == ["a"]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+import attlas
 from attlas.atlas.bookmarks import Bookmark
 from attlas.atlas.deserialization import read
 from attlas.atlas.entry import KINDS, Entry, statistic_names
@@ -118,6 +119,17 @@ class Atlas:
     @tokens.setter
     def tokens(self, tokens: list[str] | None) -> None:
         self.texts = None if tokens is None else [tokens]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a saved atlas holds beside its entries and bookmarks: plain data, and the token ids."""
+        facts: dict[str, Any] = {"model": self.model, "tokens": None if self.tokens is None else list(self.tokens)}
+        if self.texts is not None and len(self.texts) > 1:
+            facts["texts"] = self.texts
+        if self.encoder_texts is not None:
+            facts["encoder_texts"] = self.encoder_texts
+        spans = {name: list(span) for name, span in self.spans.items()}
+        return {**facts, "ids": self.ids, "spans": spans, "details": self.details}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -455,7 +467,7 @@ class Atlas:
             fix = "attlas.distributed.save(atlas, folder, mesh, [Shard(1)]) on all ranks."
             raise RecordingError("save()", rule, found="tensor parallelism: other ranks have further heads", fix=fix)
         with Writer(folder, overwrite) as writer:
-            writer.finish(self, progress)
+            writer.finish(self.entries, self.facts, self.bookmarks, progress)
 
     def view(self, **options: Any) -> Any:
         """Open the viewer: in a notebook in the output of the cell, elsewhere in the browser.
@@ -466,9 +478,7 @@ class Atlas:
         -------
         attlas.view.widget.Viewer or None
         """
-        from attlas.view import show  # the viewer imports this module
-
-        return show(self, **options)
+        return attlas.view.show(self, **options)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the viewer's page as one HTML file that needs no server.
@@ -479,14 +489,10 @@ class Atlas:
         -------
         Path
         """
-        from attlas.view import export
-
-        return export(self, path, **options)
+        return attlas.view.export(self, path, **options)
 
     def _repr_html_(self) -> str:
-        from attlas.view import preview
-
-        return preview(self)
+        return attlas.view.preview(self)
 
     def __repr__(self) -> str:
         title = f"Atlas of {self.model}" if self.model else "Atlas"

@@ -209,13 +209,9 @@ def result_spec(name: str, result: Any, put: StoreTensor) -> Spec:
         named_tuple = _TUPLES.get(type(result).__name__)
         label = type(result).__name__ if named_tuple is type(result) else "tuple"
         return {"class": label, "parts": [result_spec(f"{name}.{i}", part, put) for i, part in enumerate(result)]}
-    raise DtypeError(
-        "save()",
-        "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored.",
-        {"statistic": name},
-        found=kind(result),
-        fix=f"let finish() of {name} return Tensors, or take it out of entry.statistics.",
-    )
+    rule = "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored."
+    fix = f"let finish() of {name} return Tensors, or take it out of entry.statistics."
+    raise DtypeError("save()", rule, {"statistic": name}, found=kind(result), fix=fix)
 
 
 def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:

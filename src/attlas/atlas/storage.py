@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from attlas.atlas.bookmarks import BOOKMARKS, write_bookmarks
+from attlas.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.atlas.deserialization import Reader, entry_from
 from attlas.atlas.entry import Entry
 from attlas.atlas.manifest import FILE, MANIFEST, write_manifest
@@ -27,9 +27,6 @@ from attlas.errors import DtypeError, RecordingError
 from attlas.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.scores import Score
-
-if TYPE_CHECKING:
-    from attlas.atlas.atlas import Atlas
 
 
 class Writer:
@@ -70,7 +67,7 @@ class Writer:
     >>> entry = Entry("attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), attlas.attend(q, q))
     >>> with tempfile.TemporaryDirectory() as folder, Writer(f"{folder}/run.atlas") as writer:
     ...     atlas = Atlas([writer.add(entry)])
-    ...     writer.finish(atlas)
+    ...     writer.finish(atlas.entries, atlas.facts)
     ...     bool((atlas[0].to_dense() == entry.matrix.to_dense()).all())
     True
     """
@@ -140,13 +137,23 @@ class Writer:
         return written
 
     @torch.no_grad()
-    def finish(self, atlas: Atlas, progress: Callable[[int, int], object] | None = None) -> None:
+    def finish(
+        self,
+        entries: Sequence[Entry],
+        facts: Mapping[str, Any],
+        bookmarks: Iterable[Bookmark] = (),
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Write what is missing, then ``atlas.json``, and give the folder its name.
 
         Parameters
         ----------
-        atlas : Atlas
-            Its entries are those that `add` returned, or others, which are written now.
+        entries : sequence of Entry
+            Those that `add` returned, or others, which are written now.
+        facts : mapping
+            What `Atlas.facts` says of them.
+        bookmarks : iterable of Bookmark, optional
+            Named views.
         progress : callable, optional
             Called with the number of entries done and their total.
 
@@ -158,27 +165,18 @@ class Writer:
             If two entries have one place, or the folder cannot be written.
         """
         self._check_open("Writer.finish()")
-        _check_unique(atlas.entries)
+        _check_unique(entries)
         records = []
-        for done, entry in enumerate(atlas.entries):
+        for done, entry in enumerate(entries):
             records.append(self._finished(entry))
             if progress is not None:
-                progress(done + 1, len(atlas.entries))
-        ids = None if atlas.ids is None else self.put("ids", atlas.ids)
+                progress(done + 1, len(entries))
+        tensors = {name: self.put(name, fact) for name, fact in facts.items() if isinstance(fact, Tensor)}
         self.flush()
-        content = {
-            "model": atlas.model,
-            "tokens": None if atlas.tokens is None else list(atlas.tokens),
-            **({"texts": atlas.texts} if atlas.texts is not None and len(atlas.texts) > 1 else {}),
-            **({"encoder_texts": atlas.encoder_texts} if atlas.encoder_texts is not None else {}),
-            "ids": ids,
-            "spans": {name: list(span) for name, span in atlas.spans.items()},
-            "details": atlas.details,
-            "entries": records,
-        }
+        content = {**facts, **tensors, "entries": records}
         _check_plain(content)
         with self.errors_name_folder():
-            write_bookmarks(self.partial, atlas.bookmarks)
+            write_bookmarks(self.partial, bookmarks)
         self.seal(content)
         self._done = True
         os.close(self._lock)

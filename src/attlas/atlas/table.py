@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Iterable
@@ -14,7 +13,8 @@ from torch.nn import functional
 
 from attlas.atlas.entry import Entry
 from attlas.atlas.padding import included_rows
-from attlas.errors import MissingExtraError, OutOfRangeError, ShapeError
+from attlas.errors import OutOfRangeError, ShapeError
+from attlas.lazily import import_extra
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
 
 Record: TypeAlias = "dict[str, Any]"
@@ -234,11 +234,8 @@ def frame(table: list[Record], library: str, where: str = "atlas.table()") -> An
         raise ShapeError(where, rule, found=f"data = {library!r}", fix=fix)
     if library == "records":
         return table
-    try:
-        module = importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        rule, found = f"{library} must be installed to make its data frame.", f"no module named {library}"
-        raise MissingExtraError(where, rule, found=found, fix=f"pip install {library}, or {fix}") from error
+    rule = f"{library} must be installed to make its data frame."
+    module = import_extra(library, where, rule, f"pip install {library}, or {fix}")
     return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
 
 

@@ -8,15 +8,16 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from attlas import processor
+from attlas.cli import bench_cases
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.timing import ratios
 from attlas.files import lock
-
-if TYPE_CHECKING:
-    from attlas.processor import Limits
+from attlas.work import kernels
 
 _ROUNDS = 20
 
@@ -27,9 +28,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         if not getattr(arguments, name) > 0:
             found = f"--{name} {getattr(arguments, name):g}"
             raise UsageError(f"--{name} must be more than 0.", found, f"leave --{name} out")
-    from attlas.processor import cache_folder  # torch is loaded from here on
-
-    file = cache_folder() / "bench.lock"
+    file = processor.cache_folder() / "bench.lock"
     try:
         with hold(file, "one run at a time: two would measure each other."):
             _measure(arguments, terminal)
@@ -40,12 +39,6 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 
 def _measure(arguments: Namespace, terminal: Terminal) -> None:
-    import torch
-
-    from attlas import processor
-    from attlas.cli import bench_cases
-    from attlas.work import kernels
-
     instruction_set = kernels()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
@@ -76,7 +69,7 @@ def _measure(arguments: Namespace, terminal: Terminal) -> None:
 def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal) -> None:
     """Measure some cases, and print their ratios to the first."""
     with terminal.step(title) as tick:
-        measured = ratios(cases, next(iter(cases)), _ROUNDS, tick, seconds)
+        measured = bench_cases.ratios(cases, _ROUNDS, tick, seconds)
     wide = max(map(len, measured))
     terminal.say()
     terminal.say(f"  {title}")
@@ -86,7 +79,7 @@ def _table(title: str, cases: dict[str, Any], seconds: float, terminal: Terminal
         terminal.say(f"  {name:{wide}}  {1000 * ratio.seconds:6.1f} ms  {ratio.median:6.2f}  {spread}")
 
 
-def _say_limits(limits: Limits, terminal: Terminal) -> None:
+def _say_limits(limits: processor.Limits, terminal: Terminal) -> None:
     """Print what the processor does per second."""
     shown = [(f"products in {name}", limits.products[name]) for name in DTYPES]
     shown += [("exponentials", limits.exponentials), ("bytes of memory", limits.bandwidth)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
-from attlas.cli.timing import run_once
 from attlas.processor import Limits
 
 Cases = dict[str, Callable[[], Any]]
@@ -129,3 +131,59 @@ def forward_and_backward(q: Tensor, k: Tensor, v: Tensor) -> Cases:
         "eager (stores the matrix)": gradients(functools.partial(eager, causal=False)),
         "attlas: A @ v": gradients(lambda q, k, v: attlas.attend(q, k) @ v),
     }
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The time of one case, and its quotients by that of the base: one per round.
+
+    Parameters
+    ----------
+    seconds : float
+        Median time.
+    median, least, most : float
+        Of the quotients.
+    """
+
+    seconds: float
+    median: float
+    least: float
+    most: float
+
+
+def ratios(cases: Cases, rounds: int, tick: Callable[[], None], most_seconds: float) -> dict[str, Ratio]:
+    """Time cases in turn, round by round, after a run of each that is not counted.
+
+    Each round runs all of them, so that a drifting machine slows all alike.
+
+    Parameters
+    ----------
+    cases : Mapping of str to callable
+        What is timed; the others are divided by the first.
+    rounds : int
+        How often each runs.
+    tick : callable
+        Called after each round, the first included that is not counted.
+    most_seconds : float
+        No round begins after this time, except the first two that count.
+    """
+    begin = time.perf_counter()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        if number > 2 and time.perf_counter() - begin > most_seconds:
+            break
+        for name, run in cases.items():
+            seconds[name].append(run_once(run))
+        tick()
+    base, out = next(iter(seconds.values()))[1:], {}
+    for name, (_, *own) in seconds.items():
+        quotients = [a / b for a, b in zip(own, base, strict=True)]
+        out[name] = Ratio(median(own), median(quotients), min(quotients), max(quotients))
+    return out
+
+
+def run_once(run: Callable[[], Any]) -> float:
+    """Return the seconds that a function takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -55,13 +55,13 @@ def _read(
     loaded: LoadedModel, source: Any, out: Path, options: dict[str, Any], terminal: Terminal, *, shown: bool = True
 ) -> Corpus | None:
     """Read, with a line that says how fast and how long it still takes."""
-    with terminal.counter("reading") as show:
+    with terminal.shares("reading") as tell:
         begin = time.monotonic()
 
         def progress(texts: int, tokens: int, share: float) -> None:
             took = max(time.monotonic() - begin, 1e-9)
             left = f", {_time(took / share - took)} left" if share > 0.01 else ""
-            show(f"{texts:,} texts, {tokens:,} tokens, {round(tokens / took):,} tokens/s{left}", share)
+            tell(share, f"{texts:,} texts, {tokens:,} tokens, {round(tokens / took):,} tokens/s{left}")
 
         given = options | {"tokenizer": loaded.tokenizer, "progress": progress if shown else None}
         return attlas.corpus(loaded.model, source, out, **given)

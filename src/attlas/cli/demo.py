@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from attlas import models, pictures
-from attlas.cli.checks import check_folder
+import torch
+
+from attlas import models
+from attlas.atlas import Atlas
+from attlas.cli import picture, report
 from attlas.cli.corpus import write_demo
-from attlas.cli.corpus_view import export
-from attlas.cli.demo_figures import atlas_figure, head_figure
-from attlas.cli.demo_run import DemoResult, read
-from attlas.cli.files import is_corpus, read_text, title_of
+from attlas.cli.files import is_corpus, read_text
 from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
 from attlas.cli.loading import load, tokenize
-from attlas.cli.report import write
+from attlas.cli.options import parse
+from attlas.cli.record import check_out, record_text
+from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.cli.view import open_if_attended
-from attlas.heads import MIXED, PATTERNS
+from attlas.cli.view import export, open_if_attended
+from attlas.heads import MIXED, PATTERNS, Head
+from attlas.heads.classification import classify_entry
 
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (
@@ -47,8 +52,8 @@ _COLOURS = {
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Run the model on the text; print the table; write report, pictures and recording; open it if there is a user."""
-    text_file, text = read_text(arguments.text)
+    """Record the model on the text; print the table; write report, pictures and recording; open them if attended."""
+    source, text = read_text(arguments.text)
     out = arguments.out
     run_folder = _run_folder(out)
     terminal.say("attlas demo", "bold")
@@ -56,17 +61,21 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
     as_shipped = arguments.text is None and arguments.model is None  # the model's card lists what was held out
-    result = read(loaded, ids, text_file.name, arguments.command, terminal, held_out=as_shipped, folder=run_folder)
+    with terminal.step("reading the text without a recording"), torch.no_grad():
+        batch = ids[None].to(loaded.model.device)
+        loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
+    details = {"source": source, "command": arguments.command, "unseen": as_shipped}
+    atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
+    heads = [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
     terminal.say()
-    _table(result, terminal)
+    _table(atlas, heads, loss, terminal)
     terminal.say()
-    _patterns(result, terminal)
+    _patterns(heads, terminal)
     terminal.say()
-    terminal.prose(_memory(result))
+    terminal.prose(_memory(atlas))
     terminal.say()
-    with terminal.step("writing the report"):
-        report = write(result.atlas, out / "report.html", title_of(result.atlas, run_folder))
-    _write(result, report, terminal)
+    report.run(parse(["report", f"--out={out / 'report.html'}", "--", str(run_folder)]), terminal)
+    _draw(run_folder, max(heads, key=lambda head: head.prominence), terminal)
     if as_shipped:
         terminal.say()
         write_demo(loaded, out / "corpus", terminal)
@@ -76,27 +85,30 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
+def _draw(run_folder: Path, head: Head, terminal: Terminal) -> None:
+    """Draw every head, and one close up, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
+        return
+    for name, chosen in (("atlas.png", []), ("head.png", [f"--layer={head.layer}", f"--head={head.head}"])):
+        picture.run(parse(["picture", f"--out={run_folder.with_name(name)}", *chosen, "--", str(run_folder)]), terminal)
+
+
 def _run_folder(out: Path) -> Path:
     """Make the folder of the results, and return where the run is saved; an error comes before the work."""
-    rule, fix = "--out must be a folder that can be written.", "--out ./attlas-demo"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(rule, f"{error.strerror or error}: {out}", fix) from None
-    check_folder(out, rule, fix)
+        rule, found = "--out must be a folder that can be written.", f"{error.strerror or error}: {out}"
+        raise UsageError(rule, found, "--out ./attlas-demo") from None
     folder = out / "run.atlas"
-    if folder.exists() and not (folder / "atlas.json").is_file():
-        found = f"no recording, and in the place of one: {folder}"
-        raise UsageError("--out must be a folder where the run can be saved.", found, fix)
+    check_out(folder, overwrite=True)
     return folder
 
 
-def _table(result: DemoResult, terminal: Terminal) -> None:
-    atlas, heads = result.atlas, result.heads
+def _table(atlas: Atlas, heads: Sequence[Head], loss: float, terminal: Terminal) -> None:
     held_out = ", which it never saw in training" if atlas.details["unseen"] else ""
-    shape = f"{atlas.model}, {len(atlas)} layers × {len(atlas.entries[0].heads)} heads, "
-    text = f"{result.title.removeprefix(f'{atlas.model} ')}{held_out} ({result.loss:.2f} nats a token)"
-    terminal.prose(shape + text, "bold", indent="")
+    terminal.prose(f"{title_line(atlas)}{held_out} ({loss:.2f} nats a token)", "bold", indent="")
     terminal.say()
     kinds, strong = [], set()
     for i, head in enumerate(heads):
@@ -106,49 +118,24 @@ def _table(result: DemoResult, terminal: Terminal) -> None:
         kinds.append((main.name + also, coloured))
         measures = {_SHOWN_BY.get(kind.measure, kind.measure) for kind in head.patterns}
         strong |= {(i, j) for j, (name, *_) in enumerate(_COLUMNS) if name in measures}
-    left = print_heads(
-        terminal,
-        [heading for _, heading, _ in _COLUMNS],
-        [[format(getattr(head, name), form) for name, _, form in _COLUMNS] for head in heads],
-        kinds,
-        breaks={i for i, head in enumerate(heads) if head.head == 0 and head.layer > 0},
-        strong=strong,
-    )
-    if left:
-        terminal.say()
-        terminal.prose(f"not shown for want of room: {', '.join(left)}; the report has everything", "dim")
+    rows = [asdict(head) for head in heads]
+    print_heads(terminal, _COLUMNS, rows, kinds, everything="the report has everything", strong=strong)
 
 
-def _patterns(result: DemoResult, terminal: Terminal) -> None:
+def _patterns(heads: Sequence[Head], terminal: Terminal) -> None:
     for kind in (*PATTERNS, MIXED):
-        heads = [f"{head.layer}·{head.head}" for head in result.heads if kind in head.patterns]
-        if not heads:
+        names = [f"{head.layer}·{head.head}" for head in heads if kind in head.patterns]
+        if not names:
             continue
         rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
-        terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(heads)}")
+        terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(names)}")
         terminal.say(f"    {kind.does}")
         terminal.prose(rule, "dim", indent="    ")
 
 
-def _memory(result: DemoResult) -> str:
-    """Say what full matrices would have taken, and what was used."""
-    n, matrices, peak = result.atlas.entries[0].shape[2], len(result.heads), result.atlas.details["peak"]
+def _memory(atlas: Atlas) -> str:
+    """Say what full matrices would have taken, and what was kept."""
+    n, matrices = atlas.entries[0].shape[2], sum(len(entry.heads) for entry in atlas.entries)
+    kept = sum(t.nbytes for A in atlas for t in (A.problem.q, A.problem.k, A.lse))
     line = f"{matrices} full matrices of {n:,} × {n:,} in float32 would take {in_bytes(matrices * n * n * 4)}; "
-    line += f"attlas kept {in_bytes(result.held)}: the layers' queries and keys, and one number a row."
-    return line if peak is None else f"{line} Reading every cell took {in_bytes(peak)} more at the peak."
-
-
-def _write(result: DemoResult, report: Path, terminal: Terminal) -> None:
-    """Draw the pictures beside the report, where matplotlib is installed, and say what was written."""
-    head, written = result.most_telling, [(report, "opens in any browser, also offline")]
-    plots = importlib.util.find_spec("matplotlib") is not None
-    for name, text, figure in (
-        ("atlas.png", "every head on the text", atlas_figure),
-        ("head.png", f"layer {head.layer}, head {head.head} close up", head_figure),
-    ):
-        if plots:
-            with terminal.step(f"drawing {name}"):
-                written.append((pictures.save(figure(result), report.with_name(name)), text))
-    terminal.files(written)
-    if not plots:
-        terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
+    return f"{line}attlas kept {in_bytes(kept)}: the layers' queries and keys, and one number a row."

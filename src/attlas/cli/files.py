@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
 import json
 import shlex
@@ -15,8 +16,8 @@ from attlas.errors import ShapeError
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 
 
-def read_text(file: Path | None) -> tuple[Path, str]:
-    """Return the file and its text, or say what is wrong with it; without a file, one of the standard library.
+def read_text(file: Path | None) -> tuple[str, str]:
+    """Return the name of a text and the text; without a file, one of the standard library.
 
     The file ``-`` is the standard input.
 
@@ -30,22 +31,47 @@ def read_text(file: Path | None) -> tuple[Path, str]:
         if spec is None or spec.origin is None or not Path(spec.origin).is_file():
             raise UsageError("there is no source of the standard library here.", "no timeit.py", "--text FILE")
         file = Path(spec.origin)
+    name, text = read_lines(file, "--text")
+    if not text.strip():
+        raise UsageError("--text must not be empty.", f"{name} has no text", "--text FILE, with some pages of text")
+    return name, text
+
+
+def read_lines(file: Path, what: str) -> tuple[str, str]:
+    """Return the name of a file of text, and what is in it, with a line feed at the end of every line.
+
+    Parameters
+    ----------
+    file : Path
+        The file, in UTF-8, or in UTF-16 with a mark of the byte order; ``-`` is the standard input.
+    what : str
+        What errors call it.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or is no such text.
+    """
     piped = str(file) == "-"
+    name = "standard input" if piped else file.name
     try:
         raw = sys.stdin.buffer.read() if piped else file.read_bytes()
-        file = Path("standard input") if piped else file
-        # As a file that is opened for reading: every end of a line is \n, and a mark of the byte order is none.
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {file}"
-        fix = "iconv -f latin1 -t utf-8" + (" |" if piped else f" {shlex.quote(str(file))} > text.txt")
-        raise UsageError("--text must be UTF-8.", byte, fix) from None
     except OSError as error:
-        found, fix = f"{error.strerror or error}: {file}", "--text FILE, with a file that exists"
-        raise UsageError("--text must be a file that can be read.", found, fix) from None
-    if not text.strip():
-        raise UsageError("--text must not be empty.", f"{file} has no text", "--text FILE, with some pages of text")
-    return file, text
+        found = f"{error.strerror or error}: {file}"
+        raise UsageError(f"{what} must be a file that can be read.", found, "a file that exists") from None
+
+    def unfit(found: str, program: str, converted: str) -> UsageError:
+        fix = f"{program} |" if piped else f"{program} {shlex.quote(str(file))} > {shlex.quote(converted)}"
+        return UsageError(f"{what} must be text in UTF-8.", found, fix)
+
+    if raw.startswith(b"\x1f\x8b"):
+        raise unfit(f"a gzip file: {name}", "zcat", file.stem)
+    encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        return name, raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#04x} at place {error.start:,} of {name}"
+        raise unfit(found, "iconv -f latin1 -t utf-8", f"utf-8-{name}") from None
 
 
 def is_corpus(folder: Path) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from attlas.cli.terminal import Terminal
@@ -21,47 +22,56 @@ def secondary_patterns(head: Head) -> list[str]:
 
 def print_heads(
     terminal: Terminal,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    columns: Sequence[tuple[str, str, str]],
+    rows: Sequence[Mapping[str, Any]],
     kinds: Sequence[tuple[str, str]],
     *,
-    breaks: Collection[int] = (),
+    everything: str,
+    notes: Sequence[str] = (),
     strong: Collection[tuple[int, int]] = (),
-) -> Sequence[str]:
-    """Print a table with one line per head.
+) -> None:
+    """Print a table with one line per head, and what it leaves out.
 
     Parameters
     ----------
     terminal : Terminal
-        Where it is printed.
-    headings : sequence of str
-        Names of the columns.
-    rows : sequence of sequence of str
-        The cells.
+        Where it is printed. Columns on the right that do not fit are named below the table.
+    columns : sequence of (str, str, str)
+        Name in the rows, heading, and format.
+    rows : sequence of mapping
+        The numbers of each head. A line is left out before each layer, where they are in the order of layers.
     kinds : sequence of (str, str)
         What each head is, in a last column: plain, and with its colours. Empty for a table without this column.
-    breaks : collection of int
-        Rows before which a line is left out.
+    everything : str
+        Where the columns are that do not fit.
+    notes : sequence of str
+        Sentences below the table.
     strong : collection of (int, int)
         Row and column of the cells that are printed bold.
-
-    Returns
-    -------
-    sequence of str
-        The columns on the right that do not fit into the terminal and are not printed.
     """
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    headings, layers = [heading for _, heading, _ in columns], [row["layer"] for row in rows]
+    table = [[_cell(row.get(name), form) for name, _, form in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *table, strict=True)]
     room = terminal.width - 2 - max((len(plain) for plain, _ in kinds), default=0)
     shown = max(4, sum(total <= room for total in accumulate(width + 2 for width in widths)))
     header = "  ".join(map(str.rjust, headings[:shown], widths))
     terminal.say(f"  {header}{'  what it is' if kinds else ''}", "dim")
-    for i, row in enumerate(rows):
-        if i in breaks:
+    for i, row in enumerate(table):
+        if i and layers[i] != layers[i - 1] and layers == sorted(layers):
             terminal.say()
         cells = map(str.rjust, row[:shown], widths)
         styled = [terminal.style(cell, *(("bold",) if (i, j) in strong else ())) for j, cell in enumerate(cells)]
         terminal.say(f"  {'  '.join([*styled, *(coloured for _, coloured in kinds[i : i + 1])])}")
-    return headings[shown:]
+    left = [f"not shown for want of room: {', '.join(headings[shown:])}; {everything}"] if headings[shown:] else []
+    for note in (*notes, *left):
+        terminal.say()
+        terminal.prose(note, "dim")
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or value != value or value == -math.inf:
+        return "–"
+    return "∞" if value == math.inf else format(value, form)
 
 
 def percent(share: float) -> str:
@@ -91,10 +101,10 @@ def in_bytes(size: float) -> str:
     return f"{size:.0f} {name}" if unit == 0 or size >= 9.95 else f"{size:.1f} {name}"
 
 
-def visible(text: str) -> str:
-    """Return a token's text with its white space made visible."""
-    shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍").replace(" ", "␣")
-    return shown or "⋯"
+def say_page(path: Path, terminal: Terminal) -> None:
+    """Name an HTML file that was written."""
+    size = in_bytes(path.stat().st_size)
+    terminal.say(f"{terminal.style(str(path), 'bold')}  {size}, opens in any browser, also offline")
 
 
 def json_text(report: Any) -> str:

@@ -1,4 +1,4 @@
-"""Runs a model over a text once, whole or in chunks, over the text that it generates, and over random tokens."""
+"""Runs a model over a text once, whole or in chunks, and over the text that it generates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import attlas
-from attlas.heads import repeated_block
-from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import AttentionCall
-
-_PERIOD = 128  # length of the random block that occurs twice, at most
 
 
 class ProgressListener:
@@ -26,23 +21,6 @@ class ProgressListener:
     def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
         self.tick()
-
-
-class _TokenCounter:
-    """Count the tokens that are generated, the prompt aside."""
-
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.tick = tick
-        self.prompt = True
-
-    def put(self, value: Tensor) -> None:
-        """Take the prompt, or one token."""
-        if not self.prompt:
-            self.tick()
-        self.prompt = False
-
-    def end(self) -> None:
-        """Take nothing more."""
 
 
 @torch.no_grad()
@@ -102,33 +80,20 @@ def read_and_generate(
         return ids
     prompt = ids[None].to(model.device)
     options = {} if cache is None else {"past_key_values": cache}
-    out = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=more,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=pad,
-        return_dict_in_generate=True,
-        streamer=_TokenCounter(tick),
-        **options,
-    )
+    counter = model.register_forward_hook(lambda *_: tick())  # each pass writes a token
+    try:
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=more,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=pad,
+            return_dict_in_generate=True,
+            **options,
+        )
+    finally:
+        counter.remove()
     run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
     tokens: Tensor = out.sequences[0].cpu()
     return tokens
-
-
-def run_on_repeated_block(model: Any, tokens: int) -> tuple[AttentionMatrix, ...]:
-    """Return the attention of each layer to a random block of tokens that occurs twice.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model.
-    tokens : int
-        Length of the text beside which it is run; the block is at most half as long.
-    """
-    vocabulary = model.config.get_text_config().vocab_size
-    with attlas.record(model) as atlas:
-        run_model(model, repeated_block(vocabulary, min(_PERIOD, tokens // 2)))
-    return tuple(atlas)

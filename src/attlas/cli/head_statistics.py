@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from inspect import isabstract, signature
 from typing import Any
 
 from torch import Tensor
 
+import attlas
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
+from attlas.cli.generation import run_model
+from attlas.cli.options import STATISTICS
 from attlas.cli.terminal import UsageError
+from attlas.heads import repeated_block
 from attlas.heads.classification import STATISTIC_NAMES, measure_block, text_statistics
-from attlas.matrix import AttentionMatrix
 from attlas.stats.pooled import count_blocks
 
 _HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,
 _SMALL = 80  # and where there are many heads
 _MANY = 48
+_PERIOD = 128  # length of the random block that occurs twice, at most
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
-
-
-def _without_arguments() -> dict[str, type[stats.Statistic]]:
-    """Return the statistics of attlas that are made without arguments, by the names of their results."""
-    every = [getattr(stats, name) for name in stats.__all__]
-    classes = [one for one in every if isinstance(one, type) and issubclass(one, stats.Statistic)]
-    optional = [one for one in classes if not any(p.default is p.empty for p in signature(one).parameters.values())]
-    return {statistic_names([one()])[0]: one for one in optional if not isabstract(one)}
+_DEFAULT = STATISTICS[: STATISTICS.index(_HEAD_PATTERNS) + 1]
 
 
 def _make(name: str, n: int, heads: int) -> stats.Statistic:
     """Return the statistic of a name, for n tokens and a number of heads."""
-    return _SIZED[name](n, heads) if name in _SIZED else _PLAIN[name]()
-
-
-def _top_k(n: int, heads: int) -> stats.TopK:
-    return stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0])))
-
-
-def _picture(n: int, heads: int) -> stats.Picture:
-    side = count_blocks(n, side_of(heads))
-    return stats.Picture(side, side, pool="max")
-
-
-# Statistics whose size depends on the number of tokens and of heads.
-_SIZED: dict[str, Callable[[int, int], stats.Statistic]] = {"top_k": _top_k, "picture": _picture}
-_DEFAULT = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets", *_SIZED,
-          _HEAD_PATTERNS)  # fmt: skip
-_PLAIN = _without_arguments()
-NAMES = (*_DEFAULT, *(name for name in _PLAIN if name not in _DEFAULT))
-
-
-def side_of(heads: int) -> int:
-    """Return how many blocks the picture of each of some heads has along a side, at most."""
-    return _SIDE if heads <= _MANY else _SMALL
+    if name == "top_k":
+        return stats.TopK(min(n, max(min(_KEPT // (heads * n), _TOP[-1]), _TOP[0])))
+    if name == "picture":
+        side = count_blocks(n, _SIDE if heads <= _MANY else _SMALL)
+        return stats.Picture(side, side, pool="max")
+    statistic: stats.Statistic = getattr(stats, name.title().replace("_", ""))()  # "max_logit" is of MaxLogit
+    return statistic
 
 
 def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic]:
@@ -77,34 +56,38 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
         If there is no statistic of a name.
     """
     wanted = list(_DEFAULT) if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    wrong = [name for name in wanted if name not in NAMES]
+    wrong = [name for name in wanted if name not in STATISTICS]
     if wrong or not wanted:
-        rule = f"--statistics must be some of {', '.join(NAMES)}."
+        rule = f"--statistics must be some of {', '.join(STATISTICS)}."
         raise UsageError(rule, f"--statistics {names}", "--statistics entropy,max_logit")
     if _HEAD_PATTERNS in wanted:
-        wanted += [name for name in STATISTIC_NAMES if name in NAMES]
-    found_all = [_make(name, len(ids), heads) for name in NAMES if name in wanted and name != _HEAD_PATTERNS]
+        wanted += [name for name in STATISTIC_NAMES if name in STATISTICS]
+    found_all = [_make(name, len(ids), heads) for name in STATISTICS if name in wanted and name != _HEAD_PATTERNS]
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 
-def block_details(matrices: Sequence[AttentionMatrix]) -> dict[str, Any] | None:
-    """Measure every head on a random block that occurs twice, for the details of a recording.
+def block_details(model: Any, tokens: int) -> dict[str, Any] | None:
+    """Measure every head on a random block of tokens that occurs twice, for the details of a recording.
 
     Parameters
     ----------
-    matrices : sequence of AttentionMatrix, each of shape (batch, heads, m, n)
-        What `run_on_repeated_block` gave.
+    model : PreTrainedModel
+        The model.
+    tokens : int
+        Length of the text beside which it is run; the block is at most half as long.
 
     Returns
     -------
     dict or None
         The length of the block, and for each layer a list of numbers; None where a layer does not see the whole block.
     """
-    size = matrices[0].shape[-1]
-    if any(A.ndim != 4 or A.shape[2:] != (size, size) for A in matrices):
+    period = min(_PERIOD, tokens // 2)
+    with attlas.record(model) as atlas:
+        run_model(model, repeated_block(model.config.get_text_config().vocab_size, period))
+    if any(A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period) for A in atlas):
         return None
-    layers = [measure_block(A, size // 2) for A in matrices]
-    return {"period": size // 2} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
+    layers = [measure_block(A, period) for A in atlas]
+    return {"period": period} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
 
 
 def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:

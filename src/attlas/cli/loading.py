@@ -21,7 +21,7 @@ from attlas.lazily import import_extra
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
+_DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
 _CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")  # what may be a name on the Hugging Face hub
@@ -118,23 +118,48 @@ def encode(loaded: LoadedModel, text: str, size: int | None) -> Tensor:
     return torch.tensor(([] if first is None else [first]) + ids)[:size]
 
 
-def tokenize(loaded: LoadedModel, text: str, tokens: int | None) -> Tensor:
-    """Return the first tokens of a text: as many as are asked for, else as many as the model reads, up to 2,048.
+def tokenize(
+    loaded: LoadedModel, text: str, tokens: int | None, *, least: int = _FEWEST, whole: bool = False, more: int = 0
+) -> Tensor:
+    """Return the first tokens of a text, after the model's token for the beginning where it has one.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        Model and tokenizer.
+    text : str
+        The text.
+    tokens : int, optional
+        How many tokens; the default is as many as the model reads, up to 2,048.
+    least : int
+        How many there must be at least.
+    whole : bool
+        Whether the default is the whole text.
+    more : int
+        How many tokens the model writes afterwards.
 
     Raises
     ------
     UsageError
-        If there are too few tokens, or more are asked for than the model or the text has.
+        If there are too few tokens, or more than the model can read.
     """
     limit = loaded.context
-    check_least("tokens", tokens, _FEWEST, _FEWEST)
-    if tokens is not None and limit is not None and tokens > limit:
-        rule = f"--tokens must fit into the context of the model, {limit:,} tokens."
-        raise UsageError(rule, f"--tokens {tokens}", f"--tokens {limit}")
-    ids = encode(loaded, text, tokens or min(limit or DEFAULT_TOKENS, DEFAULT_TOKENS))
-    if len(ids) < (tokens or _FEWEST):
-        fix = f"--tokens {len(ids)}" if len(ids) >= _FEWEST else "--text FILE, with some pages of text"
-        raise UsageError(f"the text must have at least {tokens or _FEWEST:,} tokens.", f"{len(ids):,} tokens", fix)
+    check_least("tokens", tokens, least, _FEWEST)
+    size = tokens
+    if size is None and not whole:
+        size = min(limit or _DEFAULT_TOKENS, _DEFAULT_TOKENS) - more
+    cut = text if size is None else text[: _CHARACTERS * size]
+    found = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
+    first = loaded.tokenizer.bos_token_id
+    ids = torch.tensor(([] if first is None else [first]) + found)[:size]
+    if len(ids) < (tokens or least):
+        fix = f"--tokens {len(ids)}" if len(ids) >= least else "--text FILE, with some pages of text"
+        raise UsageError(f"the text must have at least {tokens or least:,} tokens.", f"{len(ids):,} tokens", fix)
+    if limit is not None and len(ids) + more > limit:
+        rule = f"the text must fit into the context of the model, {limit:,} tokens."
+        given = f"{len(ids):,} tokens" + (f" and {more:,} to generate" if more else "")
+        fix = f"--tokens {limit - more}" if limit - more >= least else f"--generate {limit // 2} --tokens {limit // 2}"
+        raise UsageError(rule, given, fix)
     return ids
 
 

@@ -22,7 +22,7 @@ KEYS, QUERIES = 512, 256
 SIDE = 1024  # blocks along a side of one head, at most
 STATISTICS = ("entropy", "effective_keys", "max_weight", "max_logit", "logit_moments", "column_mass", "offsets",
               "top_k", "picture", "kinds", "arg_max", "column_arg_max", "column_max", "coverage",
-              "row_mass")  # fmt: skip  # those of attlas.cli.head_statistics
+              "row_mass")  # fmt: skip  # up to the kinds of heads, those that are recorded where none is named
 
 
 # What several options have in common.
@@ -271,7 +271,8 @@ def _scaling(command: argparse.ArgumentParser) -> None:
     option("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
     option("--keys", **_NUMBER, help=f"keys of each query (default: {KEYS})")
     option("--queries", **_NUMBER, help=f"queries that are drawn (default: {QUERIES})")
-    option("--distribution", metavar="NAME", help=f"{', '.join(DISTRIBUTIONS)} (default: the first)")
+    names = f"{', '.join(DISTRIBUTIONS)} (default: the first)"
+    option("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
     option("--seed", **_NUMBER, help="seed of the draw (default: 0)")
     option = command.add_argument_group("a model").add_argument
     folder = "folder of a Hugging Face causal model (without DIR: the shipped GPT-2)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 import time
 import warnings
 from argparse import Namespace
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,9 +25,8 @@ from attlas.cli import head_statistics
 from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
 from attlas.cli.formatting import in_bytes
-from attlas.cli.generation import ProgressListener, read_and_generate, run_model, run_on_repeated_block
-from attlas.cli.loading import DEFAULT_TOKENS, LoadedModel, encode, load, texts
-from attlas.cli.peak_memory import Peak
+from attlas.cli.generation import ProgressListener, read_and_generate, run_model
+from attlas.cli.loading import LoadedModel, load, texts, tokenize
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
 from attlas.files import replace_folder
@@ -49,10 +48,10 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     UsageError
         If what was asked for cannot be done.
     """
-    _check_out(arguments.out, overwrite=arguments.overwrite)
+    check_out(arguments.out, overwrite=arguments.overwrite)
     for name, least in (("tokens", 3), ("generate", 0), ("chunk", 1)):
         check_least(name, getattr(arguments, name), least, max(least, 64))
-    file, text = read_text(arguments.text)
+    source, text = read_text(arguments.text)
     head_statistics.selected(arguments.statistics, torch.arange(3), 1)  # an unknown name is an error before the work
     layers, heads = (_list(name, getattr(arguments, name)) for name in ("layers", "heads"))
     with terminal.step("loading the model"):
@@ -66,47 +65,68 @@ def write(arguments: Namespace, terminal: Terminal) -> Atlas:
     if loaded.model.config.is_encoder_decoder:
         rule = "the model must read one text; an encoder with a decoder reads two."
         raise UsageError(rule, name, "with attlas.record(model) as atlas: model(...), in Python")
-    ids = _tokens(loaded, text, arguments)
+    whole = arguments.text is not None
+    ids = tokenize(loaded, text, arguments.tokens, least=3, whole=whole, more=arguments.generate)
     if arguments.generate and not loaded.model.can_generate():
         raise UsageError("--generate needs a model that writes.", name, "leave --generate out")
     values: Any = True if arguments.values == "all" else arguments.values or False
     options = {"layers": layers, "heads": heads, "patch_sdpa": arguments.patch_sdpa, "values": values}
-    details = {"source": file.name, "command": arguments.command, "keep": arguments.keep}
-    with _reworded_errors(terminal), _output_folder(arguments.out.absolute()) as folder:
-        return _record(loaded, ids, options, details, folder, arguments, terminal)
+    details = {"source": source, "command": arguments.command}
+    return record_text(loaded, ids, options, details, arguments, terminal)
 
 
-def _record(
+def record_text(
     loaded: LoadedModel,
     ids: Tensor,
     options: dict[str, Any],
     details: dict[str, Any],
-    folder: Path,
     arguments: Namespace,
     terminal: Terminal,
 ) -> Atlas:
-    """Record into a folder, and return what is in it."""
-    begin, prompt_length, peak = time.perf_counter(), len(ids), Peak()
-    keep_tensors = arguments.keep == "disk"
-    apart = tempfile.TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True)
-    with apart as beside:
+    """Record a text into the folder that the arguments name, and return what is in it.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        Model and tokenizer.
+    ids : Tensor of int, shape (n,)
+        Tokens of the text.
+    options : dict
+        Further arguments of `attlas.record`.
+    details : dict
+        What the recording notes of where it comes from.
+    arguments : Namespace
+        Those of ``attlas record``.
+    terminal : Terminal
+        Where progress is shown.
+
+    Raises
+    ------
+    RecordingError
+        If the attention of the model cannot be recorded.
+    """
+    begin, prompt_length, steps = time.perf_counter(), len(ids), None
+    keep_tensors, details = arguments.keep == "disk", details | {"keep": arguments.keep}
+    with (
+        _reworded_errors(terminal),
+        _output_folder(arguments.out.absolute()) as folder,
+        TemporaryDirectory(prefix=f".{folder.name}.steps-", dir=folder.parent, ignore_cleanup_errors=True) as beside,
+    ):
         # What the statistics are depends on the whole text, and some of them on whole matrices: they come afterwards.
-        steps = None
         if arguments.generate or (arguments.chunk or prompt_length) < prompt_length:
             steps, ids = _record_steps(loaded, ids, Path(beside) / "steps.atlas", options, arguments, terminal)
         statistics = _statistics(loaded, ids, options, arguments.statistics)
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                repeated = run_on_repeated_block(loaded.model, len(ids))
-                details["block"] = head_statistics.block_details(repeated)
+                details["block"] = head_statistics.block_details(loaded.model, len(ids))
 
         def add_metadata(atlas: Atlas) -> None:
             """Add the metadata that the matrices do not contain."""
             atlas.tokens, atlas.model = words, loaded.name
             pieces = token_bytes(loaded.tokenizer, ids.tolist())
             atlas.details |= details | ({"token_bytes": pieces} if pieces else {})
-            atlas.details |= {"seconds": time.perf_counter() - begin, "peak": peak.bytes}
+            atlas.details["seconds"] = time.perf_counter() - begin
             if arguments.generate:
                 atlas.spans = {"text": (0, prompt_length), "generated": (prompt_length, len(ids))}
 
@@ -117,23 +137,23 @@ def _record(
                 steps.entries = [replace(entry, matrix=None) for entry in steps.entries]
             add_metadata(steps)
             steps.save(folder)
-            return load_atlas(folder)
-        recording = attlas.record(
-            loaded.model,
-            statistics=statistics,
-            keep=arguments.keep,
-            folder=folder if keep_tensors else None,
-            tokens=words,
-            **options,
-        )
-        layers = loaded.model.config.get_text_config().num_hidden_layers
-        reading = terminal.step(f"reading {len(ids):,} tokens", layers)
-        with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
-            run_model(loaded.model, ids)
-            add_metadata(atlas)
-        if not keep_tensors:
-            atlas.save(folder)
-        return atlas
+        else:
+            recording = attlas.record(
+                loaded.model,
+                statistics=statistics,
+                keep=arguments.keep,
+                folder=folder if keep_tensors else None,
+                tokens=words,
+                **options,
+            )
+            layers = loaded.model.config.get_text_config().num_hidden_layers
+            reading = terminal.step(f"reading {len(ids):,} tokens", layers)
+            with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
+                run_model(loaded.model, ids)
+                add_metadata(atlas)
+            if not keep_tensors:
+                atlas.save(folder)
+    return load_atlas(arguments.out)
 
 
 def _record_steps(
@@ -161,12 +181,12 @@ def _record_steps(
 def _statistics(loaded: LoadedModel, ids: Tensor, options: dict[str, Any], names: str | None) -> list[Statistic]:
     """Return the statistics of a recording; the sizes of some depend on the number of heads."""
     shape = loaded.model.config.get_text_config()
-    layers = shape.num_hidden_layers if options["layers"] is None else len(options["layers"])
-    heads = shape.num_attention_heads if options["heads"] is None else len(options["heads"])
+    layers = shape.num_hidden_layers if options.get("layers") is None else len(options["layers"])
+    heads = shape.num_attention_heads if options.get("heads") is None else len(options["heads"])
     return head_statistics.selected(names, ids, layers * heads)
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool) -> None:
     """Raise a UsageError unless a recording can be written there."""
     if out.exists() or out.is_symlink():
         if not (out / "atlas.json").is_file():
@@ -182,7 +202,7 @@ def _output_folder(out: Path) -> Iterator[Path]:
     if not out.exists():
         yield out
         return
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
+    with TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as beside:
         folder = Path(beside) / out.name
         yield folder
         replace_folder(folder, out)
@@ -210,29 +230,6 @@ def _reworded(error: AttlasError) -> AttlasError:
     elif isinstance(error, OutOfRangeError) and "attentions" in error.arguments:
         fix = "--layers takes numbers of the attentions above."
     return error.replaced(where="record", fix=fix)
-
-
-def _tokens(loaded: LoadedModel, text: str, arguments: Namespace) -> Tensor:
-    """Return the tokens of a text, all of them unless fewer are asked for or the text is that of the library.
-
-    Raises
-    ------
-    UsageError
-        If there are none, or more than the model can read.
-    """
-    limit, more, size = loaded.context, arguments.generate, arguments.tokens
-    if size is None and arguments.text is None:
-        size = min(limit or DEFAULT_TOKENS, DEFAULT_TOKENS) - more
-    ids, least = encode(loaded, text, size), max(size or 3, 3)
-    if len(ids) < least:
-        rule = f"the text must have at least {least:,} tokens."
-        raise UsageError(rule, f"{len(ids):,} tokens", "--text FILE, with more text")
-    if limit is not None and len(ids) + more > limit:
-        rule = f"the text must fit into the context of the model, {limit:,} tokens."
-        found = f"{len(ids):,} tokens" + (f" and {more:,} to generate" if more else "")
-        fix = f"--tokens {limit - more}" if limit - more >= 3 else f"--generate {limit // 2} --tokens {limit // 2}"
-        raise UsageError(rule, found, fix)
-    return ids
 
 
 def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:

@@ -230,10 +230,9 @@ def _load(path: Path) -> AttentionRegressor:
     try:
         model = AttentionRegressor.load(path)
     except CheckpointError as error:
-        detail = next((line.strip() for line in str(error).splitlines() if "found:" in line), "found: something else")
-        rule, fix = "--load must be a file that attlas regress --save wrote.", f"{path.stem}.safetensors"
-        found = f"{path}: {detail.removeprefix('found: ')}"
-        raise UsageError(rule, found, f"attlas regress TABLE --target COLUMN --save {shlex.quote(fix)}") from error
+        rule, file = "--load must be a file that attlas regress --save wrote.", shlex.quote(f"{path.stem}.safetensors")
+        fix = f"attlas regress TABLE --target COLUMN --save {file}"
+        raise UsageError(rule, f"{path}: {error.found}", fix) from error
     if model.y_.ndim > 1:
         found = f"{model.y_.shape[1]} targets"
         raise UsageError("the fit must have one target.", found, "attlas.estimators.stream.predict_file(model, ...)")

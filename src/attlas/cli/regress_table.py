@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import difflib
 import io
 import math
 import re
-import shlex
-import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.cli.checks import need
+from attlas.cli.files import read_lines
 from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_missing
 from attlas.cli.terminal import UsageError
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
-_ENCODINGS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _CELLS = "every cell that is used must be a number, a date, or one of a few texts."
 
 
@@ -102,8 +99,6 @@ def read(path: Path, arguments: Namespace) -> Table:
     """Read a table, every cell of a CSV file as text."""
     import pandas as pd
 
-    piped = str(path) == "-"
-    source = "standard input" if piped else path.name
     if path.suffix.lower() in (".parquet", ".pq"):
         need("pyarrow", "Parquet", "pyarrow")
         try:
@@ -113,13 +108,8 @@ def read(path: Path, arguments: Namespace) -> Table:
             raise UsageError("the file must be Parquet.", found, "a Parquet file that exists") from None
         if any(name is not None for name in frame.index.names):  # an index with a name is a column of the file
             frame = frame.reset_index()
-        return Table(source, frame, [str(name) for name in frame.columns])
-    try:
-        raw = sys.stdin.buffer.read() if piped else path.read_bytes()
-    except OSError as error:
-        found = f"{error.strerror or error}: {path}"
-        raise UsageError("the table must be a file that can be read.", found, "a file that exists") from None
-    text = _decoded(raw, path, source)
+        return Table(path.name, frame, [str(name) for name in frame.columns])
+    source, text = read_lines(path, "the table")
     if not text.strip():
         raise UsageError("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
@@ -129,20 +119,6 @@ def read(path: Path, arguments: Namespace) -> Table:
     )
     names = [cell.strip() for cell in cells.iloc[0]] if named else [str(index + 1) for index in range(cells.shape[1])]
     return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
-
-
-def _decoded(raw: bytes, path: Path, source: str) -> str:
-    quoted = shlex.quote(str(path))
-    if raw.startswith(b"\x1f\x8b"):
-        fix = "zcat | attlas regress -" if str(path) == "-" else f"zcat {quoted} | attlas regress - ..."
-        raise UsageError("the table must be text.", f"a gzip file: {source}", fix)
-    encoding = next((name for mark, name in _ENCODINGS.items() if raw.startswith(mark)), "utf-8")
-    try:
-        return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        fix = "iconv -f latin1 -t utf-8 |" if str(path) == "-" else f"iconv -f latin1 -t utf-8 {quoted} > table.csv"
-        found = f"byte {error.object[error.start]:#04x} in {source}"
-        raise UsageError("the table must be text in UTF-8.", found, fix) from None
 
 
 def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray[np.int64]]:

@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable
-from pathlib import Path
+
+import torch
 
 from attlas.atlas import Atlas
 from attlas.cli.checks import check_target
-from attlas.cli.closeup import closeup_window
 from attlas.cli.files import title_of
-from attlas.cli.formatting import in_bytes
+from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import classify_entry
 
+_WINDOW = 32  # tokens that are looked at together
 _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Read the folder, and write the page."""
+    """Read the folder, and write the page, with a query in colour from which its first head shows what it does."""
+    from attlas.view import export  # the viewer, which commands that write no page do without
+
     check_target(arguments.out, "-o", (".html", ".htm"))
     heads = None if arguments.heads is None else [_head(part, arguments.heads) for part in arguments.heads.split(",")]
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
-        write(atlas, arguments.out, title_of(atlas, arguments.atlas), heads, tell)
-    size = in_bytes(arguments.out.stat().st_size)
-    terminal.say(f"{terminal.style(str(arguments.out), 'bold')}  {size}, opens in any browser, also offline")
-
-
-def write(
-    atlas: Atlas,
-    path: Path,
-    title: str,
-    heads: list[tuple[int, int]] | None = None,
-    tell: Callable[[float], object] | None = None,
-) -> Path:
-    """Write the page of a recording, with a query in colour from which its first head shows what it does."""
-    from attlas.view import export  # the viewer, which commands that write no page do without
-
-    chosen = heads or _most_telling(atlas)
-    query = _query(atlas, *chosen[0]) if chosen else None
-    return export(atlas, path, heads=chosen or None, title=title, query=query, progress=tell)
+        heads = heads or _most_telling(atlas)
+        query = _query(atlas, *heads[0]) if heads else None
+        title = title_of(atlas, arguments.atlas)
+        export(atlas, arguments.out, heads=heads or None, title=title, query=query, progress=tell)
+    say_page(arguments.out, terminal)
 
 
 def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
@@ -53,10 +42,26 @@ def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
 
 
 def _query(atlas: Atlas, layer: int, head: int) -> int | None:
+    """Return the query from which a head finds most of what followed an earlier copy of its token.
+
+    None where the text or the largest weights are not known.
+    """
     entry = next((entry for entry in atlas.entries if entry.layer == layer and head in entry.heads), None)
-    if entry is None or "top_k" not in entry.statistics or atlas.ids is None:
+    if entry is None or "top_k" not in entry.statistics or atlas.ids is None or atlas.ids.shape[-1] != entry.shape[2]:
         return None
-    return closeup_window(entry, head, atlas.ids[0])[1] if atlas.ids.shape[-1] == entry.shape[2] else None
+    ids, top, index = atlas.ids[0], entry.statistics["top_k"], entry.heads.index(head)
+    values, keys = top.values[0, index].float(), top.indices[0, index]
+    n, width = len(ids), min(_WINDOW, len(ids))
+    before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
+    distances = torch.arange(n)[:, None] - keys
+    follows_copy = (before[keys] == ids[:, None]) & (distances < width // 2) & (keys > 0)
+    mass = (values * follows_copy).sum(-1)
+    # Copies stand before: the first third of the window is theirs.
+    sums = mass.unfold(0, width, 1)[:, width // 3 :].sum(-1)
+    start = int(sums.argmax()) if float(sums.max()) > 0 else (n - width) // 2
+    shown = slice(start + width // 3, start + width)
+    score = mass[shown] if float(mass[shown].max()) > 0 else values[shown, 0]
+    return shown.start + int(score.argmax())
 
 
 def _head(text: str, option: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from attlas.cli.checks import check_least, check_target, need
 from attlas.cli.files import read_text
 from attlas.cli.formatting import json_text, percent
 from attlas.cli.loading import load, tokenize
-from attlas.cli.options import KEYS, QUERIES
+from attlas.cli.options import DISTRIBUTIONS, KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
@@ -46,23 +46,15 @@ def _random(arguments: Namespace, terminal: Terminal) -> None:
     check_least("keys", arguments.keys, 2, KEYS)
     check_least("queries", arguments.queries, 2, QUERIES)
     settings: dict[str, Any] = {
-        "distribution": arguments.distribution or next(iter(scaling.DISTRIBUTIONS)),
+        "distribution": arguments.distribution or DISTRIBUTIONS[0],
         "keys": arguments.keys or KEYS,
         "queries": arguments.queries or QUERIES,
         "seed": arguments.seed or 0,
     }
-    distribution = settings["distribution"]
-    if distribution not in scaling.DISTRIBUTIONS:
-        rule = f"--distribution must be one of {', '.join(scaling.DISTRIBUTIONS)}."
-        raise UsageError(rule, f"--distribution {distribution}", "--distribution normal")
     sizes = _sizes(arguments.sizes, settings["keys"])
-    rows: list[scaling.Measured] = []
     terminal.say("attlas scaling", "bold")
-    with terminal.step("drawing random queries and keys", len(sizes)) as tick:
-        for d in sizes:
-            rows += scaling.study([d], **settings).rows
-            tick()
-    study = scaling.Study(**settings, rows=tuple(rows))
+    with terminal.step("drawing random queries and keys"):
+        study = scaling.study(sizes, **settings)
     terminal.say()
     _say_study(study, terminal)
     _write(arguments, terminal, settings, study.table(), lambda: study_figure(study))
@@ -74,7 +66,7 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for random vectors.", f"--{name} and --model", f"leave --{name} out")
     target, wanted = _target(arguments.target)
-    text_file, text = read_text(arguments.text)
+    source, text = read_text(arguments.text)
     terminal.say("attlas scaling", "bold")
     with terminal.step("loading the model"):
         loaded = load(arguments.model)
@@ -85,17 +77,17 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
     factors: list[float] = []
     with terminal.step("measuring every head", len(attentions)) as tick:
         for layer, A in enumerate(attentions):
-            of_layer = [replace(head, layer=layer) for head in scaling.heads([A]).heads]
-            heads += of_layer
+            of_layer = scaling.heads(A).heads
+            heads += [replace(head, layer=layer) for head in of_layer]
             factors += _factors(A, of_layer, target, wanted)
             tick()
     result = scaling.Heads(tuple(heads))
-    title = f"{loaded.name} reads {len(ids):,} tokens of {text_file.name}"
+    title = f"{loaded.name} reads {len(ids):,} tokens of {source}"
     size = attentions[0].problem.q.shape[-1]
     terminal.say()
     _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
     table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]
-    head = {"model": loaded.name, "text": text_file.name, "tokens": len(ids), "target": target, "wanted": wanted}
+    head = {"model": loaded.name, "text": source, "tokens": len(ids), "target": target, "wanted": wanted}
     _write(arguments, terminal, head, table, lambda: heads_figure(result, title))
 
 
@@ -112,44 +104,42 @@ def _factors(A: Any, heads: Sequence[scaling.HeadScaling], target: str, wanted: 
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Some columns under one heading: the name of each, and its cells as texts."""
+def _group(title: str, columns: Mapping[str, Sequence[str]], terminal: Terminal, *, strong: bool = True) -> list[str]:
+    """Return some columns under one heading as lines: the title, the names of the columns, and the rows.
 
-    title: str
-    columns: Mapping[str, Sequence[str]]
-    strong: bool = True  # whether the first column is printed bold, and the others dim
-
-    def lines(self, terminal: Terminal) -> list[str]:
-        """Return the title, the names of the columns, and the rows."""
-        widths = [max(map(len, (name, *cells))) for name, cells in self.columns.items()]
-        widths[-1] += max(0, len(self.title) - sum(widths) - 2 * (len(widths) - 1))
-        styles = [("bold",) if i == 0 else ("dim",) for i in range(len(widths))] if self.strong else [()] * len(widths)
-        lines = [self.title.ljust(sum(widths) + 2 * (len(widths) - 1)), "  ".join(map(str.rjust, self.columns, widths))]
-        for row in zip(*self.columns.values(), strict=True):
-            cells = map(str.rjust, row, widths)
-            lines.append("  ".join(terminal.style(cell, *names) for cell, names in zip(cells, styles, strict=True)))
-        return lines
+    `strong` prints the first column bold, and the others dim.
+    """
+    widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+    widths[-1] += max(0, len(title) - sum(widths) - 2 * (len(widths) - 1))
+    styles = [("bold",) if i == 0 else ("dim",) for i in range(len(widths))] if strong else [()] * len(widths)
+    lines = [title.ljust(sum(widths) + 2 * (len(widths) - 1)), "  ".join(map(str.rjust, columns, widths))]
+    for row in zip(*columns.values(), strict=True):
+        cells = map(str.rjust, row, widths)
+        lines.append("  ".join(terminal.style(cell, *names) for cell, names in zip(cells, styles, strict=True)))
+    return lines
 
 
-def _print(groups: Sequence[_Group], breaks: Mapping[int, str], terminal: Terminal) -> None:
+def _print(groups: Sequence[Sequence[str]], breaks: Mapping[int, str], terminal: Terminal) -> None:
     """Print groups of columns side by side; a line of words stands before the rows named in `breaks`."""
-    titles, names, *rows = (
-        "  " + "   ".join(parts) for parts in zip(*(g.lines(terminal) for g in groups), strict=True)
-    )
-    terminal.say(titles.rstrip())
-    terminal.say(names.rstrip(), "dim")
+    titles, names, *rows = (f"  {'   '.join(parts)}".rstrip() for parts in zip(*groups, strict=True))
+    terminal.say(titles)
+    terminal.say(names, "dim")
     for index, row in enumerate(rows):
         if index in breaks:
             terminal.say()
             if breaks[index]:
                 terminal.say(f"  {terminal.style(breaks[index], 'bold')}")
-        terminal.say(row.rstrip())
+        terminal.say(row)
 
 
 def _groups(
-    table: list[dict[str, Any]], headings: Mapping[str, str], predicted: str, *, errors: bool = False
-) -> list[_Group]:
+    table: list[dict[str, Any]],
+    headings: Mapping[str, str],
+    predicted: str,
+    terminal: Terminal,
+    *,
+    errors: bool = False,
+) -> list[list[str]]:
     """Return the columns of each measure of a table: measured, with standard errors if wanted, and predicted."""
     groups = []
     for name, heading in headings.items():
@@ -158,7 +148,7 @@ def _groups(
             if errors:
                 columns[""] = [f"± {_number(row[f'{name}_error'], name)}" for row in table]
             columns[predicted] = [_number(row[f"{name}_predicted"], name) for row in table]
-        groups.append(_Group(heading, columns))
+        groups.append(_group(heading, columns, terminal))
     return groups
 
 
@@ -176,9 +166,9 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
         "trace": "slope: trace of J",
         "frobenius": "‖J‖",
     }
-    groups = _groups(table, headings, "theory", errors=terminal.width >= 104)
-    groups.insert(0, _Group("", {"d": [f"{row['d']:,}" for row in table]}))
-    _print(groups, {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
+    sizes = _group("", {"d": [f"{row['d']:,}" for row in table]}, terminal)
+    groups = _groups(table, headings, "theory", terminal, errors=terminal.width >= 104)
+    _print([sizes, *groups], {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
     _conclude(study, terminal)
 
@@ -214,10 +204,10 @@ def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, tit
         "largest": "largest weight",
         "trace": "trace of J",
     }
-    groups = [_Group("", {name: [str(row[name]) for row in table] for name in ("layer", "head")}, strong=False)]
-    groups += _groups(table, headings, "indep.")
-    groups.append(_Group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}))
-    groups.append(_Group("factor for", {target: [_number(factor, "factor") for factor in factors]}))
+    places = {name: [str(row[name]) for row in table] for name in ("layer", "head")}
+    groups = [_group("", places, terminal, strong=False), *_groups(table, headings, "indep.", terminal)]
+    groups.append(_group("‖J‖", {"": [_number(row["frobenius"], "frobenius") for row in table]}, terminal))
+    groups.append(_group("factor for", {target: [_number(factor, "factor") for factor in factors]}, terminal))
     _print(groups, {i: "" for i, head in enumerate(heads) if head.head == 0 and head.layer > 0}, terminal)
     terminal.say()
     terminal.say(f"  {_verdict(result)}")

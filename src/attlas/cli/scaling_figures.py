@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.figures import DEEP, draw_frame, set_layout
@@ -64,7 +63,7 @@ def study_figure(study: Study) -> Figure:
             ax.set_ylim(0, 1.06)
     for ax in figure.axes[2:]:
         ax.set_xlabel("size d of queries and keys", fontsize=9, color=pictures.SOFT)
-    _say_which(figure.axes[0], fine)
+    figure.axes[0].legend(fontsize=9, frameon=False)
     figure.suptitle(
         "Why attention divides by √d", x=0.01, ha="left", fontsize=13.5, fontweight="bold", color=pictures.INK
     )
@@ -97,16 +96,6 @@ def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str
         label=label,
         zorder=3,
     )
-
-
-def _say_which(ax: Axes, fine: NDArray[np.float64]) -> None:
-    """Name the two series beside their lines, instead of in a legend."""
-    x = float(fine[len(fine) * 3 // 10])
-    for height, text, colour in ((x, "q·k: variance d", _PLAIN), (1.0, "q·k / √d: variance 1", _SCALED)):
-        ax.annotate(
-            text, (x, height), xytext=(-6, 9), textcoords="offset points", fontsize=9, color=colour,
-            ha="right" if height > 1.0 else "center", fontweight="bold",
-        )  # fmt: skip
 
 
 def heads_figure(result: Heads, title: str) -> Figure:

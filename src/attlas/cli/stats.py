@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def _tokens(atlas: Atlas) -> int | None:
 
 
 def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None:
-    terminal.prose(_title(atlas), "bold", indent="")
+    terminal.prose(title_line(atlas), "bold", indent="")
     terminal.say()
     if not rows:
         terminal.say("  no heads")
@@ -128,23 +127,16 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
     columns = [*kind, ("layer", "layer", "d"), ("head", "head", "d"), *call]
     columns += [column for column in _SHOWN if any(row.get(column[0]) is not None for row in rows)]
     patterns = [str(row.get("what") or "–") for row in rows] if any(row.get("what") for row in rows) else []
-    layers = [row["layer"] for row in rows]
-    in_order = layers == sorted(layers)
-    left = print_heads(
-        terminal,
-        [heading for _, heading, _ in columns],
-        [[_cell(row.get(name), form) for name, _, form in columns] for row in rows],
-        [(text, text) for text in patterns],
-        breaks={i for i in range(1, len(rows)) if in_order and layers[i] != layers[i - 1]},
-    )
     length = round(_mean_length(atlas))
     few = [kind.name for kind in PATTERNS if kind not in detectable(length)] if patterns else []
-    if few:
-        terminal.say()
-        terminal.prose(f"too short a text ({length:,} tokens) to name heads {', '.join(few)}", "dim")
-    if left:
-        terminal.say()
-        terminal.prose(f"not shown for want of room: {', '.join(left)}; --csv and --json have everything", "dim")
+    print_heads(
+        terminal,
+        columns,
+        rows,
+        [(text, text) for text in patterns],
+        everything="--csv and --json have everything",
+        notes=[f"too short a text ({length:,} tokens) to name heads {', '.join(few)}"] if few else [],
+    )
 
 
 def _mean_length(atlas: Atlas) -> float:
@@ -154,14 +146,9 @@ def _mean_length(atlas: Atlas) -> float:
     return float(entry.shape[2] if queries is None else queries.sum(-1).double().mean())
 
 
-def _title(atlas: Atlas) -> str:
+def title_line(atlas: Atlas) -> str:
+    """Return what was recorded: model, layers and heads, and the text as far as it is known."""
     heads = max((len(entry.heads) for entry in atlas.entries), default=0)
     tokens, source = _tokens(atlas), atlas.details.get("source")
     read = "" if tokens is None else f", reads {tokens:,} tokens" + (f" of {source}" if source else "")
     return f"{atlas.model or 'a model'}, {len(atlas.layers())} layers × {heads} heads{read}"
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None or value != value or value == -math.inf:
-        return "–"
-    return "∞" if value == math.inf else format(value, form)

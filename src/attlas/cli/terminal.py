@@ -89,12 +89,17 @@ class Terminal:
         """Write an error."""
         self._clear()
         head, _, rest = text.partition("\n")
-        head = style(f"attlas: {head}", "bold", on=self._colours(self.err))
+        head = self.style(f"attlas: {head}", "bold", stream=self.err)
         print(head, rest, sep="\n" if rest else "", file=self.err)
 
-    def style(self, text: str, *names: str) -> str:
-        """Return text in a style where the standard output shows styles."""
-        return style(text, *names, on=self._colours(self.out))
+    def style(self, text: str, *names: str, stream: TextIO | None = None) -> str:
+        """Return text in a style where a stream, by default the standard output, shows styles."""
+        stream = stream or self.out
+        # https://no-color.org: any value but the empty one switches colours off.
+        coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        if not (coloured and names and text):
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def files(self, written: Sequence[tuple[Path, str]]) -> None:
         """Name the files that were written, and say what each is."""
@@ -117,7 +122,7 @@ class Terminal:
         show = self._progress_line(label)
 
         def say() -> None:
-            moving = f"  {_bar(done / total)} {done}/{total}" if total else " …"
+            moving = f"  {self._bar(done / total)} {done}/{total}" if total else " …"
             show(moving, f"{done}/{total}" if 0 < done < total else "")
 
         def tick(*_: Any) -> None:
@@ -130,22 +135,8 @@ class Terminal:
         self._finish(label, f"{time.perf_counter() - begin:.1f} s")
 
     @contextmanager
-    def shares(self, label: str) -> Iterator[Callable[[float], None]]:
-        """Show how far something is in percent; the yielded function takes the share that is done."""
-        with self.step(label, 100) as tick:
-            done = 0
-
-            def tell(share: float) -> None:
-                nonlocal done
-                while done < int(100 * share):
-                    tick()
-                    done += 1
-
-            yield tell
-
-    @contextmanager
-    def counter(self, label: str) -> Iterator[Callable[[str, float], None]]:
-        """Show how far something is whose size is not known beforehand.
+    def shares(self, label: str) -> Iterator[Callable[..., None]]:
+        """Show how far something is, and when it is done how long it took.
 
         Parameters
         ----------
@@ -155,18 +146,18 @@ class Terminal:
         Yields
         ------
         callable
-            Takes words about what was done, and the share of the whole.
+            Takes the share that is done, and may take words about it; these stand at the end in place of the time.
         """
-        words = ""
+        begin, words = time.perf_counter(), ""
         show = self._progress_line(label)
 
-        def tell(text: str, share: float) -> None:
+        def tell(share: float, text: str = "") -> None:
             nonlocal words
             words = text
-            show(f"  {_bar(share)} {text}", f"{share:.0%}  {text}")
+            show(f"  {self._bar(share)} {text or f'{share:.0%}'}", f"{share:.0%}  {text}".rstrip())
 
         yield tell
-        self._finish(label, words)
+        self._finish(label, words or f"{time.perf_counter() - begin:.1f} s")
 
     def _progress_line(self, label: str) -> Callable[[str, str], None]:
         """Return a function that shows progress: the first text on a moving line, in a log the second now and then."""
@@ -184,7 +175,7 @@ class Terminal:
 
     def _finish(self, label: str, text: str) -> None:
         self._clear()
-        print(f"  {label}  {style(text, 'dim', on=self._colours(self.err))}", file=self.err, flush=True)
+        print(f"  {label}  {self.style(text, 'dim', stream=self.err)}", file=self.err, flush=True)
 
     def _clear(self) -> None:
         if self._moves():
@@ -193,19 +184,6 @@ class Terminal:
     def _moves(self) -> bool:
         return self.err.isatty() and os.environ.get("TERM") != "dumb"
 
-    @staticmethod
-    def _colours(stream: TextIO) -> bool:
-        # https://no-color.org: any value but the empty one switches colours off.
-        return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def style(text: str, *names: str, on: bool) -> str:
-    """Return text between the codes of a style, or as it is."""
-    if not (on and names and text):
-        return text
-    return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
-
-
-def _bar(share: float) -> str:
-    filled = int(_BAR * share)
-    return f"{'━' * filled}{style('━' * (_BAR - filled), 'dim', on=True)}"
+    def _bar(self, share: float) -> str:
+        filled = int(_BAR * share)
+        return f"{'━' * filled}{self.style('━' * (_BAR - filled), 'dim', stream=self.err)}"

@@ -1,8 +1,9 @@
-"""``attlas view``: a recording in the browser, every cell of it."""
+"""``attlas view``: a recording in the browser, every cell of it, or all heads of corpora."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
@@ -10,18 +11,26 @@ import sys
 import tempfile
 import threading
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+import attlas
 from attlas import models
-from attlas.cli import corpus_view, record
+from attlas.cli import record
 from attlas.cli.checks import check_target
 from attlas.cli.files import is_corpus, open_folder, title_of
+from attlas.cli.formatting import say_page
 from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
+
+if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
+    from attlas.corpus import Corpus
+    from attlas.view.corpus import Loader, NoModelError
 
 _SHUTDOWN_SECONDS = 3.0  # seconds that the end waits for what is computed in the background
 _RECORDED = ("model", "text", "tokens", "generate", "out")
@@ -32,15 +41,16 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     from attlas.view.server import need_extra  # the viewer, which other commands do without
 
     folders = arguments.atlas
-    options = [name for name in _RECORDED if getattr(arguments, name) is not None]
+    # Beside a folder, the model is that which reads texts typed on the page.
+    recorded = [name for name in _RECORDED if not (folders and name == "model")]
+    options = [name for name in recorded if getattr(arguments, name) is not None]
     if len(folders) > 1 or any(map(is_corpus, folders)):
-        _view_corpora(arguments, [name for name in options if name != "model"], terminal)
+        _view_corpora(arguments, options, terminal)
         return
     if arguments.export is not None:
         fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
         raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
-    options = [name for name in options if name != "model"] if folders else options
     if folders and options:
         rule = "name a recording, or what is recorded now, and not both."
         raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {folders[0]}")
@@ -52,7 +62,10 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         model = None if arguments.compare else arguments.model or (None if folders else models.path())
         folder = folders[0] if folders else _recorded(arguments, stack, terminal)
         idle = show(folder, terminal, arguments, model)
-    _exit_if_busy(idle)
+    if not idle:  # a long step is still computed, and a person who has pressed Ctrl-C waits for nothing
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
 def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) -> None:
@@ -66,13 +79,85 @@ def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) 
         raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", command)
     if arguments.export is not None:
         check_target(arguments.export, "--export", (".html", ".htm"))
-        corpus_view.export(folders, arguments.export, terminal)
+        export(folders, arguments.export, terminal)
     else:
         with _exit_on_sigterm():
-            corpus_view.show(folders, terminal, arguments)
+            _show_corpora(folders, terminal, arguments)
 
 
-def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Path | None = None) -> bool:
+def _show_corpora(folders: Sequence[Path], terminal: Terminal, arguments: Namespace) -> None:
+    """Serve the page of some corpora until Ctrl-C; ``--model`` is for those that do not say where theirs is."""
+    from attlas.view.corpus import CorpusService
+
+    corpora = _opened_corpora(folders, terminal)
+    lines = []
+    for corpus in corpora:
+        counts, name = corpus.config["counts"], corpus.config["model"]["name"]
+        size = f"{counts['tokens']:,} tokens in {counts['texts']:,} texts"
+        lines.append(f"{len(corpus.heads):,} heads of {name}, {size}")
+    loaders = [_loader(corpus, arguments.model) for corpus in corpora]
+    titles = [folder.resolve().name for folder in folders]
+    with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:
+        _serve(service, [*lines, "Ctrl-C closes it"], terminal, arguments)
+    terminal.complain("the viewer is closed.")
+
+
+def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
+    """Write the page of some corpora as one file that works offline.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        What `attlas corpus` has written.
+    path : Path
+        The file.
+    terminal : Terminal
+        Where that is said.
+    """
+    from attlas.view import export_corpus
+
+    corpora = _opened_corpora(folders, terminal)
+    with terminal.shares("writing the page") as tell:
+        export_corpus(corpora, path, titles=[folder.resolve().name for folder in folders], progress=tell)
+    say_page(path, terminal)
+
+
+def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
+    corpora = []
+    for folder in folders:
+        if not is_corpus(folder):
+            rule = "several folders must be corpora; a recording is opened alone."
+            raise UsageError(rule, str(folder), f"attlas view {folder}")
+        with terminal.step(f"opening {folder.name}"):
+            corpora.append(attlas.load(folder))
+    return corpora
+
+
+def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
+    """Return what loads the model of a corpus, or why nothing can."""
+    from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, NoModelError
+
+    facts = corpus.config["model"]
+    source = given or facts["path"]
+    if source is None:
+        return NoModelError(NO_PLACE)
+    if not Path(source).exists() and (Path(source).is_absolute() or given is not None):
+        return NoModelError(NOT_THERE, source)
+    if importlib.util.find_spec("transformers") is None:
+        return NoModelError(NO_TRANSFORMERS)
+
+    def loaded() -> Any:
+        from attlas.corpus.reading import fingerprint
+
+        model = load(source, dtype=getattr(torch, facts["dtype"])).model
+        if fingerprint(model) != facts["fingerprint"]:
+            raise NoModelError(OTHER_MODEL, source)
+        return model
+
+    return loaded
+
+
+def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Path | None) -> bool:
     """Serve a recording until Ctrl-C.
 
     Parameters
@@ -97,21 +182,16 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
         If there is no recording, or nothing in it.
     """
     from attlas.view.reading import ReadingService
-    from attlas.view.server import stay, store_beside
+    from attlas.view.server import store_beside
     from attlas.view.service import Service
 
     with terminal.step(f"opening {folder.name}"):
         atlas = open_folder(folder)
     if not atlas.entries:
         raise UsageError("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
+    of = f" of {atlas.model}" if atlas.model else ""
     tokens = f", {len(atlas.tokens):,} tokens" if atlas.tokens else ""
-
-    def announce(url: str) -> None:
-        terminal.say(url, "bold")
-        heads = max(len(entry.heads) for entry in atlas.entries)
-        of = f" of {atlas.model}" if atlas.model else ""
-        terminal.say(f"  {len(atlas)} layers × {heads} heads{of}{tokens}; Ctrl-C closes it", "dim")
-
+    line = f"{len(atlas)} layers × {max(len(entry.heads) for entry in atlas.entries)} heads{of}{tokens}"
     compared: dict[str, Any] = {}
     if arguments.compare is not None:
         with terminal.step(f"opening {arguments.compare.name}"):
@@ -128,12 +208,24 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
         service = ReadingService(shown, loader, name=Path(model).name)
     closing = threading.Thread(target=service.close, daemon=True)
     try:
-        stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
+        _serve(service, [f"{line}; Ctrl-C closes it"], terminal, arguments)
     finally:
         closing.start()
         closing.join(_SHUTDOWN_SECONDS)
     terminal.complain("the viewer is closed.")
     return not closing.is_alive()
+
+
+def _serve(service: Any, lines: Sequence[str], terminal: Terminal, arguments: Namespace) -> None:
+    """Serve a page until Ctrl-C; say its address, and lines about what is served."""
+    from attlas.view.server import stay
+
+    def announce(url: str) -> None:
+        terminal.say(url, "bold")
+        for line in lines:
+            terminal.say(f"  {line}", "dim")
+
+    stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
 
 
 def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:
@@ -158,9 +250,7 @@ def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None
         return
     if browser and _attended(terminal) and has_browser():
         terminal.say()
-        with _exit_on_sigterm():
-            idle = show(folder, terminal, parse(["view", "--", str(folder)]))
-        _exit_if_busy(idle)
+        run(parse(["view", "--", str(folder)]), terminal)
     else:
         terminal.say(f"  {terminal.style(command, 'bold')}  pans and zooms through every cell, in the browser")
 
@@ -182,14 +272,6 @@ def _recorded(arguments: Namespace, stack: contextlib.ExitStack, terminal: Termi
         words += [] if value is None else [f"--{name}", str(value)]
     record.write(parse(words), terminal)
     return Path(folder)
-
-
-def _exit_if_busy(idle: bool) -> None:
-    """End the process where a long step is still computed: a person who has pressed Ctrl-C waits for nothing."""
-    if not idle:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # an exit as usual would stop the step's thread in the middle of foreign code, which aborts
 
 
 @contextlib.contextmanager

@@ -223,18 +223,19 @@ def _difference(about: dict[str, Any], other: dict[str, Any]) -> str:
 def _check_same(folder: Path, about: dict[str, Any], other: dict[str, Any]) -> None:
     difference = _difference(about, other)
     if difference:
-        rule = "a folder holds one corpus."
-        fix = "another folder, or the same settings as before."
-        raise RecordingError("corpus()", rule, {"folder": str(folder)}, found=difference, fix=fix)
+        raise _another_corpus(folder, difference, "settings as before.")
+
+
+def _another_corpus(folder: Path, found: str, same: str) -> RecordingError:
+    rule, fix = "a folder holds one corpus.", f"another folder, or the same {same}"
+    return RecordingError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix)
 
 
 def _check_texts(folder: Path, texts: Iterable[tuple[int, Text]], hashes: Mapping[int, str], seed: int) -> None:
     """Raise an error where texts are not those that were read under their numbers before."""
     for number, text in texts:
         if text.ids is not None and hashes.get(number, "") not in ("", f"{hash_of(text.ids, seed):016x}"):
-            rule, found = "a folder holds one corpus.", f"one of another text {number}, {text.source}"
-            fix = "another folder, or the same texts in the same order."
-            raise RecordingError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix)
+            raise _another_corpus(folder, f"one of another text {number}, {text.source}", "texts in the same order.")
 
 
 def _first_hashes(lines: Iterable[dict[str, Any]]) -> dict[int, str]:

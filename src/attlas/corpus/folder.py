@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,13 @@ import attlas
 from attlas._compat import cached_property
 from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
-from attlas.corpus.journal import PARTS, parts_of, payload_name
+from attlas.corpus.journal import PARTS, Part, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.state import State
-from attlas.errors import MissingExtraError, OutOfRangeError, RecordingError
+from attlas.errors import OutOfRangeError, RecordingError, ShapeError
 from attlas.files import save_text, sync_folder, whole_file
+from attlas.lazily import import_extra
 
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
@@ -40,16 +41,8 @@ _ROWS = 4096  # rows of a table that are written at once
 _TEXT = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
 
 
-class Source(Protocol):
-    """What a corpus is joined from: a part of an unfinished one, or a finished one."""
-
-    state: State
-
-    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of ``texts`` or ``failed``, by ascending text."""
-
-    def payload(self, text: int) -> Path:
-        """Return the file with the largest keys of a text."""
+# What a corpus is joined from: parts of an unfinished one, or finished ones.
+Source: TypeAlias = "Part | Finished"
 
 
 def merged(sources: Sequence[Source]) -> State:
@@ -327,22 +320,19 @@ class Corpus:
 
         Raises
         ------
+        ShapeError
+            If `kind` is something else.
         MissingExtraError
-            If it is not installed.
+            If the library is not installed.
         """
+        if kind not in ("pandas", "polars", "arrow"):
+            rule = 'kind must be "pandas", "polars" or "arrow".'
+            raise ShapeError("table()", rule, found=f"kind = {kind!r}", fix='table("pandas")')
         table = self._tables["heads"]
         if kind == "arrow":
             return table
-        try:
-            if kind == "polars":
-                import polars as pl
-
-                return pl.from_arrow(table)
-            return table.to_pandas()
-        except ImportError as error:
-            rule = f"{kind} must be installed."
-            fix = f"pip install {kind}, or table('arrow')"
-            raise MissingExtraError("table()", rule, found=str(error), fix=fix) from error
+        library = import_extra(kind, "table()", f"{kind} must be installed.", f"pip install {kind}, or table('arrow')")
+        return library.from_arrow(table) if kind == "polars" else table.to_pandas()
 
     def texts(self) -> pa.Table:
         """Return one row a text that was read."""
@@ -406,9 +396,7 @@ class Corpus:
 
         See `attlas.view.serve` for the options; with ``model=``, a sampled text opens its full map.
         """
-        from attlas.view import serve  # an upper package, imported only when it is asked for
-
-        serve(self, **options)
+        attlas.view.serve(self, **options)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the page of all heads as one HTML file that needs no server.
@@ -419,9 +407,7 @@ class Corpus:
         -------
         Path
         """
-        from attlas.view import export_corpus
-
-        return export_corpus(self, path, **options)
+        return attlas.view.export_corpus(self, path, **options)
 
 
 def read_rows(path: Path, row: int) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -138,9 +139,7 @@ class ModelReader:
             stack.enter_context(subscribed(self._listener))
             if self._patch:
                 watched = list(self.model.named_modules())
-                passes = Passes(
-                    self.model, watched, lambda: is_recording(self._listener), lambda args, kwargs: None, lambda: None
-                )
+                passes = Passes(self.model, watched, lambda: is_recording(self._listener))
                 stack.enter_context(passes.followed())
                 stack.enter_context(patched_sdpa(lambda: passes.innermost if is_recording(self._listener) else None))
             yield self
@@ -162,7 +161,8 @@ class ModelReader:
     def read(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
         """Return what each layer does on each text, or the reason why the text failed."""
         found: list[list[TextNumbers] | str] = []
-        for same in _of_one_length(texts):
+        for _, run in groupby(texts, key=len):  # of one length: nothing has to be filled up
+            same = list(run)
             try:
                 found += self._run(same)
             except Exception as error:  # noqa: BLE001 - a text that fails is named, and the run goes on
@@ -224,18 +224,6 @@ class ModelReader:
             fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."
             raise RecordingError("corpus()", rule, found=f"{type(self.model).__name__} computes it itself", fix=fix)
         return torch.cat(found).numpy()
-
-
-def _of_one_length(texts: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:
-    """Yield runs of texts of the same length: nothing has to be filled up."""
-    run: list[NDArray[np.int64]] = []
-    for ids in texts:
-        if run and len(ids) != len(run[0]):
-            yield run
-            run = []
-        run.append(ids)
-    if run:
-        yield run
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,16 +150,15 @@ def _of_lines(file: Any, name: str, column: str | None, *, rows: bool = False) -
     if not rows and not first.lstrip().startswith(b"{"):
         yield _decoded(name, first + file.read())
         return
-    number, line = 0, first
-    while line:
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                yield Document(f"{name}#{number}", None, f"not JSON: {error}")
-            else:
-                yield document_of(f"{name}#{number}", row, column)
-        number, line = number + 1, file.readline()
+    for number, line in enumerate(chain([first], file)):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            yield Document(f"{name}#{number}", None, f"not JSON: {error}")
+        else:
+            yield document_of(f"{name}#{number}", row, column)
 
 
 def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
@@ -264,10 +264,8 @@ class Cutter:
         else:
             ids = document.content
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocabulary):
-            return (
-                None,
-                f"token {ids.min() if ids.min() < 0 else ids.max()} is not one of the model's {self.vocabulary}",
-            )
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            return None, f"token {wrong} is not one of the model's {self.vocabulary}"
         return ids, ""
 
 

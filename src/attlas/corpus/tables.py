@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,20 +95,13 @@ def _of_rows(rows: Sequence[tuple[Any, ...]], columns: dict[str, pa.DataType]) -
 def distances_table(state: State) -> pa.Table:
     """Return one row a head and bin of distance, up to the last that has any weight."""
     weight, kept = state.by_distance()
-    edges = bin_edges()
     used = int(np.flatnonzero(weight.any(axis=0)).max(initial=0)) + 1
-    layers, heads = (np.repeat(np.array(x, dtype=np.int32), used) for x in zip(*state.heads, strict=True))
-    count = len(state.heads)
-    return pa.table(
-        {
-            "layer": layers,
-            "head": heads,
-            "lower": np.tile(edges[:used], count),
-            "upper": np.tile(edges[1 : used + 1], count),
-            "weight": weight[:, :used].ravel(),
-            "kept_weight": kept[:, :used].ravel(),
-        }
-    )
+    bins = list(pairwise(bin_edges().tolist()))[:used]
+    rows = [
+        (*place, *ends, weight[i, j], kept[i, j]) for i, place in enumerate(state.heads) for j, ends in enumerate(bins)
+    ]
+    columns = dict.fromkeys(("lower", "upper"), pa.int64()) | dict.fromkeys(("weight", "kept_weight"), pa.float64())
+    return _of_rows(rows, columns)
 
 
 def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:

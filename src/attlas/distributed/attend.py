@@ -103,39 +103,36 @@ def attend(
     sink = sink.full_tensor() if isinstance(sink, DTensor) else sink
     scale = scale.full_tensor() if isinstance(scale, DTensor) else scale
 
+    # A factor that is a tensor is multiplied with this rank's queries later.
+    factor = scale if score is None and isinstance(scale, Tensor) else None
+
     def prepare() -> tuple[Layout, AttentionMatrix]:
-        return _whole(q, k, score, mask, scale, sink, plan, order)
+        """Check all arguments; return what this rank has, and the whole matrix of tokens without memory."""
+        for name, t in (("q", q), ("k", k)):
+            check_dtensor(where, name, t, q.device_mesh)
+        some_q, some_k = like(q), like(k)
+        if factor is None:
+            whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
+        else:
+            local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(factor))
+            whole = local_attend(some_q, some_k, ScaledDot(1.0), mask, None, sink, plan)
+        if q.device_mesh.size() > 1:
+            _check_gradients(whole.problem)
+        with torch.no_grad():
+            own = replace(whole.problem, q=q.to_local(), k=k.to_local(), versions=())
+        whole = AttentionMatrix(replace(whole.problem, versions=own.versions), whole.plan, whole._axes)
+        *leading, m, n = whole.shape
+        roles = roles_of(q, k, leading)
+        if order is not None:
+            _check_order(order, roles, m, n)
+        return Layout(q.device_mesh, roles, tuple(leading), m, n, order), whole
 
     divided = any(isinstance(p, Shard) and p.dim % t.ndim == t.ndim - 2 for t in (q, k) for p in t.placements)
     layout, whole = agreed(q.device_mesh, prepare) if divided else prepare()
-    return DistributedMatrix(layout, whole, (q, k, scale if score is None and isinstance(scale, Tensor) else None))
+    return DistributedMatrix(layout, whole, (q, k, factor))
 
 
-def _whole(
-    q: DTensor, k: DTensor, score: Any, mask: Any, scale: Any, sink: Any, plan: Any, order: Tensor | None
-) -> tuple[Layout, AttentionMatrix]:
-    """Check all arguments; return what this rank has, and the whole matrix of tokens without memory."""
-    for name, t in (("q", q), ("k", k)):
-        check_dtensor("attend()", name, t, q.device_mesh)
-    some_q, some_k = like(q), like(k)
-    if isinstance(scale, Tensor) and score is None:  # it is multiplied with this rank's queries later
-        local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(scale))
-        score, scale = ScaledDot(1.0), None
-    whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
-    if q.device_mesh.size() > 1:
-        _check_gradients(whole.problem)
-    with torch.no_grad():
-        own = replace(whole.problem, q=q.to_local(), k=k.to_local(), versions=())
-    whole = AttentionMatrix(replace(whole.problem, versions=own.versions), whole.plan, whole._axes)
-    roles = roles_of(q, k, whole.shape[:-2])
-    if order is not None:
-        _check_order(order, roles, whole)
-    m, n = whole.shape[-2:]
-    return Layout(q.device_mesh, roles, tuple(whole.shape[:-2]), m, n, order), whole
-
-
-def _check_order(order: Tensor, roles: tuple[Any, ...], whole: AttentionMatrix) -> None:
-    m, n = whole.shape[-2:]
+def _check_order(order: Tensor, roles: tuple[Any, ...], m: int, n: int) -> None:
     rule, found = "order must be a permutation of the tokens, of as many queries as keys.", f"m = {m}, n = {n}"
     fits = isinstance(order, Tensor) and order.shape == (n,) == (m,) and not order.is_floating_point()
     if fits and "keys" in roles:

@@ -171,8 +171,7 @@ class _Carried(Statistic):
         self.carry: Any = None
 
     def start(self, problem: Problem) -> Any:
-        self.carry = self.inner.start(self.base)
-        return self.carry
+        return self.inner.start(self.base)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         m, n = self.base.shape[2:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -139,8 +139,7 @@ class Layout:
 
     def placements(self, **axes: int | None) -> list[Placement]:
         """Return how a result lies on the mesh whose axes of queries and of keys are given; None where it has none."""
-        shards: list[Any] = [axes.get(role) if isinstance(role, str) else role for role in self.roles]
-        return [Replicate() if axis is None else Shard(axis) for axis in shards]
+        return _sharded(axes.get(role) if isinstance(role, str) else role for role in self.roles)
 
     def _spans(self) -> list[range]:
         """Return what this rank has of each leading axis, of the queries and of the keys."""
@@ -202,16 +201,13 @@ class Layout:
         tokens : {"queries", "keys"}
             Which tokens it has.
         """
-        targets: list[Placement] = []
-        for role in self.roles:
-            own = t.ndim - 2 if role == tokens else self._own_axis(t, role) if isinstance(role, int) else None
-            targets.append(Replicate() if own is None else Shard(own))
+        axis = t.ndim - 2
+        targets = _sharded(axis if role == tokens else self._own_axis(t, role) for role in self.roles)
         # Who has tokens whole uses them for its own rows, keys or heads only: its gradient is one of several summands.
         grads = [
             target if isinstance(target, Shard) else Replicate() if role == "nothing" else Partial()
             for role, target in zip(self.roles, targets, strict=True)
         ]
-        axis = t.ndim - 2
         if Shard(axis) in t.placements and Shard(axis) not in targets:
             # Gathered along the first axis, the parts need no second copy to lie side by side.
             moved: Any = t.movedim(axis, 0)
@@ -237,14 +233,14 @@ class Layout:
 
     def own_placements(self, t: DTensor) -> list[Placement]:
         """Return the placements that leave tokens divided, and leading axes as those of the matrix."""
-        targets: list[Placement] = []
-        for role, p in zip(self.roles, t.placements, strict=True):
-            own = self._own_axis(t, role) if isinstance(role, int) else t.ndim - 2 if isinstance(p, Shard) else None
-            targets.append(Replicate() if own is None else Shard(own))
-        return targets
+        tokens = (t.ndim - 2 if isinstance(p, Shard) else None for p in t.placements)
+        roles = zip(self.roles, tokens, strict=True)
+        return _sharded(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
 
-    def _own_axis(self, t: DTensor, axis: int) -> int | None:
+    def _own_axis(self, t: DTensor, axis: Role) -> int | None:
         """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
+        if not isinstance(axis, int):
+            return None
         size, own = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
         if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
             return None
@@ -317,6 +313,11 @@ class Layout:
         return _defined(whole.to_local(grad_placements=grads))
 
 
+def _sharded(axes: Iterable[int | None]) -> list[Placement]:
+    """Return a placement for each dimension of a mesh, from the axis that it divides; None where it divides none."""
+    return [Replicate() if axis is None else Shard(axis) for axis in axes]
+
+
 def of_shape(t: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """Return the DTensor of a shape whose part on this rank is given."""
     stride = torch.empty(shape, device="meta").stride()
@@ -329,8 +330,7 @@ def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
 
 
 def _defined(t: Tensor) -> Tensor:
-    found: Tensor = _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
-    return found
+    return _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
 
 
 class _Defined(torch.autograd.Function):

@@ -17,7 +17,7 @@ from attlas.distributed.collecting import Collector
 from attlas.distributed.groups import by_group, is_divided
 from attlas.distributed.layout import Layout, Role, check_dtensor, like
 from attlas.distributed.parts import parts_of, with_graph
-from attlas.engine.online import finite_shift
+from attlas.engine.online import finite_shift, share_of
 from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, GradientError
 from attlas.indexing import Axes, Where, parse
@@ -26,7 +26,21 @@ from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic, TopK
 
 
-class DistributedMatrix:
+class _Refusing:
+    """Gives an error of its own for what only a tensor, or a matrix of one process, has."""
+
+    _shown = "A"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
+        fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
+        where = f"{self._shown}.{name}"
+        raise BackendError(where, rule, found=where, fix=fix)
+
+
+class DistributedMatrix(_Refusing):
     """softmax(score(Q, K)) of queries and keys that are divided over the ranks of a mesh. Made by `attlas.attend`.
 
     It has products, the log-sum-exp, statistics and reads of cells. Their results are DTensors: sharded along batch and
@@ -126,11 +140,6 @@ class DistributedMatrix:
             f"DistributedMatrix(shape={tuple(self.shape)}, {self.dtype}, mesh {tuple(self.device_mesh.shape)}: {roles})"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(Tensor, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        raise _unsupported(f"A.{name}")
-
     def __getitem__(self, key: object) -> DTensor:
         """Return cells as a DTensor that is the same on all ranks; all ranks ask for the same ones."""
         layout = self._layout
@@ -154,7 +163,7 @@ class DistributedMatrix:
 
     def __matmul__(self, v: DTensor) -> DTensor:
         self._check("A @ v", v, "keys")
-        return by_group(self, DistributedMatrix._product, v, values=True)  # type: ignore[no-any-return]
+        return by_group(self, DistributedMatrix._product, v, values=True)
 
     def _product(self, v: DTensor) -> DTensor:
         layout = self._layout
@@ -183,7 +192,7 @@ class DistributedMatrix:
     def _gathered(self, x: DTensor) -> DTensor:
         """Return ``A.mT @ x``."""
         self._check("A.mT @ x", x, "queries")
-        return by_group(self, DistributedMatrix._transposed_product, x)  # type: ignore[no-any-return]
+        return by_group(self, DistributedMatrix._transposed_product, x)
 
     def _transposed_product(self, x: DTensor) -> DTensor:
         layout = self._layout
@@ -224,7 +233,7 @@ class DistributedMatrix:
     @property
     def lse(self) -> DTensor:
         """Log-sum-exp of each row of logits, shape (..., m), sharded as the queries; -inf for a row without a key."""
-        return by_group(self, DistributedMatrix._log_sum_exp)  # type: ignore[no-any-return]
+        return by_group(self, DistributedMatrix._log_sum_exp)
 
     def _log_sum_exp(self) -> DTensor:
         own = self._own_lses(self.parts)
@@ -241,14 +250,12 @@ class DistributedMatrix:
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
             return known
 
-        own: list[Tensor] = self._agreed(lambda: [of(part) for part in parts])
-        return own
+        return self._agreed(lambda: [of(part) for part in parts])
 
     def _shares(self) -> list[Tensor]:
         """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
         own = self._own_lses(self.parts)
-        totals = [finite_shift(self._over_keys(lse, shared=False)) for lse in own]
-        return [torch.exp(lse - total).unsqueeze(-1) for lse, total in zip(own, totals, strict=True)]
+        return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log-sum-exp of rows over the keys of all ranks."""
@@ -357,8 +364,10 @@ class DistributedMatrix:
         return self.collect(TopK(k))[0]
 
 
-class Transposed:
+class Transposed(_Refusing):
     """The transposed matrix of a DistributedMatrix; made by ``A.mT``."""
+
+    _shown = "A.mT"
 
     def __init__(self, matrix: DistributedMatrix) -> None:
         self.matrix = matrix
@@ -371,17 +380,6 @@ class Transposed:
 
     def __matmul__(self, x: DTensor) -> DTensor:
         return self.matrix._gathered(x)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(Tensor, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        raise _unsupported(f"A.mT.{name}")
-
-
-def _unsupported(where: str) -> BackendError:
-    rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
-    fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
-    return BackendError(where, rule, found=where, fix=fix)
 
 
 def parsed(key: object, layout: Layout) -> Where:

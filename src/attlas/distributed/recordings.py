@@ -310,8 +310,7 @@ def _matrix(
 
 
 def _held(ref: Any) -> Tensor:
-    found: Tensor = ref["t"]
-    return found
+    return ref["t"]
 
 
 def _has_heads(spec: Any) -> bool:

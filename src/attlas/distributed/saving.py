@@ -106,7 +106,7 @@ def save(
 
     whole, divided = agreed(mesh, join)
     with _SharedWriter(folder, overwrite, mesh, divided, atlas) as writer:
-        writer.finish(whole)
+        writer.finish(whole.entries, whole.facts)
 
 
 def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
@@ -123,8 +123,7 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
     axes = [p.dim for p in placements if isinstance(p, Shard)]
     order = sorted(range(len(axes)), key=axes.__getitem__)
     batches = math.prod(ranks.shape[i] for i, axis in enumerate(axes) if axis == 0)
-    found: list[list[int]] = ranks.permute(order).reshape(batches, -1).tolist()
-    return found
+    return ranks.permute(order).reshape(batches, -1).tolist()
 
 
 def _texts(parts: Sequence[Any]) -> list[list[str]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,11 +19,16 @@ from attlas.indexing import Axes
 from attlas.scores.position import TensorBias
 from attlas.tiles import Tile
 
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
+
+class Collects(Protocol):
+    """A matrix that computes statistics: an `AttentionMatrix`, or one of which several ranks have parts."""
+
+    def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
+        """Return the results of several statistics, computed in one pass."""
+
 
 # What the functions of `attlas.stats` take. Of several, they return a tuple of what they return of one.
-Weights: TypeAlias = "AttentionMatrix | Tensor | Sequence[AttentionMatrix | Tensor]"
+Weights: TypeAlias = Collects | Tensor | Sequence[Collects | Tensor]
 
 
 def statistic_of(A: Any, statistic: Statistic) -> Any:

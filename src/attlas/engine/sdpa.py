@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import exceeds, merge
+from attlas.engine.online import exceeds, finite_shift, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
@@ -137,7 +137,7 @@ class Sdpa(Backend):
         batch, heads, m, n = problem.shape
         shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
         out, left = _padded(out, width), _padded(left, width)
-        safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse).to(problem.dtype)
+        safe = finite_shift(lse).to(problem.dtype)
         d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
         d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
         for piece in _pieces(problem, dot, request.plan):
@@ -216,11 +216,9 @@ def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
     """Divide a block into runs that need the mask and runs that do not: a kernel without a mask is faster."""
     for _, group in groupby(block.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
-        while segments and segments[0][1] is BlockState.EMPTY:
-            segments = segments[1:]
-        while segments and segments[-1][1] is BlockState.EMPTY:
-            segments = segments[:-1]
-        if segments:
+        seen = [place for place, (_, state) in enumerate(segments) if state is not BlockState.EMPTY]
+        if seen:
+            segments = segments[seen[0] : seen[-1] + 1]
             yield ColumnBlock(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 

@@ -124,7 +124,13 @@ class Tiled(Backend):
         return collect(request.problem, statistics, request.plan, lse)
 
     def log_sum_exp(self, request: Request) -> Tensor:
-        return log_sum_exp(request.problem, request.plan)
+        problem = request.problem
+        space = Workspace(problem.dtype, problem.device)
+        lse = _lse_without_keys(problem)
+        for row_block in row_blocks(problem, request.plan):
+            for part in islice(parts(problem, row_block, None, space), 1):  # each part knows that of its whole rows
+                lse[row_block.at.place] = part.exact_lse
+        return lse
 
 
 BACKENDS = (Tiled(),)
@@ -155,18 +161,6 @@ def collect(
             else:
                 complete = False
     return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], new_lse if complete else lse
-
-
-@torch.no_grad()
-@full_precision
-def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
-    """Return the log-sum-exp of each row, shape (batch, heads, m)."""
-    space = Workspace(problem.dtype, problem.device)
-    lse = _lse_without_keys(problem)
-    for row_block in row_blocks(problem, plan):
-        for part in islice(parts(problem, row_block, None, space), 1):  # each part knows that of its whole rows
-            lse[row_block.at.place] = part.exact_lse
-    return lse
 
 
 def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:

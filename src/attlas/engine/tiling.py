@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -152,15 +153,9 @@ def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
 
 def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     """Return the unbroken runs of columns in which something may attend."""
-    runs: list[range] = []
-    for columns, state in segments:
-        if state is BlockState.EMPTY:
-            continue
-        if runs and runs[-1].stop == columns.start:
-            runs[-1] = range(runs[-1].start, columns.stop)
-        else:
-            runs.append(columns)
-    return runs
+    groups = groupby(segments, lambda segment: segment[1] is BlockState.EMPTY)
+    runs = [[columns for columns, _ in group] for empty, group in groups if not empty]
+    return [range(run[0].start, run[-1].stop) for run in runs]
 
 
 def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:

@@ -106,5 +106,4 @@ def in_bandwidths(X: Floats, centre: Floats, bandwidth: Floats) -> Floats:
     used = np.isfinite(bandwidth)
     if not used.any():
         return np.zeros((len(X), 1))
-    scaled: Floats = (X[:, used].astype(np.float64) - centre[used]) / bandwidth[used]
-    return scaled
+    return (X[:, used].astype(np.float64) - centre[used]) / bandwidth[used]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -42,50 +42,33 @@ _COARSE_PAIRS = 1 << 22
 _MIDDLE_PAIRS = 1 << 24
 
 
+@dataclass(eq=False, repr=False)
 class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of the estimators; not an estimator itself."""
+    """Base of the estimators; not an estimator itself. Its fields are their settings, and what ``fit`` leaves."""
 
-    _outside_choices: tuple[str, ...] = ("nan", "nearest")
-    _pool: Pool
-    X_: Array
-    y_: Array
-    sample_weight_: Array | None
-    bandwidth_: NDArray[np.float64]
+    kernel: str | Score = "gaussian"
+    _: KW_ONLY
+    bandwidth: str | float | ArrayLike = "loo"
+    tolerance: float = 1e-7
+    outside: str = "nan"
+    max_iter: int = 100
+    tol: float = 1e-5
+    n_restarts: int = 2
+    loo_rows: str | int = "auto"
+    weights_are: str = "counts"
+    warm_start: bool = False
+    random_state: int | np.random.RandomState | None = 0
+    verbose: bool | int = False
+    dtype: torch.dtype | None = None
+    device: str | torch.device | None = None
 
-    def __init__(
-        self,
-        kernel: str | Score = "gaussian",
-        *,
-        bandwidth: str | float | ArrayLike = "loo",
-        degree: int = 0,
-        tolerance: float = 1e-7,
-        outside: str = "nan",
-        max_iter: int = 100,
-        tol: float = 1e-5,
-        n_restarts: int = 2,
-        loo_rows: str | int = "auto",
-        weights_are: str = "counts",
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-        dtype: torch.dtype | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.degree = degree
-        self.tolerance = tolerance
-        self.outside = outside
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_restarts = n_restarts
-        self.loo_rows = loo_rows
-        self.weights_are = weights_are
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.device = device
+    degree = 0  # only the regressor lets it be chosen
+    _outside_choices: ClassVar[tuple[str, ...]] = ("nan", "nearest")
+    _pool: Pool = field(init=False)
+    X_: Array = field(init=False)
+    y_: Array = field(init=False)
+    sample_weight_: Array | None = field(init=False)
+    bandwidth_: NDArray[np.float64] = field(init=False)
 
     def weights(self, X: ArrayLike) -> AttentionMatrix:
         """Return who votes for each prediction: the weights of all training points, never stored.
@@ -158,8 +141,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         -----
         Cost: one pass over all pairs, no memory beyond tiles.
         """
-        number: Array = stats.effective_keys(self.weights(X)).cpu().numpy()
-        return number
+        return stats.effective_keys(self.weights(X)).cpu().numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one file that holds numbers and JSON, and nothing that could be run.

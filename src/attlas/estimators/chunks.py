@@ -85,11 +85,6 @@ class Chunks:
             return self.source.rows
         return len(self.source) if _is_table(self.source) else None
 
-    @property
-    def parts(self) -> int:
-        """How many chunks there will be, 0 where that is not known."""
-        return -(-(self.total or 0) // self.rows)
-
     def __iter__(self) -> Iterator[Any]:
         """Yield arrays or data frames of shape (rows, columns)."""
         if isinstance(self.source, ParquetFile):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,6 @@ from attlas.estimators.base import AttentionEstimator, check_choice
 from attlas.estimators.loo import accuracy, log_loss
 from attlas.estimators.observations import used_weights
 from attlas.estimators.partitions import refuse_dask
-from attlas.scores import Score
 
 Array = NDArray[Any]
 
@@ -25,6 +25,7 @@ Array = NDArray[Any]
 _PRIOR = 0.1
 
 
+@dataclass(eq=False, repr=False)
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
     """Kernel classification: the probability of a class is the attention weight of its training points.
 
@@ -106,31 +107,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     _outside_choices = ("nearest", "prior", "nan")
 
-    def __init__(
-        self,
-        kernel: str | Score = "gaussian",
-        *,
-        bandwidth: str | float | ArrayLike = "loo",
-        criterion: str = "log_loss",
-        tolerance: float = 1e-7,
-        outside: str = "nearest",
-        max_iter: int = 100,
-        tol: float = 1e-5,
-        n_restarts: int = 2,
-        loo_rows: str | int = "auto",
-        weights_are: str = "counts",
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-        dtype: torch.dtype | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            kernel, bandwidth=bandwidth, tolerance=tolerance, outside=outside, max_iter=max_iter, tol=tol,
-            n_restarts=n_restarts, loo_rows=loo_rows, weights_are=weights_are, warm_start=warm_start,
-            random_state=random_state, verbose=verbose, dtype=dtype, device=device,
-        )  # fmt: skip
-        self.criterion = criterion
+    _: KW_ONLY
+    criterion: str = "log_loss"
+    outside: str = "nearest"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
@@ -152,8 +131,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
         check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
-        data: Array
-        target: Array
         data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         target = column_or_1d(target, warn=True)
         check_classification_targets(target)
@@ -181,8 +158,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         lost = found.isnan().any(-1).nonzero().squeeze(-1)
         if len(lost):
             found[lost] = self._outside(x[lost], len(x))
-        probabilities: Array = found.cpu().numpy()
-        return probabilities
+        return found.cpu().numpy()
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable class of each point, the first of several.
@@ -200,8 +176,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         found = self.predict_proba(X)
         lost = np.isnan(found).any(1)
         found[lost] = self._prior().cpu().numpy()
-        labels: Array = self.classes_[found.argmax(1)]
-        return labels
+        return self.classes_[found.argmax(1)]
 
     def leave_one_out(self) -> Array:
         """Return the probabilities of the classes of every training point from all others, exact.
@@ -216,14 +191,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        found: Array = self._left_out().cpu().numpy()
-        return found
+        return self._left_out().cpu().numpy()
 
     # ------------------------------------------------------------------------------------------------------ internal
 
     def _targets(self) -> NDArray[np.float64]:
-        indicators: NDArray[np.float64] = np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
-        return indicators
+        return np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)

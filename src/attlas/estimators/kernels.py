@@ -10,9 +10,8 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.sums.task import KERNELS
 from attlas.scores import Score
+from attlas.scores.kernel import distances
 
-# Cells of one coordinate's differences that are held at once: two tensors of this size stay in a core's cache.
-_CELLS = 1 << 17
 # Log-weights end here, relative to the largest of a row: far below rounding, and above the numbers that are not
 # normalised, with which CPUs compute twenty times as slowly.
 _SMALLEST_LOG = {torch.float32: -50.0, torch.float64: -300.0}
@@ -63,54 +62,31 @@ class PreparedKeys:
         self.kernel, self.keys = kernel, keys
         exact = product_error(keys) <= rounding
         self._columns = keys.mT.contiguous()
-        self._factor = _other_factor(keys) if exact and kernel not in ("laplace", "triangular") else None
+        # The factor of the keys, shape (d + 2, n), of the product that gives squared distances.
+        self._factor: Tensor | None = None
+        if exact and kernel not in ("laplace", "triangular"):
+            squares = keys.square().sum(1).unsqueeze(0)
+            self._factor = torch.cat([self._columns, torch.ones_like(squares), squares])
         self._powers = torch.cat([keys, keys.square()], 1) if exact and kernel != "laplace" else None
 
     def distances(self, x: Tensor) -> Tensor:
         """Return ``Σ_c |x_c - k_c|^p`` of all pairs, shape (r, n): p is 1 for Laplace, 2 for the other kernels."""
-        if self._factor is not None:
-            return _by_product(x, self._factor)
-        return _one_by_one(self.kernel, x, self._columns)
+        if self._factor is None:
+            return distances(x.mT, self._columns, 1 if self.kernel == "laplace" else 2)
+        left = torch.cat([x * -2.0, x.square().sum(1, keepdim=True), torch.ones_like(x[:, :1])], 1)
+        return (left @ self._factor).clamp_(min=0.0)
 
     def by_feature(self, slope: Tensor, x: Tensor) -> Tensor:
         """Return ``Σ_ij slope_ij |x_ic - k_jc|^p`` for each feature c, shape (d,); `slope` has the shape (r, n)."""
         if self._powers is not None:
             first, second = (slope @ self._powers).split(x.shape[1], 1)
-            sums: Tensor = (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
-            return sums
+            return (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
         found = []
         for c, column in enumerate(self._columns):
             gap = x[:, c, None] - column
             gap = gap.abs_() if self.kernel == "laplace" else gap.square_()
             found.append(gap.mul_(slope).sum())
         return torch.stack(found)
-
-
-def _other_factor(keys: Tensor) -> Tensor:
-    """Return the factor of the keys, shape (d + 2, n), of the product that gives squared distances."""
-    columns = keys.mT
-    return torch.cat([columns, torch.ones_like(columns[:1]), columns.square().sum(0, keepdim=True)])
-
-
-def _by_product(x: Tensor, factor: Tensor) -> Tensor:
-    left = torch.cat([x * -2.0, x.square().sum(1, keepdim=True), torch.ones_like(x[:, :1])], 1)
-    squares: Tensor = left @ factor
-    return squares.clamp_(min=0.0)
-
-
-def _one_by_one(kernel: str, x: Tensor, columns: Tensor) -> Tensor:
-    keys = columns.mT
-    total = torch.zeros(len(x), len(keys), dtype=x.dtype, device=x.device)
-    rows = max(1, _CELLS // max(1, len(keys))) if x.device.type == "cpu" else max(1, len(x))
-    for start in range(0, len(x), rows):
-        part = total[start : start + rows]
-        for c in range(x.shape[1]):
-            gap = x[start : start + rows, c, None] - columns[c]
-            if kernel == "laplace":
-                part.add_(gap.abs_())
-            else:
-                part.addcmul_(gap, gap)
-    return total
 
 
 def product_error(keys: Tensor) -> float:

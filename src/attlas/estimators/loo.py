@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attlas.estimators.kernels import PreparedKeys, profile
-from attlas.estimators.local import lines_through
+from attlas.estimators.local import Lines, lines_through
 from attlas.estimators.row_blocks import map_blocks, one_thread, row_blocks
 from attlas.scores import Score
 
@@ -30,10 +30,8 @@ class Losses(NamedTuple):
     slope: Tensor
 
 
-class Loss(Protocol):
-    """The loss of predictions; both arguments have shape (r, e)."""
-
-    def __call__(self, predicted: Tensor, observed: Tensor) -> Losses: ...
+# The loss of predictions and what was observed, both of shape (r, e).
+Loss: TypeAlias = Callable[[Tensor, Tensor], Losses]
 
 
 def squared_error(predicted: Tensor, observed: Tensor) -> Losses:
@@ -202,25 +200,23 @@ class LeaveOneOut(Objective):
 
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
-        with one_thread(self.task.keys.device) as threads:
-            total = self._loss_and_slopes(self._keys(log_bandwidth), gradient, threads)
-        return float(total[0]), total[1:]
-
-    def _loss_and_slopes(self, keys: Tensor, gradient: bool, threads: int) -> Tensor:
-        prepared = self._prepared(keys)
 
         def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
             weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
-            predicted, leverage, residual = self._predict(self._keep(weight, rows), part, keys)
+            predicted, leverage, line = self._predict(self._keep(weight, rows), part, keys)
             loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
-                slope *= self._pair_slopes(loss_slope * self._share[part].unsqueeze(-1), residual, leverage)
+                slope *= self._pair_slopes(loss_slope * self._share[part].unsqueeze(-1), predicted, line, leverage)
                 slopes = prepared.by_feature(slope, keys[rows]).double()
             return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
-        return torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
+        with one_thread(self.task.keys.device) as threads:
+            keys = self._keys(log_bandwidth)
+            prepared = self._prepared(keys)
+            total = torch.stack(map_blocks(loss_and_slopes, self._row_blocks(), threads)).sum(0)
+        return float(total[0]), total[1:]
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
         """Return what each row is predicted to be from all others, shape (rows, e)."""
@@ -255,8 +251,8 @@ class LeaveOneOut(Objective):
         weight[own, rows] *= self.task.kept[rows] / self.task.weights[rows]
         return weight
 
-    def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, _Residual]:
-        """Return predictions (r, e), what multiplies each pair's slope (r, n or 1), and the residuals."""
+    def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
+        """Return predictions (r, e), what multiplies each pair's slope (r, n or 1), and the lines; None for means."""
         if self.task.degree:
             return self._line(weight, part, keys)
         sums = weight @ self._pooled
@@ -264,31 +260,23 @@ class LeaveOneOut(Objective):
         known = mass > 0
         inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
         predicted = torch.where(known, sums[:, :-1] * inverse, self._alone[part])
-        return predicted, inverse, _Residual(predicted)
+        return predicted, inverse, None
 
-    def _line(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, _Residual]:
+    def _line(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines]:
         gaps = keys - keys[self.rows[part]].unsqueeze(1)
         line = lines_through(weight * self.task.weights, gaps, self.task.values)
         predicted = torch.where(line.mass > 0, line.at_zero, self._alone[part])
-        return predicted, line.leverage(), _Residual(line.mean, line.slopes, line.centred)
+        return predicted, line.leverage(), line
 
-    def _pair_slopes(self, loss_slope: Tensor, residual: _Residual, leverage: Tensor) -> Tensor:
+    def _pair_slopes(self, loss_slope: Tensor, predicted: Tensor, line: Lines | None, leverage: Tensor) -> Tensor:
         """Return the derivative of the loss by each pair's kernel, shape (r, n).
 
         That is ``leverage_ij w_j Σ_e loss_slope_ie (y_je - line_ie(x_j))``.
         """
-        level = -(loss_slope * residual.level).sum(-1, keepdim=True)
+        level = -(loss_slope * (predicted if line is None else line.mean)).sum(-1, keepdim=True)
         left = torch.cat([loss_slope, level], -1)
-        if residual.slopes is None or residual.centred is None:
+        if line is None or line.centred is None:
             return (left * leverage) @ self._pooled_columns
-        tilt = (residual.slopes * loss_slope.unsqueeze(1)).sum(-1, keepdim=True)
-        sloped = torch.matmul(residual.centred, tilt).squeeze(-1) * self.task.weights
+        tilt = (line.slopes * loss_slope.unsqueeze(1)).sum(-1, keepdim=True)
+        sloped = torch.matmul(line.centred, tilt).squeeze(-1) * self.task.weights
         return (left @ self._pooled_columns - sloped) * leverage
-
-
-class _Residual(NamedTuple):
-    """What is left of the values: a level for each row, and the slopes of its line about a centre."""
-
-    level: Tensor
-    slopes: Tensor | None = None
-    centred: Tensor | None = None

@@ -161,8 +161,7 @@ def merged_partitions(frame: Any, part: Partition) -> Sums:
     whole = parts[0].compute() if parts else None
     if whole is None:
         raise no_rows()
-    sums: Sums = whole
-    return sums
+    return whole
 
 
 def no_rows() -> ShapeError:

@@ -118,16 +118,13 @@ class Pool:
         """
         e = self.values.shape[1]
         found = torch.full((len(x), e, len(levels)), math.nan, dtype=x.dtype, device=x.device)
-        order = self.values.argsort(dim=0, stable=True) if not self.degree else None
+        ordered, place = self.values.sort(dim=0, stable=True)
         for rows, share in self.shares(x):
-            moved = self._along_line(x[rows], share) if order is None else None
+            if self.degree:
+                ordered, place = self._along_line(x[rows], share).sort(dim=1, stable=True)
             for c in range(e):
-                if order is not None:
-                    place = order[:, c].expand(len(share), -1)
-                    ordered = self.values[:, c].gather(0, order[:, c]).expand(len(share), -1)
-                elif moved is not None:
-                    ordered, place = moved[..., c].sort(dim=-1, stable=True)
-                found[rows, c] = _first_reaching(share.gather(1, place), ordered, levels)
+                own, values = (t[..., c].expand(len(share), -1) for t in (place, ordered))
+                found[rows, c] = _first_reaching(share.gather(1, own), values, levels)
         return found
 
     def shares(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +35,7 @@ from attlas.estimators.sums import Sums
 Array = NDArray[Any]
 
 
+@dataclass(eq=False, repr=False)
 class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator):  # type: ignore[misc]  # untyped bases
     """Nadaraya-Watson regression, which is attention pooling: the weighted mean of the training outputs.
 
@@ -172,6 +173,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     True
     """
 
+    _: KW_ONLY
+    degree: int = 0
+
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
 
@@ -191,8 +195,6 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
-        data: Array
-        target: Array
         data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
@@ -373,8 +375,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:
-        targets: NDArray[np.float64] = self.y_.astype(np.float64).reshape(len(self.y_), -1)
-        return targets
+        return self.y_.astype(np.float64).reshape(len(self.y_), -1)
 
     def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
         spread = spread_of(values, weights, counts=self.weights_are == "counts")
@@ -426,8 +427,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
 
     def _restored(self, values: Tensor) -> Array:
         """Return pooled values, or their deviations, in the units of the outputs."""
-        restored: Array = values.detach().cpu().numpy().astype(np.float64) * self._unit
-        return restored
+        return values.detach().cpu().numpy().astype(np.float64) * self._unit
 
     def _shaped(self, values: Array) -> Array:
         """Return predictions (n, e) with the axes and the dtype that the user sees."""

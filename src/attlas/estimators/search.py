@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,47 +86,43 @@ class Found:
         return {"scale": self.grid, "loss": self.grid_loss, "bandwidth": visited, "bandwidth_loss": self.visited_loss}
 
 
-class _Descent:
-    """One search from one start, with a record of what it looked at."""
+class _End(NamedTuple):
+    """Where a descent ended: the best point that it has seen, its loss, and the iterations of scipy."""
 
-    def __init__(self, objective: Objective, settings: Settings, tol: float, name: str) -> None:
-        self.objective, self.settings, self.tol, self.name = objective, settings, tol, name
-        self.points: list[Floats] = []
-        self.losses: list[float] = []
+    point: Floats
+    loss: float
+    iterations: int
 
-    def run(self, start: Floats) -> Any:
-        """Return scipy's result; its `x` is the best point seen, whatever the search ended with."""
-        start = np.clip(start, _LOWEST, _HIGHEST)
-        bounds = [(_LOWEST, _HIGHEST)] * len(start)
-        if self.settings.smooth:
-            options: dict[str, Any] = {"maxiter": self.settings.max_iter, "ftol": self.tol, "gtol": 1e-9}
-            result = minimize(self._loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        else:
-            simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
-            options = {
-                "maxiter": self.settings.max_iter, "fatol": self.tol, "xatol": 1e-2,
-                "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST),
-            }  # fmt: skip
-            result = minimize(self._loss, start, method="Nelder-Mead", bounds=bounds, options=options)
-        best = int(np.argmin(self.losses))
-        result.x, result.fun = self.points[best], self.losses[best]
-        return result
 
-    def _evaluate(self, point: Floats, *, gradient: bool) -> tuple[float, Floats]:
-        loss, slope = self.objective.value(torch.from_numpy(point.copy()), gradient=gradient)
-        self.points.append(point.copy())
-        self.losses.append(loss)
-        self.settings.report(f"{self.name}, evaluation {len(self.losses)}, leave-one-out loss {min(self.losses):.4g}")
-        return loss, slope.numpy()
+def _descend(
+    objective: Objective, start: Floats, settings: Settings, tol: float, name: str
+) -> tuple[_End, list[Floats], list[float]]:
+    """Search from one start; also return every point that was looked at, and its loss."""
+    points: list[Floats] = []
+    losses: list[float] = []
+    smooth = settings.smooth
 
-    def _loss_and_slope(self, point: Floats) -> tuple[float, Floats]:
-        loss, slope = self._evaluate(point, gradient=True)
+    def evaluate(point: Floats) -> Any:
+        loss, slope = objective.value(torch.from_numpy(point.copy()), gradient=smooth)
+        points.append(point.copy())
+        losses.append(loss)
+        settings.report(f"{name}, evaluation {len(losses)}, leave-one-out loss {min(losses):.4g}")
         # scipy compares decreases with 1: losses are given in units of the first.
-        unit = self.losses[0] if self.losses[0] > 0 else 1.0
-        return loss / unit, slope / unit
+        unit = losses[0] if losses[0] > 0 else 1.0
+        return (loss / unit, slope.numpy() / unit) if smooth else loss
 
-    def _loss(self, point: Floats) -> float:
-        return self._evaluate(point, gradient=False)[0]
+    start = np.clip(start, _LOWEST, _HIGHEST)
+    if smooth:
+        options: dict[str, Any] = {"ftol": tol, "gtol": 1e-9}
+    else:
+        simplex = np.vstack([start, start + 0.4 * np.eye(len(start))])
+        options = {"fatol": tol, "xatol": 1e-2, "initial_simplex": np.clip(simplex, _LOWEST, _HIGHEST)}
+    end = minimize(
+        evaluate, start, jac=smooth, method="L-BFGS-B" if smooth else "Nelder-Mead",
+        bounds=[(_LOWEST, _HIGHEST)] * len(start), options={"maxiter": settings.max_iter, **options},
+    )  # fmt: skip
+    best = int(np.argmin(losses))
+    return _End(points[best], losses[best], int(end.nit)), points, losses
 
 
 def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> Found:
@@ -159,22 +155,16 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
         starts = _starts(losses, features, settings)
         if not losses.max() > 0:  # nothing to learn: every bandwidth predicts without an error
             return Found(starts[0], 1, grid, losses, starts[0][None], losses[:1])
-        best, steps = _best_end(stages[0], starts, settings)
+        ends = [
+            _descend(stages[0], start, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")[0]
+            for number, start in enumerate(starts, 1)
+        ]
+        best, steps = min(ends, key=lambda end: end.loss).point, sum(end.iterations for end in ends)
         stages, name = stages[1:] or stages, "last search"
     for stage in stages:
-        last = _Descent(stage, settings, settings.tol, name)
-        end = last.run(best)
-        best, steps = end.x, steps + int(end.nit)
-    return Found(best, max(1, steps), grid, losses, np.stack(last.points), np.asarray(last.losses))
-
-
-def _best_end(objective: Objective, starts: list[Floats], settings: Settings) -> tuple[Floats, int]:
-    """Return the best point that coarse descents from several starts end at, and their iterations together."""
-    ends = [
-        _Descent(objective, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}").run(start)
-        for number, start in enumerate(starts, 1)
-    ]
-    return min(ends, key=lambda end: float(end.fun)).x, sum(int(end.nit) for end in ends)
+        end, points, visited = _descend(stage, best, settings, settings.tol, name)
+        best, steps = end.point, steps + end.iterations
+    return Found(best, max(1, steps), grid, losses, np.stack(points), np.asarray(visited))
 
 
 def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:

@@ -6,20 +6,18 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from sklearn.base import BaseEstimator
 
 from attlas.errors import AttlasError, CheckpointError, DtypeError
 from attlas.files import whole_file
 from attlas.scores import Score
-
-if TYPE_CHECKING:
-    from attlas.estimators.base import AttentionEstimator
 
 _FORMAT, _VERSION = "attlas-estimator", 1
 _KEY = "attlas"
@@ -31,10 +29,10 @@ _READ_ERRORS = (
 )  # fmt: skip
 
 Array = NDArray[Any]
-Kind = TypeVar("Kind", bound="AttentionEstimator")
+Kind = TypeVar("Kind", bound=BaseEstimator)
 
 
-def write_fit(estimator: AttentionEstimator, path: str | os.PathLike[str]) -> None:
+def write_fit(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
     """Write a fitted estimator; the file appears, or replaces an older one, when it is complete.
 
     Raises
@@ -117,7 +115,7 @@ def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, An
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
     estimator.resume()
-    return estimator  # type: ignore[no-any-return]  # it is of the kind asked for
+    return estimator
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -68,16 +68,8 @@ class HeadScores(Statistic):
 
     def __init__(self, ids: Tensor) -> None:
         self._fixed = FixedDistance()
-        self._statistics: tuple[Statistic, ...] = (
-            PreviousToken(),
-            CurrentToken(),
-            Local(),
-            FirstToken(),
-            Broad(),
-            DuplicateToken(ids),
-            Induction(ids),
-            FavouriteToken(ids),
-        )
+        # In the order of `NAMES`.
+        self._statistics: tuple[Statistic, ...] = (*_by_pattern(ids).values(), FavouriteToken(ids))
 
     def start(self, problem: Any) -> list[Any]:
         return [s.start(problem) for s in (*self._statistics, self._fixed)]
@@ -155,18 +147,24 @@ def scores(
     if ids is None and separators:
         rule, fix = "separators are found by the tokens of the keys.", "scores(A, ids, separators)"
         raise ShapeError("scores()", rule, {"separators": repr(separators)}, found="no ids", fix=fix)
+    statistics = _by_pattern(ids, shift, query_mask)
+    if ids is not None and separators:
+        statistics["separator"] = Separator(ids, separators, query_mask)
+    *results, fixed = A.collect(*statistics.values(), FixedDistance(shift, query_mask))
+    named: dict[str, Tensor] = dict(zip(statistics, results, strict=True))
+    return named | {"fixed_distance": fixed.score, "distance": fixed.distance}
+
+
+def _by_pattern(ids: Tensor | None, shift: int | None = None, query_mask: Tensor | None = None) -> dict[str, Statistic]:
+    """Return the statistic of each pattern; without the tokens of the text, of those that need none."""
     statistics: dict[str, Statistic] = {
         "previous_token": PreviousToken(shift, query_mask),
         "current_token": CurrentToken(shift, query_mask),
-        "first_token": FirstToken(query_mask),
         "local": Local(shift=shift, query_mask=query_mask),
+        "first_token": FirstToken(query_mask),
         "broad": Broad(query_mask),
     }
     if ids is not None:
         statistics["duplicate_token"] = DuplicateToken(ids, shift=shift, query_mask=query_mask)
         statistics["induction"] = Induction(ids, shift=shift, query_mask=query_mask)
-        if separators:
-            statistics["separator"] = Separator(ids, separators, query_mask)
-    *results, fixed = A.collect(*statistics.values(), FixedDistance(shift, query_mask))
-    named: dict[str, Tensor] = dict(zip(statistics, results, strict=True))
-    return named | {"fixed_distance": fixed.score, "distance": fixed.distance}
+    return statistics

@@ -21,11 +21,8 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
     # It returns None for what it leaves to the kernel, and never where it is told to leave nothing.
     written = sdpa_mask(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
     if written is None:
-        written = (
-            torch.ones(m, n, dtype=torch.bool, device=arguments["device"])
-            .tril()
-            .expand(arguments["batch_size"], 1, m, n)
-        )
+        causal = torch.ones(m, n, dtype=torch.bool, device=arguments["device"]).tril()
+        written = causal.expand(arguments["batch_size"], 1, m, n)
         written.attlas_causal = True  # type: ignore[attr-defined]  # ours
     return written
 

@@ -35,10 +35,7 @@ class _Stored(Mask):
         self.tensor = t
         self.axes = tuple(t.shape)
         # (batch, heads, m, n), where a size of 1 stands for every place.
-        if t.ndim < 4:
-            self.cells = t[(None,) * (4 - t.ndim)] if t.ndim == 2 else t[:, None]
-        else:
-            self.cells = t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:]) if t.ndim > 4 else t
+        self.cells = t[None, None] if t.ndim == 2 else t[:, None] if t.ndim == 3 else t.flatten(0, -4)
         # Blocks of 64 x 64 cells by row of blocks: (any, all), each (batch, heads, blocks of columns), on the CPU.
         self._block_rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._changes = _changes(t)

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from attlas.errors import CheckpointError, listed
 from attlas.files import save_text, whole_file
@@ -21,6 +22,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Buffers of old checkpoints: the causal mask and the number that it was filled with.
 _BUFFERS = re.compile(r"h\.\d+\.(attn|crossattention)\.(bias|masked_bias)")
 _SHOWN = 4  # names that an error lists
+_WIDTH = 200  # characters of a complaint of torch that it shows
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -73,15 +75,15 @@ def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
     return found
 
 
-def fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path, *, tied: bool) -> dict[str, Tensor]:
-    """Return the tensors under the names that the model knows, each checked.
+def fill(model: nn.Module, found: Mapping[str, Tensor], folder: Path, *, tied: bool) -> None:
+    """Put tensors in the place of the parameters of a model.
 
     Parameters
     ----------
+    model : nn.Module
+        The model; its parameters may be on the meta device.
     found : mapping
         Tensors under the names of the file, with or without ``transformer.``.
-    wanted : mapping
-        The model's own names, with tensors of the right shapes.
     folder : Path
         For the error text.
     tied : bool
@@ -97,24 +99,13 @@ def fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path,
     if tied and "lm_head.weight" in state:
         head = state.pop("lm_head.weight")
         state.setdefault("wte.weight", head)
-    wrong = [
-        f"{name} {tuple(state[name].shape)} and not {tuple(t.shape)}"
-        for name, t in wanted.items()
-        if name in state and state[name].shape != t.shape
-    ]
-    complaints = [
-        f"{len(names)} {kind}: {listed(names, most=_SHOWN)}"
-        for kind, names in (
-            ("missing", [name for name in wanted if name not in state]),
-            ("not known", [name for name in state if name not in wanted]),
-            ("of another shape", wrong),
-        )
-        if names
-    ]
-    if complaints:
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
         rule = "the weights must be those of the model that config.json describes."
-        raise _error(folder, rule, "; ".join(complaints), "take config.json and the weights from one model.")
-    return state
+        complaints = [shorten(line, _WIDTH) for line in str(error).splitlines()[1:]]
+        fix = "take config.json and the weights from one model."
+        raise _error(folder, rule, listed(complaints, most=_SHOWN), fix) from error
 
 
 def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:

@@ -290,8 +290,13 @@ class GPT2(nn.Module):
             If it would be longer than ``n_positions``, or a setting is out of range.
         """
         _check_ids(input_ids)
-        sampler = Sampler(temperature, top_k, top_p, seed, input_ids.device)
-        stops = _stops(self.config.eos_token_id if stop is None else stop, input_ids.device)
+        _check("temperature", temperature, 0.0 <= temperature < math.inf, "0 or more", "temperature=0.8")
+        _check("top_k", top_k, top_k is None or top_k >= 1, "1 or more", "top_k=50")
+        _check("top_p", top_p, top_p is None or 0.0 < top_p <= 1.0, "above 0 and at most 1", "top_p=0.95")
+        generator = None if seed is None else torch.Generator(input_ids.device).manual_seed(seed)
+        stop = self.config.eos_token_id if stop is None else stop
+        ends = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+        stops = torch.tensor(ends, dtype=torch.int64, device=input_ids.device)
         batch, begun = input_ids.shape
         self._check_length(begun + max_new_tokens - 1)  # the last token is written and not read
         cache = KVCache(capacity=begun + max_new_tokens) if cache is None else cache
@@ -312,7 +317,7 @@ class GPT2(nn.Module):
             places = (seen[:, :end].long().cumsum(-1) - 1).clamp_min_(0)[:, first:] if padded else None
             mask = seen[:, :end] if padded else None
             step = self(ids[:, first:end], mask, cache=cache, position_ids=places, last_only=True)
-            chosen = sampler(step.logits[:, -1])
+            chosen = _choose(step.logits[:, -1], temperature, top_k, top_p, generator)
             ids[:, end] = torch.where(done, filling, chosen) if len(stops) else chosen
             first, end = end, end + 1
             if len(stops):
@@ -352,8 +357,7 @@ class GPT2(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         found = checkpoint.read_weights(Path(folder), str(device))
-        state = checkpoint.fit(found, model.state_dict(), Path(folder), tied=config.tie_word_embeddings)
-        model.load_state_dict(state, assign=True)
+        checkpoint.fill(model, found, Path(folder), tied=config.tie_word_embeddings)
         dtype = checkpoint.dtype_of(settings) if dtype is None else dtype
         return (model if dtype is None else model.to(dtype)).eval()
 
@@ -371,55 +375,22 @@ def _check_ids(input_ids: Tensor) -> None:
         raise ShapeError("GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix=fix)
 
 
-def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor:
-    if stop is None:
-        stop = ()
-    return torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=torch.int64, device=device)
-
-
-class Sampler:
-    """Chooses a token from each row of logits: the likeliest, or one drawn.
-
-    Parameters
-    ----------
-    temperature : float
-        0 takes the likeliest; else logits are divided by it before a draw.
-    top_k, top_p : int and float, optional
-        Draw among the k likeliest, or the fewest that have probability p together.
-    seed : int, optional
-        Seed of a generator of its own.
-    device : torch.device
-        Where the logits are.
-    """
-
-    def __init__(
-        self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None, device: torch.device
-    ) -> None:
-        _check("temperature", temperature, 0.0 <= temperature < math.inf, "0 or more", "temperature=0.8")
-        _check("top_k", top_k, top_k is None or top_k >= 1, "1 or more", "top_k=50")
-        _check("top_p", top_p, top_p is None or 0.0 < top_p <= 1.0, "above 0 and at most 1", "top_p=0.95")
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
-        self.generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Return a token for each row, shape (batch,)."""
-        if self.temperature == 0.0:
-            return logits.argmax(dim=-1)
-        logits = logits.float() / self.temperature
-        if self.top_k is not None:
-            least = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
-        if self.top_p is not None and self.top_p < 1.0:
-            logits = _nucleus(logits, self.top_p)
-        return torch.multinomial(logits.softmax(dim=-1), 1, generator=self.generator).squeeze(-1)
-
-
-def _nucleus(logits: Tensor, p: float) -> Tensor:
-    """Keep the likeliest tokens up to the one with which their probability reaches p."""
-    ordered, index = logits.sort(dim=-1)
-    unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
-    unlikely[..., -1] = False
-    return logits.masked_fill(unlikely.scatter(-1, index, unlikely), -math.inf)
+def _choose(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """Return a token for each row of logits, the likeliest at temperature 0, else one drawn; shape (batch,)."""
+    if temperature == 0.0:
+        return logits.argmax(dim=-1)
+    logits = logits.float() / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    if top_p is not None:  # the likeliest tokens up to the one with which their probability reaches p
+        ordered, index = logits.sort(dim=-1)
+        unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        unlikely[..., -1] = False
+        logits = logits.masked_fill(unlikely.scatter(-1, index, unlikely), -math.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(-1)
 
 
 def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:

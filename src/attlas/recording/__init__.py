@@ -1,6 +1,6 @@
 """Record the attentions of a model while it runs: q, k and lse, or only the numbers drawn from them."""
 
 from attlas.recording.hooks import offer, pooled
-from attlas.recording.record import Recording, record
+from attlas.recording.recording import Recording, record
 
 __all__ = ["Recording", "offer", "pooled", "record"]

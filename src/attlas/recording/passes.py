@@ -33,8 +33,8 @@ class Passes:
         model: nn.Module,
         watched: Iterable[tuple[str, nn.Module]],
         active: Callable[[], bool],
-        begin: Callable[[tuple[Any, ...], dict[str, Any]], None],
-        end: Callable[[], None],
+        begin: Callable[[tuple[Any, ...], dict[str, Any]], None] = lambda args, kwargs: None,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._watched = dict(watched)

@@ -65,10 +65,8 @@ class Selection:
             if not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
                 modules, last = listed(site.path for site in sites), sites[-1]
-                rule, given = (
-                    "each layer must be one of the model's attentions.",
-                    {"attentions": numbers, "modules": modules},
-                )
+                rule = "each layer must be one of the model's attentions."
+                given = {"attentions": numbers, "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
                 raise OutOfRangeError(self.where, rule, given, found=f"layer {name!r}", fix=fix)
 

@@ -30,17 +30,8 @@ class Distance(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: Tensor, power: int) -> Tensor:
         ctx.save_for_backward(q, k, scale)
         ctx.power = power
-        q, k = q.mT.contiguous(), k.mT.contiguous()  # one coordinate of all tokens lies together
-        total = q.new_zeros(*q.shape[:-2], q.shape[-1], k.shape[-1])
-        for rows in _bands(q, k):
-            part = total[..., rows.start : rows.stop, :]
-            for c in range(q.shape[-2]):
-                gap = _gap(q, k, scale, rows, c)
-                if power == 2:
-                    part.addcmul_(gap, gap)
-                else:
-                    part.add_(gap.abs_())
-        return total
+        # One coordinate of all tokens lies together.
+        return distances(q.mT.contiguous(), k.mT.contiguous(), power, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,6 +55,20 @@ class Distance(torch.autograd.Function):
         return grad_q.mT * factor, grad_k.mT * factor, grad_scale * (ctx.power / scale), None
 
 
+def distances(q: Tensor, k: Tensor, power: int, scale: Tensor | None = None) -> Tensor:
+    """Return ``Σ_c |scale_c (q_ci - k_cj)|^power``, shape (..., m, n), of tokens (..., d, m) and (..., d, n)."""
+    total = q.new_zeros(*q.shape[:-2], q.shape[-1], k.shape[-1])
+    for rows in _bands(q, k):
+        part = total[..., rows.start : rows.stop, :]
+        for c in range(q.shape[-2]):
+            gap = _gap(q, k, scale, rows, c)
+            if power == 2:
+                part.addcmul_(gap, gap)
+            else:
+                part.add_(gap.abs_())
+    return total
+
+
 def _bands(q: Tensor, k: Tensor) -> list[range]:
     # On an accelerator a launch costs more than a cache miss: one band.
     cells = _CELLS if q.device.type == "cpu" else 1 << 62
@@ -71,9 +76,9 @@ def _bands(q: Tensor, k: Tensor) -> list[range]:
     return list(cut(q.shape[-1], max(1, cells // columns)))
 
 
-def _gap(q: Tensor, k: Tensor, scale: Tensor, rows: range, c: int) -> Tensor:
+def _gap(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Tensor:
     gap = q[..., c, rows.start : rows.stop].unsqueeze(-1) - k[..., c, :].unsqueeze(-2)
-    return gap.mul_(scale[c])
+    return gap if scale is None else gap.mul_(scale[c])
 
 
 def checked_bandwidth(where: str, bandwidth: object) -> Tensor:

@@ -140,9 +140,8 @@ class ColumnMass(_OfQueries):
         counted = not self.mean or interval_of(problem) is not None
         return {"column_mass": True} if self.rows is None and counted else None
 
-    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
-        mass: Tensor = results["column_mass"]
-        return mass / queries_of_keys(problem).clamp(min=1.0) if self.mean else mass
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor | None]:
+        return results["column_mass"], queries_of_keys(problem) if self.mean else None
 
 
 class ColumnMax(_OfQueries):

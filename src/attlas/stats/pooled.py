@@ -106,8 +106,11 @@ class Picture(Statistic):
         return a
 
     def finish(self, carry: _Blocks) -> Tensor:
-        table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
-        return table.masked_fill(carry.cells == 0, torch.nan)
+        empty = carry.cells == 0
+        if self.pool == "mean":
+            # Heads that share a mask share the cells: it costs less to mark these than the table.
+            return carry.table / carry.cells.masked_fill(empty, torch.nan)
+        return carry.table.masked_fill(empty, torch.nan) if bool(empty.any()) else carry.table
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
         if self.pool == "max" or interval_of(problem) is None:
@@ -122,15 +125,11 @@ class Picture(Statistic):
         blocks = self._edges(problem)
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
-    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
-        cells = cells_of_blocks(problem, self._edges(problem))
-        empty = cells == 0
-        if self.pool == "mean":
-            # Heads that share a mask share the cells: it costs less to mark these than the table.
-            mean: Tensor = results["picture_sum"] / cells.masked_fill_(empty, torch.nan)
-            return mean
-        table: Tensor = results["picture_max"]
-        return table.masked_fill(empty, torch.nan) if bool(empty.any()) else table
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Blocks:
+        carry = self.start(problem)
+        carry.table = super().carry_from(results, problem)
+        carry.cells = cells_of_blocks(problem, self._edges(problem))
+        return carry
 
     def _edges(self, problem: Problem) -> Blocks:
         rows, columns = self._windows(problem)
@@ -267,9 +266,8 @@ class Offsets(Statistic):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
 
-    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
-        mass: Tensor = results["offsets"]
-        return mass / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else mass
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor | None]:
+        return results["offsets"], cells_of_diagonals(problem) if self.mean else None
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:

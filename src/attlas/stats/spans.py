@@ -199,14 +199,14 @@ class Spans(Statistic):
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         rows, columns = self.start(problem).bands
-        if rows is None or columns is None:
+        if not (len(rows) and len(columns)):
             return None
         return {"picture_sum": tuple(torch.tensor(band.edges, device="cpu") for band in (rows, columns))}
 
-    def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
-        pieces = self.start(problem)
-        pieces.mass = results["picture_sum"]
-        return self.finish(pieces)
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> _Pieces:
+        carry = self.start(problem)
+        carry.mass = results["picture_sum"]
+        return carry
 
 
 class _Pieces:
@@ -215,13 +215,10 @@ class _Pieces:
     def __init__(self, rows: list[range], columns: list[range], problem: Problem) -> None:
         self.rows, self.columns = rows, columns
         self.bands = _cut_at_ends(rows), _cut_at_ends(columns)
-        shape = (*problem.shape[:2], *(0 if b is None else len(b) for b in self.bands))
-        self.mass = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+        self.mass = torch.zeros(*problem.shape[:2], *map(len, self.bands), dtype=problem.dtype, device=problem.device)
 
     def add(self, part: Part, at: Tile) -> None:
         row_bands, column_bands = self.bands
-        if row_bands is None or column_bands is None:
-            return
         rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
         if not (len(rows) and len(columns)):
             return
@@ -244,11 +241,9 @@ class _Pieces:
         return left, _membership(self.columns, self.bands[1], self.mass)
 
 
-def spread_blocks(table: Tensor, bands: tuple[Bands | None, Bands | None], part: Part) -> Tensor:
+def spread_blocks(table: Tensor, bands: tuple[Bands, Bands], part: Part) -> Tensor:
     """Return the number of each cell's block, shape (B, H, r, c), 0 outside of the blocks."""
     at, out = part.at, part.scratch("blocks").zero_()
-    if bands[0] is None or bands[1] is None:
-        return out
     rows, columns = bands[0].inside(at.rows), bands[1].inside(at.columns)
     if len(rows) and len(columns):
         b, h, _ = at.place
@@ -265,16 +260,16 @@ def tile_window(x: Tensor, at: Tile, rows: range, columns: range) -> Tensor:
     return x[..., rows.start - i : rows.stop - i, columns.start - j : columns.stop - j]
 
 
-def _cut_at_ends(spans: list[range]) -> Bands | None:
+def _cut_at_ends(spans: list[range]) -> Bands:
     edges = sorted({end for span in spans if len(span) for end in (span.start, span.stop)})
-    return Bands(edges) if edges else None
+    return Bands(edges or [0])  # spans without a cell make no band
 
 
-def _membership(spans: list[range], bands: Bands | None, like: Tensor) -> Tensor:
+def _membership(spans: list[range], bands: Bands, like: Tensor) -> Tensor:
     """Return 1 where a piece belongs to a span, shape (spans, pieces)."""
-    edges = torch.tensor([] if bands is None else bands.edges, dtype=torch.int64, device="cpu")
-    starts = torch.tensor([span.start for span in spans], dtype=torch.int64, device="cpu").unsqueeze(-1)
-    stops = torch.tensor([span.stop for span in spans], dtype=torch.int64, device="cpu").unsqueeze(-1)
+    edges = torch.tensor(bands.edges, device="cpu")
+    ends = torch.tensor([(span.start, span.stop) for span in spans], dtype=torch.int64, device="cpu")
+    starts, stops = ends.view(-1, 2, 1).unbind(1)
     return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
 
 

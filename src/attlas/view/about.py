@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import PackageNotFoundError, metadata
 
+import torch
+
+import attlas
 from attlas.atlas import Atlas
 
 _READ = "{0}, reading {1} tokens."
@@ -38,10 +41,8 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
         text = _MATRICES if any(entry.matrix is not None for entry in atlas.entries) else _STATISTICS
-        heads, size = (
-            sum(len(entry.heads) for entry in atlas.entries),
-            sum(entry.nbytes for entry in atlas.entries),
-        )
+        heads = sum(len(entry.heads) for entry in atlas.entries)
+        size = sum(entry.nbytes for entry in atlas.entries)
         memory = [[text, f"{heads:,}", _bytes(4 * cells), _bytes(size)]]
         if isinstance(seconds, int | float):
             memory.append([_TOOK, f"{seconds:.1f}"])
@@ -61,14 +62,9 @@ def _bytes(size: float) -> str:
 
 def _versions() -> str:
     """Return versions, and the address of the project where the installed package knows it."""
-    found = []
-    for name in ("attlas", "torch"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            continue
     try:
         links = [link.split(",", 1)[-1].strip() for link in metadata("attlas").get_all("Project-URL") or []]
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # run from a checkout that is not installed
         links = []
-    return ", ".join([*found, *[link for link in links if link.startswith("https://")][:1]])
+    https = [link for link in links if link.startswith("https://")]
+    return ", ".join([f"attlas {attlas.__version__}", f"torch {torch.__version__}", *https[:1]])

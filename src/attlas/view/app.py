@@ -8,7 +8,7 @@ import mimetypes
 import threading
 import time
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -192,9 +192,8 @@ async def _wait_for_disconnect(request: Request, disconnected: threading.Event) 
     disconnected.set()
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    status, text = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
-    return _error(status, text)
+def _http_error(request: Request, error: Any) -> Response:
+    return _error(error.status_code, error.detail)
 
 
 def _internal_error(request: Request, error: Exception) -> Response:

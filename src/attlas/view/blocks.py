@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from attlas.stats import Part, Statistic
+from attlas.stats.counts import cells_of_blocks, interval_of
 from attlas.stats.spans import Bands, pool_tile
 
 if TYPE_CHECKING:
@@ -104,61 +105,14 @@ class Blocks(Statistic):
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        if problem.mask is not None and problem.allowed_runs is None:
-            return None
-        edges = torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)
-        return {"picture_sum": edges, "picture_max": edges}
+        return None if interval_of(problem) is None else dict.fromkeys(("picture_sum", "picture_max"), self._edges)
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Pooled:
-        first, stop = _runs(problem)
-        cells, lead = count_cells(first, stop, self.rows.edges, self.columns.edges), problem.shape[:2]
+        first, stop = cast("tuple[Tensor, Tensor]", interval_of(problem))
+        cells, lead = cells_of_blocks(problem, self._edges).long(), problem.shape[:2]
         keys = (stop - first).expand(*lead, -1)
         return Pooled(results["picture_sum"], results["picture_max"], cells.expand(*lead, -1, -1), keys)
 
-
-def _runs(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return the first key that each query may see and the one after its last."""
-    if problem.allowed_runs is not None:
-        return problem.allowed_runs
-    m, n = problem.shape[2:]
-    return torch.zeros(1, 1, m, dtype=torch.int64), torch.full((1, 1, m), n, dtype=torch.int64)
-
-
-def count_cells(first: Tensor, stop: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """Count the allowed cells of blocks where each row sees one run of keys.
-
-    Parameters
-    ----------
-    first, stop : Tensor of int64, shape (batch, heads, m)
-        The first key of each row and the one after its last.
-    rows, columns : sequence of int
-        First place of each block, then the end of the last.
-
-    Returns
-    -------
-    Tensor of int64, shape (batch, heads, blocks of rows, blocks of columns)
-
-    Notes
-    -----
-    Left of an edge e a row has ``max(0, e - first) - max(0, e - stop)`` cells. Summed over the rows of a
-    block, each term is ``e N - S``, with the number N and the sum S of the places below e: two cumulative
-    sums over the edges, whatever the number of rows.
-    """
-    edges = torch.tensor(columns)
-    block = torch.repeat_interleave(torch.arange(len(rows) - 1), torch.tensor(rows).diff())
-    left = _distances(first, edges, block, len(rows) - 1) - _distances(stop, edges, block, len(rows) - 1)
-    return left.diff(dim=-1)
-
-
-def _distances(places: Tensor, edges: Tensor, block: Tensor, blocks: int) -> Tensor:
-    """Return ``Σ max(0, edge - place)`` over the rows of each block, shape (batch, heads, blocks, edges)."""
-    lead, width = places.shape[:2], len(edges) + 1
-    places = places.flatten(0, 1)
-    bins = torch.searchsorted(edges, places) + block * width
-    bins += torch.arange(len(places)).unsqueeze(-1) * blocks * width
-    number = torch.zeros(len(places) * blocks * width, dtype=torch.int64)
-    total = torch.zeros_like(number)
-    number.index_add_(0, bins.flatten(), torch.ones_like(bins).flatten())
-    total.index_add_(0, bins.flatten(), places.flatten())
-    number, total = (t.view(*lead, blocks, width).cumsum(-1)[..., :-1] for t in (number, total))
-    return edges * number - total
+    @property
+    def _edges(self) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)

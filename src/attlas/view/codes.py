@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array: TypeAlias = NDArray[Any]  # of a dtype that the text says
 
@@ -17,6 +19,20 @@ PENDING = 65535  # not computed yet
 LOG2_MIN = -64.0
 
 _STEPS = (LAST - FIRST) / -LOG2_MIN  # codes for each factor of two
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number for JSON, which has no infinity and no NaN: None for these."""
+    return float(value) if math.isfinite(value) else None
+
+
+def reduce_blocks(
+    values: Array, rows: Array | Sequence[int], columns: Array | Sequence[int], reduce: np.ufunc, dtype: DTypeLike
+) -> Array:
+    """Reduce each block to one number; `rows` and `columns` are the first places of the blocks."""
+    across = reduce.reduceat(values, columns, axis=1, dtype=dtype)
+    whole: Array = reduce.reduceat(across, rows, axis=0, dtype=dtype)
+    return whole
 
 
 def encode(weights: Array, allowed: Array) -> Array:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+import attlas
 from attlas import heads
-from attlas.errors import AttlasError, RecordingError
+from attlas.errors import RecordingError
 from attlas.recording import record
-from attlas.view.codes import Array
+from attlas.view.codes import Array, finite_or_none
 from attlas.view.corpus_measures import START, measures
 from attlas.view.exact import Wanted
 from attlas.view.parameters import Parameters, QuestionError
-from attlas.view.service import Answer, Service
+from attlas.view.service import Answer, Service, answered, json_answer, refusal
 
 if TYPE_CHECKING:
-    from attlas.corpus import Corpus, HeadPage, Sample
+    from attlas.corpus import Corpus, Sample
 
 
 Loader = Callable[[], Any]  # loads the model of a corpus
@@ -43,7 +42,7 @@ _OPEN = 8  # texts whose maps stay open
 _RECORDED = 1_000_000  # heads × tokens up to which all layers of a text are recorded, and not that of one head
 
 
-class NoModelError(Exception):
+class NoModelError(QuestionError):
     """The model of a corpus cannot be loaded.
 
     Parameters
@@ -55,8 +54,8 @@ class NoModelError(Exception):
     """
 
     def __init__(self, text: str, value: str = "") -> None:
-        super().__init__(text.format(value))
         self.reason = text, value
+        super().__init__(409, text.format(value), reason=self.reason)
 
 
 class CorpusService:
@@ -105,7 +104,6 @@ class CorpusService:
         self._count = 0
         self._lock = threading.Lock()
         self._questions = {"info": self._info, "head": self._head, "sample": self._sample, "open": self._open}
-        self.page = lru_cache(_PAGES)(self._page)
         self.samples = lru_cache(_PAGES)(self._samples)
 
     @property
@@ -130,17 +128,9 @@ class CorpusService:
         Answer
         """
         question = self._questions.get(name)
-        try:
-            if question is None:
-                raise QuestionError(404, f"no such question: {name[:40]!a}")
-            return _json(question(Parameters(parameters)), final=name != "open")
-        except NoModelError as error:
-            return _json({"error": str(error), "reason": error.reason}, final=False, status=409)
-        except QuestionError as error:
-            return _json({"error": error.text}, final=False, status=error.status)
-        except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
-            text = str(error).partition("\n")[0] or type(error).__name__
-            return _json({"error": text}, final=False, status=500)
+        if question is None:
+            return refusal(404, f"no such question: {name[:40]!a}")
+        return answered(lambda: json_answer(question(Parameters(parameters)), final=name != "open"))
 
     def ask(self, name: str, **parameters: int) -> dict[str, Any]:
         """Return an answer as it is, for a file that holds all answers; what fails raises."""
@@ -173,7 +163,7 @@ class CorpusService:
         layers, texts = len(model["layers"]), counts["texts"]
         words = {name: each["definition"] for name, each in config["numbers"].items()}
         rows = {name: table[name] for name in ("layer", "head", "kind") if name in table}
-        rows |= {name: [_number(value) for value in table[name]] for name in numbers}
+        rows |= {name: [finite_or_none(value) for value in table[name]] for name in numbers}
         return {
             "title": self._titles[at],
             "model": model["name"],
@@ -192,7 +182,7 @@ class CorpusService:
                 "dtype": model["dtype"],
                 "source": config["source"],
                 "made": config["attlas"],
-                "shown": _version(),
+                "shown": attlas.__version__,
             },
             "kinds": [(kind.name, kind.does) for kind in (*heads.PATTERNS, heads.MIXED)],
             "measures": measures(numbers, config["numbers"], words),
@@ -201,7 +191,7 @@ class CorpusService:
 
     def _head(self, given: Parameters) -> dict[str, Any]:
         at, row = self._place(given)
-        page: HeadPage = self.page(at, row)
+        page = self._corpora[at].head(*self.place(at, row))
         samples: list[Sample] = self.samples(at, row)
         config = self._corpora[at].config
         peaks = page.distributions.get("max_activation")
@@ -224,9 +214,6 @@ class CorpusService:
     def _place(self, given: Parameters) -> tuple[int, int]:
         at = given.whole("corpus", 0, len(self._corpora))
         return at, given.whole("row", 0, len(self._tables[at]["layer"]))
-
-    def _page(self, at: int, row: int) -> HeadPage:
-        return self._corpora[at].head(*self.place(at, row))
 
     def _samples(self, at: int, row: int) -> list[Sample]:
         return self._corpora[at].samples(*self.place(at, row))
@@ -343,8 +330,9 @@ def _distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str
     edges = np.linspace(low, high, _BINS + 1) if found["texts"] and high > low else np.array([low, high])
     counts = np.diff(_below(found, edges)) if found["texts"] else np.zeros(len(edges) - 1)
     return {
-        **{name: _number(found[name]) for name in ("texts", "min", "max", "mean")},
-        "box": [_number(found["quantiles"][shares.index(share)]) for share in _BOX],
+        "texts": found["texts"],
+        **{name: finite_or_none(found[name]) for name in ("min", "max", "mean")},
+        "box": [finite_or_none(found["quantiles"][shares.index(share)]) for share in _BOX],
         "counts": [float(f"{count:.5g}") for count in counts],
     }
 
@@ -395,19 +383,3 @@ def _key(corpora: Sequence[Corpus]) -> str:
     """Return a word that changes with the content of the corpora."""
     sums = [corpus.config["files"].get("heads.parquet", {}).get("sha256", "") for corpus in corpora]
     return "-".join(each[:12] for each in sums)
-
-
-def _version() -> str | None:
-    try:
-        return version("attlas")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return None
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _json(content: Mapping[str, Any], *, final: bool, status: int = 200) -> Answer:
-    body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
-    return Answer("json", body, 1.0, final, status)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.indexing import Axes
-from attlas.masks import And, BlockState, Mask
-from attlas.masks.base import edges
+from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
 from attlas.tiles import Tile, cut
 from attlas.view.blocks import Blocks, edges_of
-from attlas.view.codes import Array
+from attlas.view.codes import Array, reduce_blocks
 from attlas.windows import window_of
 
 Wanted: TypeAlias = Callable[[], bool] | None
@@ -35,33 +34,6 @@ def check_wanted(wanted: Wanted) -> None:
     """Raise an UnwantedError if `wanted` says that nobody waits for the answer any more."""
     if wanted is not None and not wanted():
         raise UnwantedError
-
-
-class ButFirst(Mask):
-    """Every pair but those with key 0.
-
-    Examples
-    --------
-    >>> import attlas
-    >>> from attlas.view.exact import ButFirst
-    >>> A = attlas.attend(torch.zeros(2, 4), torch.zeros(3, 4), mask=ButFirst())
-    >>> A[:, :].tolist()
-    [[0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]
-    """
-
-    def allows(self, at: Tile) -> Tensor:
-        return at.j >= 1
-
-    def coverage(self, at: Tile) -> BlockState:
-        found = edges(at)
-        if found is None:
-            return BlockState.PARTIAL
-        first, last = found[2:]
-        return BlockState.FULL if first >= 1 else BlockState.EMPTY if last < 1 else BlockState.PARTIAL
-
-    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        first = torch.ones_like(at.i).view(1, 1, -1)
-        return first, torch.full_like(first, at.n)
 
 
 def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
@@ -83,16 +55,16 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
         The matrix. A sink of its own stays in the denominator, and so do the keys outside of a part of a matrix.
         Value-weighted weights keep their size, as they are no shares of a row.
     """
-    mask: Mask = ButFirst() if A.problem.mask is None else And(A.problem.mask, ButFirst())
+    m, n = A.problem.shape[2:]
+    later = Padding(max(n - 1, 0), side="left")
+    mask = later if A.problem.mask is None else A.problem.mask & later
     problem, axes = replace(A.problem, mask=mask), Axes((A.shape[0], A.shape[1]), (True, True))
-    if not problem.partial:
-        return AttentionMatrix(problem, A.plan, axes)
-    lse = A._exact_lse()
-    if not problem.weighted:
-        first = A.window(range(A.shape[2]), range(1)).to_dense(limit=None)[..., 0].double()
+    lse = A._exact_lse() if problem.partial else None
+    if lse is not None and not problem.weighted:
+        gone = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
         own = AttentionMatrix(replace(problem, partial=False), A.plan, axes)._exact_lse()
         # The keys that are here bound the difference from below, where rounding leaves nothing of it.
-        lse = torch.maximum(lse + torch.log1p(-first.clamp(max=1.0)), own)
+        lse = torch.maximum(lse + torch.log1p(-gone.clamp(max=1.0)), own)
     return AttentionMatrix(problem, A.plan, axes, lse)
 
 
@@ -215,9 +187,7 @@ class Head:
         check_wanted(wanted)
         if self.heads > 1 and not (pool == "mean" and self.is_uniform):
             return self._dense_pooled(rows, columns, edges, wanted)
-        found = self.window(rows, columns, wanted).collect(Blocks(*edges))[0]
-        total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
-        return Table(total, largest, _array(found.cells[0, 0]))
+        return _table(self.window(rows, columns, wanted), edges)
 
     def _dense_pooled(
         self, rows: range, columns: range, edges: tuple[Sequence[int], Sequence[int]], wanted: Wanted
@@ -225,17 +195,13 @@ class Head:
         """Pool the mean weights of several heads, which must be written out for their maxima."""
         tables = []
         high, wide = (np.asarray(ends) for ends in edges)
-        heights = np.diff(high)
-        # Whole blocks of rows at a time, as many as fit.
-        most = max(_CELLS // max(len(columns) * self.heads, 1), 1)
-        first = 0
-        while first < len(heights):
-            last = max(int(np.searchsorted(high, high[first] + most, side="right")) - 1, first + 1)
+        cells = int(np.diff(high).max()) * len(columns) * self.heads  # of a row of blocks, at most
+        for part in cut(len(high) - 1, max(_CELLS // cells, 1)):
             check_wanted(wanted)
-            some = range(rows.start + int(high[first]), rows.start + int(high[last]))
+            first, last = int(high[part.start]), int(high[part.stop])
+            some = range(rows.start + first, rows.start + last)
             weights, allowed = self.cells(some, columns, wanted), self.allowed(some, columns)
-            tables.append(_reduced(weights, allowed, high[first:last] - high[first], wide[:-1]))
-            first = last
+            tables.append(_reduced(weights, allowed, high[part.start : part.stop] - first, wide[:-1]))
         return Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
 
     def parts(
@@ -277,9 +243,7 @@ class Head:
         problem, edges = self.A.problem, (range(len(rows) + 1), columns)
         fused = problem.score.position_free and (self.heads == 1 or (pool == "mean" and self.is_uniform))
         if fused and (problem.mask is None or problem.allowed_runs is not None):
-            found = _some_rows(self.A, rows).collect(Blocks(*edges))[0]
-            total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
-            return Table(total, largest, _array(found.cells[0, 0]))
+            return _table(_some_rows(self.A, rows), edges)
         at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
         weights = _array(self.A[..., rows, :][0].double().mean(0))
         return _reduced(weights, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
@@ -371,12 +335,19 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
     return np.where(allowed.any(axis=1), found, np.nan).astype(np.float32)
 
 
+def _table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
+    """Return blocks of a window: the mean over its heads, which may all see the same keys."""
+    found = A.collect(Blocks(*edges))[0]
+    total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
+    return Table(total, largest, _array(found.cells[0, 0]))
+
+
 def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
     """Pool weights that are written out; `high` and `wide` are the first row and column of each block."""
-    total = np.add.reduceat(np.add.reduceat(weights, wide, axis=1, dtype=np.float64), high, axis=0)
-    largest = np.maximum.reduceat(np.maximum.reduceat(weights, wide, axis=1), high, axis=0)
-    cells = np.add.reduceat(np.add.reduceat(allowed, wide, axis=1, dtype=np.int64), high, axis=0)
-    return Table(total, largest, cells)
+    total, cells = (
+        reduce_blocks(values, high, wide, np.add, kind) for values, kind in ((weights, "f8"), (allowed, "i8"))
+    )
+    return Table(total, reduce_blocks(weights, high, wide, np.maximum, weights.dtype), cells)
 
 
 def _is_uniform(A: AttentionMatrix) -> bool:

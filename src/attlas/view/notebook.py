@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attlas.atlas import Atlas
-from attlas.errors import MissingExtraError
+from attlas.lazily import import_extra
 from attlas.matrix import AttentionMatrix
 from attlas.view.server import serve
 from attlas.view.service import Service
@@ -71,15 +71,11 @@ def show(
     if not in_notebook():
         serve(shown, tokens=tokens, title=title, **options)
         return None
-    try:
-        from attlas.view.widget import Viewer
-    except ImportError as error:
-        raise MissingExtraError(
-            "view()",
-            "anywidget must be installed to show the viewer in a notebook.",
-            found=f"no module named {error.name or 'anywidget'}",
-            fix="pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser.",
-        ) from error
+    rule = "anywidget must be installed to show the viewer in a notebook."
+    fix = "pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser."
+    import_extra("anywidget", "view()", rule, fix)
+    from attlas.view.widget import Viewer
+
     return Viewer(Service(shown, tokens=tokens, title=title or ""), height, still=preview(shown))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attlas.atlas import Atlas
 from attlas.errors import RecordingError, ShapeError
-from attlas.files import whole_file
+from attlas.files import save_text
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle
 from attlas.view.packing import Packer
@@ -81,10 +81,8 @@ def export(
         data = Packer(service, chosen, order, report=progress or (lambda share: None)).pack()
         title = service.source.title
     if not data["packed"]:
-        rule, fix = (
-            "a page needs weights, or a recorded picture of them.",
-            'attlas record without --statistics, or keep="disk"',
-        )
+        rule = "a page needs weights, or a recorded picture of them."
+        fix = 'attlas record without --statistics, or keep="disk"'
         raise RecordingError("export", rule, found="neither", fix=fix)
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
@@ -114,9 +112,7 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
     before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    with whole_file(path, "export") as unfinished:
-        unfinished.write_text(f"{before}{text}{after}", encoding="utf-8", newline="\n")
-    return Path(path)
+    return save_text(f"{before}{text}{after}", path, "export")
 
 
 def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
@@ -126,9 +122,5 @@ def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
             return number, shown.entry.heads.index(head)
     known = {(shown.entry.layer, each) for shown in service.source.entries for each in shown.entry.heads}
     low, high = min(known, default=(0, 0)), max(known, default=(0, 0))
-    raise ShapeError(
-        "export",
-        "every head must be one of the recording.",
-        found=f"layer {layer}, head {head}",
-        fix=f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}",
-    )
+    rule, fix = "every head must be one of the recording.", f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    raise ShapeError("export", rule, found=f"layer {layer}, head {head}", fix=fix)

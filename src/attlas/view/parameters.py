@@ -10,12 +10,11 @@ _SHOWN = 40  # characters of a wrong value that an answer repeats
 
 
 class QuestionError(Exception):
-    """A question that cannot be answered: a status as HTTP counts them, and one line that says why."""
+    """A question that cannot be answered: a status as HTTP counts them, one line that says why, and further facts."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, **more: object) -> None:
         super().__init__(text)
-        self.status = status
-        self.text = text
+        self.status, self.text, self.more = status, text, more
 
 
 class Parameters:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height, layout
 from attlas.view.source import Place, Source
-from attlas.view.store import Store
+from attlas.view.store import Draft, Store
 from attlas.view.worker import Worker
 
 Kind: TypeAlias = Literal["all", "sums"]
@@ -55,7 +55,7 @@ class PassJob:
         self.seconds = 0.0  # of computing, so far
         shapes = layout(head.m, head.n)
         kept = store.open(name, facts, shapes)
-        self._draft = store.draft(name, facts, shapes) if kept is None else None
+        self._draft = Draft(store, name, facts, shapes) if kept is None else None
         arrays = kept if self._draft is None else self._draft.arrays
         height = band_height(head.n, head.heads, dense=head.heads > 1 and kind == "all")
         self.result = Pass(head.m, head.n, arrays or {}, height, complete=kept is not None)

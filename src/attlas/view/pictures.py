@@ -9,7 +9,7 @@ import torch
 
 from attlas.stats.pooled import block_edges
 from attlas.view.cache import Cache
-from attlas.view.codes import Array, encode
+from attlas.view.codes import Array, encode, reduce_blocks
 from attlas.view.exact import Head, Wanted
 from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
@@ -101,11 +101,11 @@ def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
 def _from_pass(known: Pass, pool: str, size: int, unit: float) -> Array:
     """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
     (rows, high), (columns, wide) = (_cut(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
-    cells = _reduced(known.arrays["cells"], rows, columns, np.add, "i8")
+    cells = reduce_blocks(known.arrays["cells"], rows[:-1], columns[:-1], np.add, "i8")
     if pool == "max":
-        values = _reduced(known.arrays["max"], rows, columns, np.maximum, "f4")
+        values = reduce_blocks(known.arrays["max"], rows[:-1], columns[:-1], np.maximum, "f4")
     else:
-        values = _reduced(known.arrays["sum"], rows, columns, np.add, "f8") / np.maximum(cells, 1)
+        values = reduce_blocks(known.arrays["sum"], rows[:-1], columns[:-1], np.add, "f8") / np.maximum(cells, 1)
     return encode(values / unit, cells > 0)[high][:, wide].astype("<u2")
 
 
@@ -115,9 +115,3 @@ def _sampled(head: Head, pool: str, size: int) -> Array:
     middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
     table = head.sampled(middle, columns, pool)
     return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")
-
-
-def _reduced(values: Array, rows: list[int], columns: list[int], reduce: np.ufunc, dtype: str) -> Array:
-    across = reduce.reduceat(values, columns[:-1], axis=1, dtype=dtype)
-    whole: Array = reduce.reduceat(across, rows[:-1], axis=0, dtype=dtype)
-    return whole

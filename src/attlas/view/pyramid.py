@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attlas.view.codes import PENDING, Array, encode
+from attlas.view.codes import PENDING, Array, encode, reduce_blocks
 from attlas.view.exact import Band
 
 TILE = 256  # pixels of a side of a tile
@@ -163,6 +163,5 @@ def summed(values: Array, factor: int, reduce: np.ufunc, dtype: str) -> Array:
     """Reduce blocks of ``factor × factor`` numbers to one each; those at the end may be smaller."""
     if factor == 1 or not values.size:
         return values.astype(dtype)
-    across = reduce.reduceat(values, np.arange(0, values.shape[1], factor), axis=1, dtype=dtype)
-    whole: Array = reduce.reduceat(across, np.arange(0, values.shape[0], factor), axis=0, dtype=dtype)
-    return whole
+    rows, columns = (np.arange(0, size, factor) for size in values.shape)
+    return reduce_blocks(values, rows, columns, reduce, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from attlas.recording import record
 from attlas.recording.metadata import token_bytes
 from attlas.view.exact import Wanted
 from attlas.view.parameters import QuestionError
-from attlas.view.service import Answer, Service, json_answer, refusal
+from attlas.view.service import Answer, Service, answered, json_answer, refusal
 
 # Returns a model of transformers and its tokenizer.
 ModelLoader = Callable[[], "tuple[Any, Any]"]
@@ -113,7 +114,7 @@ class ReadingService:
         text = self._text
         facts = {"model": self._name, "text": text.text, "tokens": len(text.ids), "characters": _MOST_CHARACTERS}
         if info is not None:
-            return info.extended(reading=facts | {"more": _MOST_NEW})
+            return json_answer(json.loads(info.body) | {"reading": facts | {"more": _MOST_NEW}}, final=False)
         return json_answer(vars(self._progress) | facts | {"key": service.source.key}, final=False)
 
     def post(self, name: str, content: Any) -> Answer:
@@ -134,10 +135,7 @@ class ReadingService:
         """
         if name != "read":
             return self._service.post(name, content)
-        try:
-            return self._start(content)
-        except QuestionError as error:
-            return refusal(error.status, error.text)
+        return answered(lambda: self._start(content))
 
     def _start(self, content: Any) -> Answer:
         """Check a request, and start a thread that reads and generates, or stop it."""

@@ -14,12 +14,12 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
 from attlas.atlas import Atlas
-from attlas.errors import DtypeError, MissingExtraError, PortError, ShapeError
+from attlas.errors import DtypeError, PortError, ShapeError
+from attlas.lazily import import_extra
 from attlas.matrix import AttentionMatrix
 from attlas.recording.metadata import model_name
 from attlas.view.corpus import CorpusService
@@ -162,9 +162,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -250,10 +248,8 @@ def serve(
         service = Service(shown, tokens=tokens, compare=other, **settings)
         if model is not None:
             if tokenizer is None:
-                rule, fix = (
-                    "a model that reads texts needs its tokenizer.",
-                    "serve(atlas, model=model, tokenizer=tokenizer)",
-                )
+                rule = "a model that reads texts needs its tokenizer."
+                fix = "serve(atlas, model=model, tokenizer=tokenizer)"
                 raise DtypeError("view", rule, found="tokenizer = None", fix=fix)
             service = ReadingService(service, lambda: (model, tokenizer), name=model_name(model))
     else:
@@ -336,15 +332,8 @@ def need_extra() -> None:
         If one of them is not.
     """
     for name in ("starlette", "uvicorn"):
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise MissingExtraError(
-                "view",
-                "starlette and uvicorn must be installed to open the viewer.",
-                found=f"no module named {name}",
-                fix="pip install 'attlas[view]'",
-            ) from error
+        rule = "starlette and uvicorn must be installed to open the viewer."
+        import_extra(name, "view", rule, "pip install 'attlas[view]'")
 
 
 def _listen(port: int | None) -> socket.socket:
@@ -354,28 +343,15 @@ def _listen(port: int | None) -> socket.socket:
             fix = f"--port {_FIRST_PORT}, or leave it out"
             raise ShapeError("view", "the port must be between 0 and 65535.", found=f"port {port}", fix=fix)
         try:
-            return _bound(port)
+            return socket.create_server((HOST, port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            found = f"port {port} is taken" if taken else f"{error.strerror or error}: port {port}"
+            found = f"port {port} is taken" if taken else f"{os.strerror(error.errno or 0)}: port {port}"
             fix = "another --port, or none for the next that is free"
             raise PortError("view", "the port must be free.", found=found, fix=fix) from None
     for number in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
         try:
-            return _bound(number)
+            return socket.create_server((HOST, number))
         except OSError:
             continue
-    return _bound(0)
-
-
-def _bound(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":  # a port that a viewer has just left; on Windows this would share one with others
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((HOST, port))
-        found.listen()
-    except OSError:
-        found.close()
-        raise
-    return found
+    return socket.create_server((HOST, 0))

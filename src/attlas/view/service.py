@@ -7,7 +7,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from attlas.errors import AttlasError, RecordingError
 from attlas.files import lock_folder
 from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
-from attlas.view.codes import Array
+from attlas.view.codes import Array, finite_or_none
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
 from attlas.view.largest import largest
 from attlas.view.packing import Packer
@@ -35,6 +35,11 @@ from attlas.view.store import Store
 from attlas.view.tokens import Text
 from attlas.view.worker import Worker
 
+# Each is answered by the method of its name.
+_QUESTIONS = (
+    "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
+    "pooling", "heads", "focus", "status", "offline",
+)  # fmt: skip
 _POOLS = ("mean", "max")
 _DARK_FROM = 0.45  # mean position of a picture's colours on the colour bar, from 0 to 1, from which it counts as dark
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
@@ -80,10 +85,6 @@ class Answer:
     final: bool = True
     status: int = 200
     sampled: bool = False
-
-    def extended(self, **more: Any) -> Answer:
-        """Return an answer in JSON with further fields."""
-        return json_answer(json.loads(self.body) | more, final=self.final, progress=self.progress, status=self.status)
 
 
 class Service:
@@ -159,25 +160,6 @@ class Service:
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
         self._table = HeadTable(self._source, self._worker)
-        self._questions = {
-            "info": self._info,
-            "tokens": self._tokens,
-            "search": self._search,
-            "tile": self._tile,
-            "thumbnail": self._thumbnail,
-            "row": self._row,
-            "column": self._column,
-            "region": self._region,
-            "cell": self._cell,
-            "pair": self._pair,
-            "top": self._top,
-            "track": self._track,
-            "pooling": self._pooling,
-            "heads": self._heads,
-            "focus": self._focus,
-            "status": self._status,
-            "offline": self._offline,
-        }
 
     @property
     def source(self) -> Source:
@@ -195,7 +177,7 @@ class Service:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the questions that `answer` knows."""
-        return tuple(self._questions)
+        return _QUESTIONS
 
     def answer(self, name: str, parameters: Mapping[str, str], wanted: Wanted = None) -> Answer:
         """Answer one question.
@@ -214,23 +196,16 @@ class Service:
         Answer
             With the reason and its status where the question is wrong or the computation fails: nothing is raised.
         """
-        question = self._questions.get(name)
-        if question is None:
+        if name not in _QUESTIONS:
             return refusal(404, f"no such question: {name[:40]!a}")
         if self._worker.closed:
             return refusal(503, "the viewer was closed")
         if wanted is not None and not wanted():
             return refusal(499, "nobody waits for the answer")
-        try:
-            # A page is packed beside the passes that it waits for; all other questions go before them.
-            with contextlib.nullcontext() if name == "offline" else self._worker.question():
-                return question(Parameters(parameters), wanted)
-        except QuestionError as error:
-            return refusal(error.status, error.text)
-        except UnwantedError:
-            return refusal(499, "nobody waits for the answer")
-        except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
-            return refusal(500, str(error).partition("\n")[0] or type(error).__name__)
+        question = getattr(self, f"_{name}")
+        # A page is packed beside the passes that it waits for; all other questions go before them.
+        with contextlib.nullcontext() if name == "offline" else self._worker.question():
+            return answered(lambda: question(Parameters(parameters), wanted))
 
     def close(self) -> None:
         """End the work in the background and remove temporary files. Later questions are refused."""
@@ -434,13 +409,13 @@ class Service:
         lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
         return json_answer(
             {
-                "weight": _finite_or_none(shown[j]),
-                "share": None if norms is None else _finite_or_none(weights[j]),  # the weight itself
-                "logit": _finite_or_none(plain.logit(i, j)),
-                "lse": _finite_or_none(lse),
+                "weight": finite_or_none(shown[j]),
+                "share": None if norms is None else finite_or_none(weights[j]),  # the weight itself
+                "logit": finite_or_none(plain.logit(i, j)),
+                "lse": finite_or_none(lse),
                 "allowed": bool(allowed[j]),
                 "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
-                "row_entropy": _finite_or_none(-(seen * np.log(seen)).sum()) if allowed.any() else None,
+                "row_entropy": finite_or_none(-(seen * np.log(seen)).sum()) if allowed.any() else None,
                 "column_mass": self._column_mass(place, head, j, wanted),
             }
         )
@@ -466,10 +441,10 @@ class Service:
         """Return the mass of a column; None where that would take a pass over the head."""
         complete = self._passes.complete_pass(place, sums=True)
         if complete is not None:
-            return _finite_or_none(complete.track("column_mass")[j])
+            return finite_or_none(complete.track("column_mass")[j])
         if not (head.knows_lse or head.m * head.n <= 1 << 22):
             return None
-        return _finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
+        return finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 
     def _top(self, params: Parameters, wanted: Wanted) -> Answer:
         place, head = self._head(params)
@@ -525,11 +500,18 @@ def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: flo
     return Answer("json", body, progress, final and progress >= 1, status)
 
 
-def refusal(status: int, text: str) -> Answer:
+def refusal(status: int, text: str, **more: Any) -> Answer:
     """Return an answer with an error status and its reason."""
-    return json_answer({"error": text}, final=False, status=status)
+    return json_answer({"error": text, **more}, final=False, status=status)
 
 
-def _finite_or_none(value: float) -> float | None:
-    """Return a number for JSON, which has no infinity and no NaN: None for these."""
-    return float(value) if math.isfinite(value) else None
+def answered(answer: Callable[[], Answer]) -> Answer:
+    """Return what a function answers, or its error as an answer."""
+    try:
+        return answer()
+    except QuestionError as error:
+        return refusal(error.status, error.text, **error.more)
+    except UnwantedError:
+        return refusal(499, "nobody waits for the answer")
+    except (AttlasError, RuntimeError, ValueError, MemoryError, OSError) as error:
+        return refusal(500, str(error).partition("\n")[0] or type(error).__name__)

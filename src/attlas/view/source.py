@@ -161,13 +161,9 @@ class Source:
         if isinstance(shown, AttentionMatrix):
             shown = atlas_of(shown)
         if not isinstance(shown, Atlas):
-            raise DtypeError(
-                "Service()",
-                "there must be an atlas or a matrix to show.",
-                {"shown": type(shown).__name__},
-                found=kind(shown),
-                fix='Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).',
-            )
+            rule = "there must be an atlas or a matrix to show."
+            fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
+            raise DtypeError("Service()", rule, {"shown": type(shown).__name__}, found=kind(shown), fix=fix)
         self.atlas = shown
         self.title = title or shown.model or "attlas"
         self.texts: list[Text] = []
@@ -209,12 +205,9 @@ class Source:
         """Add the entries of another recording, which are compared with those of the first."""
         sizes = {shown.entry.shape[2:] for shown in self.entries}
         if not any(entry.shape[2:] in sizes for entry in other.entries):
-            raise ShapeError(
-                "view",
-                "two recordings are compared cell by cell: both must have read as many tokens.",
-                found=f"matrices of {_sizes(sizes)} and of {_sizes({entry.shape[2:] for entry in other.entries})}",
-                fix="attlas record --tokens N, with the same N for both",
-            )
+            rule = "two recordings are compared cell by cell: both must have read as many tokens."
+            found = f"matrices of {_sizes(sizes)} and of {_sizes({entry.shape[2:] for entry in other.entries})}"
+            raise ShapeError("view", rule, found=found, fix="attlas record --tokens N, with the same N for both")
         title = title or other.model or "other"
         title = f"{title} (2)" if title == self.title else title
         self._add(other, recording=title)

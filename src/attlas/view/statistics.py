@@ -18,6 +18,7 @@ from attlas.heads import MIXED, PATTERNS
 from attlas.heads.classification import classify_entry, text_ids, text_statistics
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
+from attlas.view.codes import finite_or_none
 from attlas.view.columns import Column
 from attlas.view.source import Source
 from attlas.view.worker import Worker
@@ -117,7 +118,7 @@ class HeadTable:
     def __init__(self, source: Source, worker: Worker) -> None:
         self._source, self._worker = source, worker
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
-        self._parts: dict[int, list[tuple[Any, ...]]] = {}  # of entries that are not complete, head by head
+        self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
         self._ready: dict[int, _Known] = {}  # what entries show
         self._missing = self._lacking()
 
@@ -139,7 +140,7 @@ class HeadTable:
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
         end = time.monotonic() + _PATIENCE
-        if any(number not in self._found for number in self._missing):
+        if self._missing:
             self._worker.ask("heads", self, urgent=False)
         rows: list[dict[str, Any]] = []
         names: dict[str, None] = {}
@@ -155,7 +156,7 @@ class HeadTable:
                 if prominence and shown.entry.matrix is not None and not shown.recording:
                     here = prominence[head], number, head
                     telling = max(telling or here, here, key=lambda found: found[0])
-                numbers = {name: _number(column[head]) for name, column in values.items()}
+                numbers = {name: finite_or_none(column[head]) for name, column in values.items()}
                 rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
         columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
@@ -182,7 +183,7 @@ class HeadTable:
     def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
         """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
         if number not in self._ready:
-            if (number in self._missing and number not in self._found) or time.monotonic() > end:
+            if number in self._missing or time.monotonic() > end:
                 return None
             self._ready[number] = self._look(number, entry, self._source.entries[number].atlas)
         return self._ready[number]
@@ -203,11 +204,10 @@ class HeadTable:
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""
-        number = next((number for number in self._missing if number not in self._found), None)
-        if number is None:
+        if not self._missing:
             return False
-        entry, wanted = self._source.entries[number].entry, self._missing[number]
-        parts = self._parts.setdefault(number, [])
+        number, wanted = next(iter(self._missing.items()))
+        entry, parts = self._source.entries[number].entry, self._parts
         if entry.matrix is not None and len(parts) < entry.shape[1]:
             head = len(parts)
             try:
@@ -215,10 +215,10 @@ class HeadTable:
             except (RuntimeError, ValueError, MemoryError):
                 parts.extend([()] * (entry.shape[1] - head))
         if len(parts) == entry.shape[1]:
-            del self._parts[number]
             whole = {} if () in parts else dict(zip(statistic_names(wanted), map(_joined, *parts), strict=True))
-            self._found[number] = whole  # after the numbers: other threads look here
-        return any(number not in self._found for number in self._missing)
+            self._found[number], self._parts = whole, []
+            del self._missing[number]  # after the numbers: other threads look here
+        return bool(self._missing)
 
 
 def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
@@ -234,7 +234,3 @@ def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
 
 def _joined(*parts: Tensor) -> Tensor:
     return torch.cat([part.cpu() for part in parts], dim=1)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -26,8 +26,7 @@ _HEADS = 8  # of a matrix
 _LAYERS, _PER_LAYER = 4, 6  # of an atlas
 _SIDES = (16, 128)  # pixels of a picture
 
-_LAND = (128, 128, 128, 40)  # masked: a breath of grey, on light and dark paper
-_WAIT = (128, 128, 128, 90)
+_LAND = (128, 128, 128, 40)  # masked: a little grey, on light and dark paper
 # Inverted lightness with the same hues; what a notebook program says of its theme goes before the system's setting.
 _INVERTED = "{filter:invert(1) hue-rotate(180deg)}"
 _DARK = (
@@ -37,7 +36,6 @@ _DARK = (
     f"[data-jp-theme-light=false] .attlas-preview img,.vscode-dark .attlas-preview img{_INVERTED}"
     "</style>"
 )
-_FIRST = 2  # entries of the palette before the colours
 
 
 def preview(shown: Atlas | AttentionMatrix) -> str:
@@ -145,21 +143,18 @@ def _png(picture: NDArray[np.uint16], n: int) -> bytes:
     """Return codes as a PNG of indexed colours."""
     low = max(-40.0, -math.ceil(math.log2(max(n, 2))) - 4.0)
     log2 = codes.LOG2_MIN + (picture.astype(np.float64) - codes.FIRST) * -codes.LOG2_MIN / (codes.LAST - codes.FIRST)
-    colours = np.rint(255 * pictures.palette()[::2]).astype(np.uint8)  # two entries of the palette are taken
+    colours = np.rint(255 * pictures.palette()[::2]).astype(np.uint8)
     place = np.clip((log2 - low) / -low, 0, 1)
-    index = (_FIRST + np.rint(place * (len(colours) - 1))).astype(np.uint8)
-    index[picture == codes.ZERO] = _FIRST
+    index = (1 + np.rint(place * (len(colours) - 1))).astype(np.uint8)  # entry 0 of the palette is for masked cells
     index[picture == codes.MASKED] = 0
-    index[picture == codes.PENDING] = 1
     height, width = index.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), index], axis=1)  # each line begins with its filter, none
-    table = b"".join(bytes(colour[:3]) for colour in (_LAND, _WAIT)) + colours.tobytes()
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         _chunk(name, data)
         for name, data in (
             (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            (b"PLTE", table),
-            (b"tRNS", bytes((_LAND[3], _WAIT[3]))),
+            (b"PLTE", bytes(_LAND[:3]) + colours.tobytes()),
+            (b"tRNS", bytes(_LAND[3:])),
             (b"IDAT", zlib.compress(lines.tobytes(), 9)),
             (b"IEND", b""),
         )

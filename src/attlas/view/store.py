@@ -77,10 +77,6 @@ class Store:
         self._checked.add(name)
         return arrays
 
-    def draft(self, name: str, facts: Mapping[str, Any], layout: Layout) -> Draft:
-        """Return room for the arrays of a new pass: mapped files, or memory where the disk has no room."""
-        return Draft(self, name, facts, layout)
-
     def known(self, name: str) -> None:
         """Take a pass for whole from now on, since this process has written it."""
         self._checked.add(name)

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from attlas._compat import cached_property
+
 _UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
+_STRAY = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
 
 
@@ -54,7 +57,6 @@ class Text:
                 self.shown[start:stop] = _shown(tokens, start, stop, pieces or {})
             start = stop
         self._units = units
-        self._folded: tuple[str, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.shown)
@@ -74,7 +76,7 @@ class Text:
 
         Upper and lower case are the same, and a match may cross tokens. Matches do not overlap.
         """
-        whole, ends = self._search_form()
+        whole, ends = self._search_form
         wanted = wanted.casefold()
         found: list[tuple[int, int]] = []
         total, at = 0, whole.find(wanted) if wanted else -1
@@ -86,12 +88,11 @@ class Text:
             at = whole.find(wanted, at + len(wanted))
         return found, total
 
+    @cached_property
     def _search_form(self) -> tuple[str, list[int]]:
         """Return the text without upper case, and where each unit ends in it."""
-        if self._folded is None:
-            parts = [unit.text.casefold() for unit in self._units]
-            self._folded = "".join(parts), list(accumulate(map(len, parts)))
-        return self._folded
+        parts = [unit.text.casefold() for unit in self._units]
+        return "".join(parts), list(accumulate(map(len, parts)))
 
 
 def pieces_from(recorded: object, sequence: int = 0) -> dict[int, bytes]:
@@ -145,24 +146,7 @@ def _readable(piece: bytes) -> str:
     >>> _readable(b"\x97\xa5b")
     '⟨97 A5⟩b'
     """
-    parts: list[str] = []
-    stray = b""
-    while piece:
-        for size in range(1, 5):
-            try:
-                text = piece[:size].decode()
-            except UnicodeDecodeError:
-                continue
-            if stray:
-                parts.append(_bracketed(stray))
-                stray = b""
-            parts.append(text)
-            piece = piece[size:]
-            break
-        else:
-            stray, piece = stray + piece[:1], piece[1:]
-    return "".join([*parts, _bracketed(stray)] if stray else parts)
-
-
-def _bracketed(stray: bytes) -> str:
-    return f"⟨{stray.hex(' ').upper()}⟩"
+    return _STRAY.sub(
+        lambda stray: f"⟨{stray[0].encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩",
+        piece.decode("utf-8", "surrogateescape"),
+    )

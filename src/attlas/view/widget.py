@@ -122,18 +122,11 @@ class Viewer(anywidget.AnyWidget):
             self._send_answer(name, answer)
 
     def _send_answer(self, name: str, answer: Answer) -> None:
-        content = {
-            "type": "answer",
-            "id": name,
-            "status": answer.status,
-            "kind": answer.kind,
-            "progress": answer.progress,
-            "final": answer.final,
-            "sampled": answer.sampled,
-        }
+        content = {"type": "answer", "id": name} | vars(answer)
+        body = content.pop("body")
         if answer.status != 200:
-            content["error"] = json.loads(answer.body)["error"]
-        self.send(content, [answer.body])
+            content["error"] = json.loads(body)["error"]
+        self.send(content, [body])
 
 
 def _is_question(question: object, params: object) -> bool:

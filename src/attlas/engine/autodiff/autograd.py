@@ -215,8 +215,7 @@ def _definition(request: Request) -> reference.Dense:
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Return the gradient of the sink: it has a weight and no value, and what it takes the others lose."""
-    share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
-    share = torch.where(lse == -torch.inf, torch.zeros_like(share), share)
+    share = share_of(sink.to(lse.dtype).view(1, -1, 1), lse)
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
 
 

@@ -89,7 +89,6 @@ def box_sums(task: Task) -> Sums:
         if forest.place is not None:
             runs = _others(forest.place[some], way, total)
         parts.append(sum_runs(near, runs))
-        task.report(group.stop)
     return unsort(concatenate(parts), forest.queries.order)
 
 
@@ -167,11 +166,9 @@ def _least(forest: Forest, start: int, stop: int) -> Tensor:
         for run in runs:
             found = _log_sums(task, row, column, run)
             least = found if least is None else torch.logaddexp(least, found)
-    return queries.low.new_full((stop - start,), -torch.inf) if least is None else _lowered(least.amin(-1), task)
-
-
-def _lowered(least: Tensor, task: Task) -> Tensor:
-    """Return log-sums less what rounding may have added to them."""
+    if least is None:
+        return queries.low.new_full((stop - start,), -torch.inf)
+    least = least.amin(-1)  # less what rounding may have added
     return least - 32 * torch.finfo(task.x.dtype).eps * (1 + least.abs().nan_to_num(posinf=0.0))
 
 

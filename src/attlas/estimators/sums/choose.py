@@ -85,12 +85,12 @@ def choose_plan(task: Task) -> SumsPlan:
 def run_plan(task: Task) -> Sums:
     """Sum a task by the method that `choose_plan` chooses."""
     method = choose_plan(task).method
-    if method == "line":
-        line = sorted_line(task)
-        sums = unsort(_LINES[task.kernel][0](line), line.order)
-        task.report(len(task.x))
-        return sums
-    return box_sums(task) if method == "boxes" else direct_sums(task)
+    if method == "boxes":
+        return box_sums(task)
+    line = sorted_line(task) if method == "line" else None
+    if line is None or not len(line.keys):  # all keys of a line may have weight 0
+        return direct_sums(task)
+    return unsort(_LINES[task.kernel][0](line), line.order)
 
 
 def _why_no_line(task: Task) -> str | None:

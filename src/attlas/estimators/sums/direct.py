@@ -15,7 +15,6 @@ from attlas.masks.runs import RunPerRow
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}
-_ROWS = 65_536  # queries of one call, between two reports
 _REACH = 64.0  # bandwidths up to which offsets from a common origin lose nothing that matters
 _LEAF = 512
 
@@ -39,17 +38,8 @@ class Run(NamedTuple):
 def direct_sums(task: Task) -> Sums:
     """Return the sums over every pair of a task whose bandwidths are near 1."""
     kept = torch.ones(len(task.keys), dtype=torch.bool) if task.weights is None else task.weights > 0
-    own = without_own(kept) if task.leave_one_out else None
-    if not bool(kept.all()):
-        task = task.of_keys(kept)
-    m = task.x.shape[0]
-    parts = []
-    for start in range(0, max(m, 1), _ROWS):
-        some = slice(start, min(start + _ROWS, m))
-        runs = (None,) if own is None else tuple(run.rows(some) for run in own)
-        parts.append(sum_runs(replace(task, x=task.x[some]), runs))
-        task.report(some.stop)
-    return concatenate(parts)
+    runs = without_own(kept) if task.leave_one_out else (None,)
+    return sum_runs(task if bool(kept.all()) else task.of_keys(kept), runs)
 
 
 def without_own(kept: Tensor) -> tuple[Run, Run]:
@@ -137,22 +127,21 @@ def _nearest(task: Task, run: Run | None, sums: Sums, none: Tensor) -> Sums:
 def _sum_run_with_moments(task: Task, run: Run | None) -> Sums:
     """Return the sums with moments: offsets are counted from an origin near each group of queries."""
     m, d = task.x.shape
-    out: list[Sums] = []
+    if not m:
+        return _moments_around(task, run, task.x.new_zeros(d))
     order = torch.arange(m, device=task.x.device) if d > 1 else task.x[:, 0].argsort()
-    groups = list(order.split(_LEAF))
+    out: list[Sums] = []
     done: list[Tensor] = []
-    for group in groups:
+    for group in order.split(_LEAF):
         x = task.x[group]
-        middle = (x.amin(0) + x.amax(0)) / 2 if len(group) else x.new_zeros(d)
-        wide = ((x - middle).abs().amax(-1) > _REACH) if len(group) else torch.zeros(0, dtype=torch.bool)
-        for part in (group[~wide],) if not bool(wide.any()) else (group[~wide], *group[wide].split(1)):
-            if not len(part) and m:
-                continue
-            rows = part.cpu()
-            some = None if run is None else run.rows(rows)
-            origin = middle if len(part) != 1 else task.x[part[0]]
-            out.append(_moments_around(replace(task, x=task.x[part]), some, origin))
-            done.append(part)
+        middle = (x.amin(0) + x.amax(0)) / 2
+        wide = (x - middle).abs().amax(-1) > _REACH
+        for part in (group[~wide], *group[wide].split(1)):
+            if len(part):
+                some = None if run is None else run.rows(part.cpu())
+                origin = middle if len(part) > 1 else task.x[part[0]]
+                out.append(_moments_around(replace(task, x=task.x[part]), some, origin))
+                done.append(part)
     return unsort(concatenate(out), torch.cat(done))
 
 

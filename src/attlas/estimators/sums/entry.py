@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ def kernel_sums(
     tolerance: float = 1e-7,
     leave_one_out: bool = False,
     moments: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Sums:
     """Sum a kernel, and values times the kernel, over all keys, for each query.
 
@@ -53,8 +51,6 @@ def kernel_sums(
         Leave out the pair (i, i); x must then be the keys.
     moments : {0, 1}, default 0
         1 adds the sums of the offsets that a local line needs.
-    progress : callable, optional
-        Called from time to time as ``progress(queries done, queries)``.
 
     Returns
     -------
@@ -90,7 +86,7 @@ def kernel_sums(
     tensor([0.1203, 1.2151, 4.2119, 8.4018])
     """
     h = torch.as_tensor(bandwidth, dtype=torch.float64)
-    task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments, progress))
+    task = checked_task(Task(kernel, x, keys, values, h, weights, tolerance, leave_one_out, moments))
     scaled, units = _normalized(task)
     return replace(_denormalized(run_plan(scaled), units, x.dtype), kernel=kernel, bandwidth=task.bandwidth.cpu())
 

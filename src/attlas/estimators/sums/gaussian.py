@@ -49,15 +49,13 @@ class _Boxes:
 def gaussian_sums(line: Line) -> Sums:
     """Return the sums of a Gaussian line with the tolerance of its task."""
     task = line.task
-    if not len(line.keys) or not len(line.x):
-        m = len(line.x)
-        return Sums(line.x.new_zeros(m, task.values.shape[1]), line.x.new_zeros(m), line.x.new_full((m,), -torch.inf))
     line, fine = _centred(line)
     # A quarter each for keys left out, for the polynomial, and for what taking the own key off multiplies.
     part = task.tolerance / 4
     nodes = nodes_for(part, WIDTH / 2, _usual_spread(line, part))
     if task.moments:
-        return _in_windows(line, part)
+        near = neighbours(line, line.x, line.own).clamp(min=0)
+        return sums_in_windows(line, window(line, line.x, 0.0, near, part))
     boxes = _boxes(line, part)
     smooth = (boxes.count > nodes) & (_log_error(nodes, boxes.radius, boxes.spread) <= math.log(part))
     smooth &= (boxes.centre - line.keys[boxes.near]).abs() <= _FARTHEST * line.h
@@ -67,16 +65,9 @@ def gaussian_sums(line: Line) -> Sums:
     rough = torch.repeat_interleave(~smooth, boxes.count).nonzero().squeeze(-1)
     if len(rough):
         put_rows(sums, rough, _sum_each(line, rough, part))
-    task.report(len(rough))
     if bool(smooth.any()):
         _interpolate(line, boxes, smooth, nodes, sums)
     return sums if line.own is None else _without_own(line, sums, part)
-
-
-def _in_windows(line: Line, part: float) -> Sums:
-    """Return the sums with moments, of every pair that matters."""
-    near = neighbours(line, line.x, line.own).clamp(min=0)
-    return sums_in_windows(line, window(line, line.x, 0.0, near, part))
 
 
 def window(line: Line, centre: Tensor, radius: Tensor | float, near: Tensor, part: float) -> Run:

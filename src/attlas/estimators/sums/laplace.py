@@ -20,8 +20,8 @@ from attlas.estimators.sums.scan import decayed_cumsum
 
 def laplace_sums(line: Line) -> Sums:
     """Return the sums of a Laplace line; its tolerance is not needed."""
-    keys, x, n = line.keys, line.x, len(line.keys)
-    if line.task.moments and n:
+    keys, x = line.keys, line.x
+    if line.task.moments:
         return sums_in_windows(line, _window(line))
     if line.own is None:
         after = torch.searchsorted(keys, x)
@@ -31,9 +31,8 @@ def laplace_sums(line: Line) -> Sums:
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
     decay = (-(keys.diff() / line.h)).exp()
-    start = decay.new_zeros(min(n, 1))
+    start = decay.new_zeros(1)
     left = _seen(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
-    line.task.report(len(x) // 2)
     mirrored = decayed_cumsum(torch.cat([start, decay.flip(0)]), terms.flip(0)).flip(0)
     return left.merge(_seen(line, mirrored, after, x))
 
@@ -51,8 +50,6 @@ def _seen(line: Line, sums: Tensor, place: Tensor, x: Tensor) -> Sums:
     """Return the sums of one side as queries see them past the key at `place`; none where that is no key."""
     n = len(line.keys)
     there = (place >= 0) & (place < n)
-    if not n:
-        return Sums(x.new_zeros(len(x), sums.shape[1] - 1), x.new_zeros(len(x)), x.new_full((len(x),), -torch.inf))
     place = place.clamp(0, n - 1)
     scale = (-(x - line.keys[place]).abs() / line.h).clamp(min=-torch.finfo(torch.float64).max)
     found = sums[place].masked_fill_(~there.unsqueeze(-1), 0.0)

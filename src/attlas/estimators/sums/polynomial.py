@@ -51,10 +51,6 @@ class _Cells(NamedTuple):
 def polynomial_sums(line: Line) -> Sums:
     """Return the sums of a line with a bounded kernel, with the tolerance of its task."""
     x, m, e = line.x, len(line.x), line.task.values.shape[1]
-    total = x.new_zeros(m, e + 1)
-    scale = x.new_full((m,), -torch.inf)
-    if not len(line.keys) or not m:
-        return Sums(total[:, :-1], total[:, -1], scale)
     low, high = _edges(line)
     if line.task.moments:
         return sums_in_windows(line, Run(low.long(), high.long()))
@@ -62,7 +58,7 @@ def polynomial_sums(line: Line) -> Sums:
     middle = torch.searchsorted(line.keys, x, out_int32=low.dtype is torch.int32).clamp_(low, high)
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
-    bare = x.new_zeros(m)
+    total, bare = x.new_zeros(m, e + 1), x.new_zeros(m)
     odd = torch.zeros(m, dtype=torch.bool, device="cpu")
     pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
     for first, stop, side in ((low, middle, -1.0), (middle, high, 1.0)):
@@ -72,23 +68,17 @@ def polynomial_sums(line: Line) -> Sums:
         if power:
             terms *= ((line.keys - cells.middle[cells.of]) / line.h).unsqueeze(-1)
         for mirrored in (False, True):
-            sums = _forward(cells, terms) if not mirrored else _backward(cells, terms)
+            if mirrored:
+                sums = decayed_cumsum((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
+            else:
+                sums = decayed_cumsum((~cells.first).double(), terms)
             for piece in pieces[int(mirrored)]:
                 _add(line, cells, sums, power, piece, total, bare)
             del sums
-        line.task.report(m // 2)
-    scale[low < high] = 0.0
+    scale = torch.where(low < high, 0.0, x.new_full((m,), -torch.inf))
     if line.own is not None:
         _subtract_own(line, total)
     return _refined(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
-
-
-def _forward(cells: _Cells, terms: Tensor) -> Tensor:
-    return decayed_cumsum((~cells.first).double(), terms)
-
-
-def _backward(cells: _Cells, terms: Tensor) -> Tensor:
-    return decayed_cumsum((~cells.last).flip(0).double(), terms.flip(0)).flip(0)
 
 
 def _cells(line: Line, places: torch.dtype) -> _Cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,10 +41,6 @@ class Moments:
         """Return the moments times one factor a row, shape (m,)."""
         one = factor.unsqueeze(-1)
         return Moments(self.offset * one, self.outer * one.unsqueeze(-1), self.cross * one.unsqueeze(-1))
-
-    def plus(self, other: Moments) -> Moments:
-        """Return the sums of both, which must be on one scale."""
-        return Moments(self.offset + other.offset, self.outer + other.outer, self.cross + other.cross)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +132,7 @@ class Sums:
             fix = "call kernel_sums with the same x, number of values and moments."
             raise ShapeError("Sums.merge()", rule, given, found=found, fix=fix)
         scale = torch.maximum(self.log_scale, other.log_scale)
-        mine, theirs = self._at(scale), other._at(scale)
-        first = None if mine.first is None or theirs.first is None else mine.first.plus(theirs.first)
-        numerator, denominator = mine.numerator + theirs.numerator, mine.denominator + theirs.denominator
-        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
+        return replace(_each(torch.add, self._at(scale), other._at(scale)), log_scale=scale)
 
     def _check_kernel(self, other: Sums) -> None:
         mine, theirs = (
@@ -151,31 +145,30 @@ class Sums:
 
     def rows(self, index: Tensor | slice) -> Sums:
         """Return the sums of some queries."""
-        first = self.first
-        if first is not None:
-            first = Moments(first.offset[index], first.outer[index], first.cross[index])
-        numerator, denominator = self.numerator[index], self.denominator[index]
-        scale = self.log_scale[index]
-        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
+        return _each(lambda t: t[index], self)
 
     def _at(self, scale: Tensor) -> Sums:
         """Return the same sums on another scale, which is not below their own."""
         below = torch.where(scale == -torch.inf, torch.zeros_like(scale), self.log_scale - scale)
         factor = below.exp().to(self.denominator.dtype)
         first = None if self.first is None else self.first.scaled(factor)
-        return Sums(self.numerator * factor.unsqueeze(-1), self.denominator * factor, scale, first)
+        numerator, denominator = self.numerator * factor.unsqueeze(-1), self.denominator * factor
+        return replace(self, numerator=numerator, denominator=denominator, log_scale=scale, first=first)
 
 
 def concatenate(parts: list[Sums]) -> Sums:
     """Return the sums of all queries from those of consecutive ones."""
-    firsts = [part.first for part in parts if part.first is not None]
-    first = None
-    if firsts:
-        first = Moments(*(torch.cat([getattr(f, name) for f in firsts]) for name in ("offset", "outer", "cross")))
+    return _each(lambda *t: torch.cat(t), *parts)
+
+
+def _each(f: Callable[..., Tensor], *parts: Sums) -> Sums:
+    """Return sums of which each tensor is what a function makes of that tensor of all parts."""
+    moments = [vars(part.first).values() for part in parts if part.first is not None]
+    first = Moments(*map(f, *moments)) if moments else None
     numerator, denominator, scale = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("numerator", "denominator", "log_scale")
+        f(*(getattr(part, name) for part in parts)) for name in ("numerator", "denominator", "log_scale")
     )
-    return Sums(numerator, denominator, scale, first)
+    return replace(parts[0], numerator=numerator, denominator=denominator, log_scale=scale, first=first)
 
 
 def put_rows(sums: Sums, index: Tensor, rows: Sums) -> None:

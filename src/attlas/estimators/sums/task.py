@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,8 +41,6 @@ class Task:
         Whether query i does not see key i.
     moments : int
         1 where the sums of the offsets are wanted too.
-    progress : callable, optional
-        Told ``(queries done, queries)`` now and then.
     """
 
     kernel: str
@@ -55,7 +52,6 @@ class Task:
     tolerance: float = 0.0
     leave_one_out: bool = False
     moments: int = 0
-    progress: Callable[[int, int], None] | None = None
 
     @property
     def bounded(self) -> bool:
@@ -73,11 +69,6 @@ class Task:
         """Return the task with some of its keys."""
         weights = None if self.weights is None else self.weights[index]
         return replace(self, keys=self.keys[index], values=self.values[index], weights=weights)
-
-    def report(self, done: int) -> None:
-        """Report how many queries are done."""
-        if self.progress is not None:
-            self.progress(done, self.x.shape[0])
 
 
 def checked_task(task: Task) -> Task:

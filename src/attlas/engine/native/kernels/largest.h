@@ -38,7 +38,7 @@ struct Largest {
       peak = larger<T>(peak, peaks[x]);
     }
     if (!above<T>(peak, all(floor))) return;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     if constexpr (std::is_same_v<T, float>)
       if (k <= W) return take_few(peaks, places, step, floor, peak, where);
 #endif
@@ -56,9 +56,7 @@ struct Largest {
       const Stretch stretch = where(place);
       for (uint32_t found = reach(peaks[place], floor, bound); found; found &= found - 1) {
         const int64_t lane = __builtin_ctz(found);
-        uint64_t large = 0;  // found without a branch: which one is large cannot be foreseen
-        for (int64_t x = 0; lane + x * step < stretch.size; ++x) large |= uint64_t(stretch.logits[lane + x * step] >= bound) << x;
-        for (; large; large &= large - 1) {
+        for (uint64_t large = reach(stretch, lane, step, bound); large; large &= large - 1) {
           const int64_t j = lane + __builtin_ctzll(large) * step;
           offer(stretch.logits[j], int32_t(stretch.key + j));
         }
@@ -70,6 +68,21 @@ struct Largest {
  private:
   // One bit for each lane that is above the floor and not below the bound.
   static ATTLAS_INLINE uint32_t reach(V x, T floor, T bound) { return above<T>(x, all(floor)) & ~above<T>(all(bound), x); }
+
+  // One bit for each logit of a lane that is not below the bound. There is no branch: which one is large cannot be foreseen.
+  static ATTLAS_INLINE uint64_t reach(const Stretch& stretch, int64_t lane, int step, T bound) {
+    const T* logits = stretch.logits + lane;
+    const int64_t size = stretch.size - lane;
+    uint64_t found = 0;
+    int64_t x = 0;
+    for (; (x + W - 1) * step < size; x += W) {
+      V some;
+      for (int y = 0; y < W; ++y) some[y] = logits[(x + y) * step];
+      found |= uint64_t(~above<T>(all(bound), some) & ((1u << W) - 1)) << x;
+    }
+    for (; x * step < size; ++x) found |= uint64_t(logits[x * step] >= bound) << x;
+    return found;
+  }
 
   // Keys do not come in order here.
   void offer(T x, int32_t key) const {
@@ -185,6 +198,47 @@ struct Largest {
     }
     _mm512_mask_storeu_ps(values, used, best.values);
     _mm512_mask_storeu_epi32(keys, used, best.keys);
+  }
+#elif defined(__AVX2__)
+  static ATTLAS_INLINE __m256 moved(__m256 x) { return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6)); }
+
+  // Puts a logit in its place among those in descending order, without a branch; the last of them goes.
+  static ATTLAS_INLINE void insert(__m256& best, __m256& best_keys, float logit, int32_t its_key) {
+    const __m256 x = _mm256_set1_ps(logit), key = _mm256_castsi256_ps(_mm256_set1_epi32(its_key));
+    const __m256i later = _mm256_cmpgt_epi32(_mm256_castps_si256(key), _mm256_castps_si256(best_keys));
+    const __m256 same = _mm256_and_ps(_mm256_cmp_ps(best, x, _CMP_EQ_OQ), _mm256_castsi256_ps(later));
+    const __m256 stays = _mm256_or_ps(_mm256_cmp_ps(best, x, _CMP_GT_OQ), same);
+    const __m256 first = _mm256_castsi256_ps(_mm256_setr_epi32(-1, 0, 0, 0, 0, 0, 0, 0));
+    const __m256 after_one_that_stays = _mm256_or_ps(moved(stays), first);
+    best = _mm256_blendv_ps(_mm256_blendv_ps(moved(best), x, after_one_that_stays), best, stays);
+    best_keys = _mm256_blendv_ps(_mm256_blendv_ps(moved(best_keys), key, after_one_that_stays), best_keys, stays);
+  }
+
+  // No more than a vector of them stay in order in one register.
+  template <class Where>
+  void take_few(const V* peaks, int places, int step, float floor, V peak, Where where) const {
+    constexpr int GROUP = 64 / W;  // places whose lanes have a bit each in one number
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), last = _mm256_set1_epi32(k - 1);
+    const __m256i used = _mm256_cmpgt_epi32(_mm256_set1_epi32(k), lanes);
+    __m256 best = _mm256_maskload_ps(values, used), best_keys = _mm256_maskload_ps((const float*)keys, used);
+    // At least k logits reach the smallest of the lanes' largest.
+    float bound = std::max(floor, -most<float>(-peak));
+    for (int group = 0; group < places; group += GROUP) {
+      uint64_t found = 0;
+      for (int place = group; place < std::min(places, group + GROUP); ++place)
+        found |= uint64_t(reach(peaks[place], floor, bound)) << ((place - group) * W);
+      for (; found; found &= found - 1) {
+        const int at = __builtin_ctzll(found), lane = at % W;
+        const Stretch stretch = where(group + at / W);
+        for (uint64_t large = reach(stretch, lane, step, bound); large; large &= large - 1) {
+          const int64_t j = lane + __builtin_ctzll(large) * step;
+          insert(best, best_keys, stretch.logits[j], int32_t(stretch.key + j));
+        }
+        bound = std::max(bound, _mm256_cvtss_f32(_mm256_permutevar8x32_ps(best, last)));
+      }
+    }
+    _mm256_maskstore_ps(values, used, best);
+    _mm256_maskstore_ps((float*)keys, used, best_keys);
   }
 #endif
 };

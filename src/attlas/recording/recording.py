@@ -158,10 +158,8 @@ def record(
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
     if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
-        rule, fix = (
-            'keep="statistics" keeps nothing but statistics.',
-            "statistics=[stats.Entropy(), stats.ColumnMass()]",
-        )
+        rule = 'keep="statistics" keeps nothing but statistics.'
+        fix = "statistics=[stats.Entropy(), stats.ColumnMass()]"
         raise ShapeError("record()", rule, found="no statistic", fix=fix)
     if values not in (False, True, "norms") or (values and keep == "statistics"):
         rule = 'values must be False, True or "norms", and belong to recorded queries and keys.'
@@ -257,7 +255,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         later = {path: call for path, call in (self._first_calls | none).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
         if self._policy.disk is not None:
-            self._policy.disk.finish(self.atlas)
+            self._policy.disk.finish(self.atlas.entries, self.atlas.facts)
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
