@@ -21,7 +21,7 @@ struct PairwiseParams {
   // Further cells, one byte each, 0 = may not attend, (query, key) whatever the rows are.
   const uint8_t* allowed;
   int64_t allowed_batch, allowed_head, allowed_row;
-  // Log-sum-exp in nats, (batch, heads, rows) or (batch, heads, columns); null: it is found here (not by_column).
+  // Log-sum-exp in nats: of rows for gradients, of columns where by_column; null where it is found here.
   const double* known;
   // Results, contiguous; what is not wanted is null.
   void* out;        // (batch, heads, m, e)

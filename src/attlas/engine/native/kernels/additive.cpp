@@ -19,7 +19,7 @@ struct AdditiveGradients {
 
   struct Worker {
     Scratch<T> s;
-    Aligned<T> left;            // [row][e]
+    SlopeRows<T> given;
     Aligned<T> columns;         // gradients of e^2b's exponent, as AdditiveScore::packed
     Aligned<T> values;          // as Values, major
     Aligned<T> rows;            // [row][slot]
@@ -27,7 +27,7 @@ struct AdditiveGradients {
     double slopes = 0;
     Worker(const AdditiveGradients& of)
         : s(0, of.score.row_numbers),
-          left(size_t(ROWS * of.p.e)),
+          given(of.p.e),
           columns(size_t(of.column_numbers)),
           values(size_t(of.whole * of.p.e)),
           rows(size_t(ROWS * of.slots)),
@@ -56,26 +56,17 @@ struct AdditiveGradients {
     Scratch<T>& s = w.s;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t row0 = (b * p.heads + h) * p.m + i0;
-    const PairwiseMaskView<T> mask(p, b, h);
-    Shift<T> shift[ROWS];
-    T delta[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-      const int64_t i = row0 + std::min(r, count - 1);
-      // Rows beyond the last, and rows without keys, have weights 0.
-      shift[r] = shift_of<T>(r < count ? p.known[i] : -INF<double>);
-      delta[r] = static_cast<const T*>(x.slopes.delta)[i];
-      std::copy_n(static_cast<const T*>(x.slopes.left) + i * p.e, p.e, w.left.data + r * p.e);
-    }
-    score.take_rows(b, h, i0, count, s);
+    w.given.take(p, x.slopes, row0, count);
     std::fill(w.rows.data, w.rows.data + ROWS * slots, T(0));
+    const PairwiseMaskView<T> mask(p, b, h);
+    score.take_rows(b, h, i0, count, s);
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;
       score.tile(b, h, j0, vectors, s.tile.data, s);
       if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
-      slopes_of<T>(w.left.data, p.e, right.head(p, b, h) + j0 * p.e, s.tile.data, s.other.data, shift, nullptr,
-                   whole, delta, nullptr, vectors);
+      slopes_of<T>(w.given, p.e, right.head(p, b, h) + j0 * p.e, nullptr, whole, nullptr, vectors, s);
       values(w, j0, vectors);
       units(w, b, h, j0, vectors);
     }
@@ -94,10 +85,11 @@ struct AdditiveGradients {
   // Weights times the left vectors, for each column.
   void values(Worker& w, int64_t j0, int vectors) const {
     T* to = w.values.data + j0 * p.e;
+    const T *left = w.given.left.data, *weights = w.s.tile.data;
     for (int64_t c = 0; c < p.e; ++c)
       for (int v = 0; v < vectors; ++v) {
         Vec<T> total = load(to + c * COLS<T> + v * W);
-        for (int r = 0; r < ROWS; ++r) total += all(w.left[size_t(r * p.e + c)]) * load(w.s.tile.data + r * COLS<T> + v * W);
+        for (int r = 0; r < ROWS; ++r) total += all(left[r * p.e + c]) * load(weights + r * COLS<T> + v * W);
         store(to + c * COLS<T> + v * W, total);
       }
   }

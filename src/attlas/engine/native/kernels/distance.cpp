@@ -296,25 +296,15 @@ struct Backward {
       for (int64_t j = 0; j < whole; ++j) deltas[size_t(i * whole + j)] = j < p.n ? given_deltas[i * p.n + j] : T(0);
   }
 
-  void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Aligned<Vec<T>>& lanes, Aligned<T>& left) const {
+  void rows(int64_t b, int64_t h, int64_t i0, Scratch<T>& s, Aligned<Vec<T>>& lanes, SlopeRows<T>& given) const {
     const int D = kernel.size;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t head = b * p.heads + h, row0 = head * p.m + i0;
-    const PairwiseMaskView<T> mask(p, b, h);
     Vec<T>*first = lanes.data, *second = x.second ? first + ROWS * D : nullptr;
     for (int i = 0; i < 2 * ROWS * D; ++i) first[i] = Vec<T>{};
-    for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
-    for (int64_t i = 0; i < (pooled.few ? 0 : ROWS * pooled.width); ++i) s.pooled[i] = 0;
-    Shift<T> shift[ROWS];
-    T delta[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-      const int64_t i = row0 + std::min(r, count - 1);
-      for (int64_t c = 0; c < p.e; ++c)
-        left[size_t(r * p.e + c)] = static_cast<const T*>(x.slopes.left)[i * p.e + c];
-      if (p.by_column) continue;
-      shift[r] = shift_of<T>(p.known[i]);
-      delta[r] = static_cast<const T*>(x.slopes.delta)[i];
-    }
+    s.clear(pooled);
+    given.take(p, x.slopes, row0, count);
+    const PairwiseMaskView<T> mask(p, b, h);
     kernel.take_rows(b, h, i0, count, s);
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
@@ -322,9 +312,8 @@ struct Backward {
       if (cover == PairwiseMaskView<T>::NONE) continue;
       kernel.tile(b, h, j0, vectors, s.tile.data, s);
       if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
-      slopes_of<T>(left.data, p.e, right.head(p, b, h) + j0 * p.e, s.tile.data, s.other.data, shift,
-                   p.by_column ? shifts.data + head * 2 * whole + j0 : nullptr, whole, delta,
-                   p.by_column ? deltas.data + head * whole + j0 : nullptr, vectors);
+      slopes_of<T>(given, p.e, right.head(p, b, h) + j0 * p.e, p.by_column ? shifts.data + head * 2 * whole + j0 : nullptr, whole,
+                   p.by_column ? deltas.data + head * whole + j0 : nullptr, vectors, s);
       if (x.of.kernel == LAPLACE)
         kernel.template gradients<true>(b, h, j0, vectors, s.other.data, first, second, s);
       else
@@ -336,9 +325,7 @@ struct Backward {
         static_cast<T*>(x.first)[(row0 + r) * p.d + c] = sum<T>(first[r * D + c]);
         if (second) static_cast<T*>(x.second)[(row0 + r) * p.d + c] = sum<T>(second[r * D + c]);
       }
-      for (int64_t c = 0; c < pooled.e; ++c)
-        static_cast<T*>(p.out)[(row0 + r) * p.e + c] =
-            pooled.few ? sum<T>(s.lanes[size_t(r) * FEW_VALUES + c]) : s.pooled[r * pooled.width + c];
+      for (int64_t c = 0; c < pooled.e; ++c) static_cast<T*>(p.out)[(row0 + r) * p.e + c] = s.sum_of(pooled, r, c);
     }
   }
 
@@ -347,17 +334,17 @@ struct Backward {
     const int64_t blocks = (p.m + ROWS - 1) / ROWS;
     std::vector<Scratch<T>> scratch;
     std::vector<Aligned<Vec<T>>> lanes;
-    std::vector<Aligned<T>> left;
+    std::vector<SlopeRows<T>> given;
     for (int t = 0; t < threads; ++t) {
       scratch.emplace_back(pooled.width, kernel.row_numbers);
       lanes.emplace_back(2 * kernel.row_numbers);
-      left.emplace_back(size_t(ROWS * p.e));
+      given.emplace_back(p.e);
     }
     share(size_t(p.batch * p.heads * blocks), threads, [&](size_t item, int thread) {
       const Flush flush;
       const int64_t head = int64_t(item) / blocks;
       const size_t t = size_t(thread);
-      rows(head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS, scratch[t], lanes[t], left[t]);
+      rows(head / p.heads, head % p.heads, int64_t(item) % blocks * ROWS, scratch[t], lanes[t], given[t]);
     });
   }
 };
@@ -369,14 +356,8 @@ int32_t with_size(const Distance& x, Run run) {
   const int64_t d = x.pairs.d;
   if (d > 16) return UNSUPPORTED;
   if constexpr (KERNEL == GAUSSIAN && !SCALED) {
-    switch (d) {
-      case 1: return run.template operator()<Distances<T, KERNEL, SCALED, 1>>();
-      case 2: return run.template operator()<Distances<T, KERNEL, SCALED, 2>>();
-      case 3: return run.template operator()<Distances<T, KERNEL, SCALED, 3>>();
-      case 4: return run.template operator()<Distances<T, KERNEL, SCALED, 4>>();
-      case 5: return run.template operator()<Distances<T, KERNEL, SCALED, 5>>();
-      case 6: return run.template operator()<Distances<T, KERNEL, SCALED, 6>>();
-    }
+    int32_t status = DONE;
+    if (with_constant<6>(d, [&]<int D>() { status = run.template operator()<Distances<T, KERNEL, SCALED, D>>(); })) return status;
   }
   return run.template operator()<Distances<T, KERNEL, SCALED, 0>>();
 }
@@ -399,7 +380,6 @@ int32_t sums(const Distance& x) {
   if constexpr (std::is_same_v<T, double>)
     if (x.kernel == GAUSSIAN && x.pairs.d <= Products::LARGEST && simple(x.pairs))
       return run.template operator()<GaussianProducts>();
-  if (x.kernel >= BOXCAR && x.pairs.known && !x.pairs.by_column) return UNSUPPORTED;
   // The same form for the log-sum-exp and for what is made with it: rounding that they share does no harm.
   if constexpr (std::is_same_v<T, float>)
     if (x.kernel == GAUSSIAN && one_scale<T>(x)) return with_size<T, GAUSSIAN, false>(x, run);

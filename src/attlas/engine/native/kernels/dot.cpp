@@ -88,43 +88,47 @@ struct Wave {
   int64_t head(int64_t which) const { return (first + slot(which)) % key_heads * group + which % group; }
 };
 
-template <class M, class Source>
-void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
-  using T = typename M::T;
-  std::vector<std::unique_ptr<Forward<M>>> workers(size_t(p.threads));
-  const int64_t block = Forward<M>::block_for(p, parts.q), blocks = (p.m + block - 1) / block;
-  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
-    // Last rows first: under a causal mask they see the most, and the short ones fill the gaps at the end.
-    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
-    if (!workers[thread]) workers[thread] = std::make_unique<Forward<M>>(p, block, parts.q, parts.k, parts.p, parts.v);
-    const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
-    const int64_t slot = wave.slot(which);
+// Runs work(worker, which, row, count) for all rows of some heads, a block at a time. The last rows come first: under a causal
+// mask they see the most, and the short ones fill the gaps at the end. make() gives each thread a worker.
+template <class M, class Make, class Work>
+void share_rows(const AttentionParams& p, int64_t block, int64_t heads, Make make, Work work) {
+  const int64_t blocks = (p.m + block - 1) / block;
+  std::vector<decltype(make())> workers(size_t(p.threads));
+  attlas::share(size_t(heads * blocks), p.threads, [&](size_t task, int thread) {
+    const int64_t row = (blocks - 1 - int64_t(task) / heads) * block;
+    if (!workers[thread]) workers[thread] = make();
     M::begin();
-    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read, packed.keys(slot),
-                         packed.values(slot));
+    work(*workers[thread], int64_t(task) % heads, row, std::min(block, p.m - row));
     M::end();
   });
 }
 
+template <class M, class Source>
+void along_rows(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
+  const int64_t block = Forward<M>::block_for(p, parts.q);
+  share_rows<M>(
+      p, block, wave.heads(), [&] { return std::make_unique<Forward<M>>(p, block, parts.q, parts.k, parts.p, parts.v); },
+      [&](Forward<M>& pass, int64_t which, int64_t row, int64_t count) {
+        const int64_t b = wave.batch(which), h = wave.head(which), slot = wave.slot(which);
+        pass.run(b, h, row, count, rows_of<typename M::T, Source>(p.q, b, h, row), packed.keys(slot), packed.values(slot));
+      });
+}
+
 // The pass of some heads with their log-sum-exp known. make() gives what one thread needs, head(which) the place of a head,
 // and work(worker, which, row, count, task_columns) passes some rows of it.
-template <class Pass, class Make, class Head, class Work>
+template <class M, class Make, class Head, class Work>
 void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Make make, Head head, Work work) {
-  using T = typename Pass::Real;
+  using T = typename M::T;
   const int64_t tasks = (p.m + block - 1) / block;
   // As many heads at a time as keep what the tasks find of columns small, and all threads busy.
   const int64_t columns = ((p.column_mass != nullptr) + (p.column_max != nullptr)) * p.n * int64_t(sizeof(T));
   const int64_t bytes = tasks * (columns + (p.offsets ? (block + p.n) * 8 : 0)) + 1;
   const int64_t together = std::clamp<int64_t>((64 << 20) / bytes, 1, heads);
-  std::vector<std::unique_ptr<Pass>> workers(size_t(p.threads));
   for (int64_t from = 0; from < heads; from += together) {
     const int64_t here = std::min(together, heads - from);
     std::vector<TaskColumns<T>> task_columns(size_t(here * tasks));
-    attlas::share(task_columns.size(), p.threads, [&](size_t index, int thread) {
-      // Last rows first, as above.
-      const int64_t task = tasks - 1 - int64_t(index) / here, which = int64_t(index) % here, row = task * block;
-      if (!workers[thread]) workers[thread] = make();
-      work(*workers[thread], from + which, row, std::min(block, p.m - row), task_columns[size_t(which * tasks + task)]);
+    share_rows<M>(p, block, here, make, [&](auto& worker, int64_t which, int64_t row, int64_t count) {
+      work(worker, from + which, row, count, task_columns[size_t(which * tasks + row / block)]);
     });
     if (!wants_column_statistics(p)) continue;
     attlas::share(size_t(here), p.threads, [&](size_t which, int) {
@@ -135,17 +139,15 @@ void share_statistics(const AttentionParams& p, int64_t block, int64_t heads, Ma
 
 template <class M, class Source>
 void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
-  using T = typename M::T;
   using Pass = StatisticsPass<M>;
   const int64_t block = Pass::block_for(p, parts.q);
-  share_statistics<Pass>(
+  share_statistics<M>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(p, block, parts.q, parts.k); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
       [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
-        const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
-        M::begin();
-        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(wave.slot(which)), task_columns);
-        M::end();
+        const int64_t b = wave.batch(which), h = wave.head(which);
+        const auto read = rows_of<typename M::T, Source>(p.q, b, h, row);
+        pass.run(b, h, row, count, read, packed.keys(wave.slot(which)), task_columns);
       });
 }
 
@@ -172,8 +174,6 @@ class BothPasses {
   using T = typename M::T;
 
  public:
-  using Real = T;
-
   // Rows whose logits are kept: the more, the seldomer all keys and values pass by, but they should stay in the cache. 0
   // where not even a few do.
   static int64_t group_for(const AttentionParams& p) {
@@ -221,34 +221,28 @@ class BothPasses {
 
 template <class M, class Source>
 void along_both(const Passes& passes, const Packed<M>& packed, const Wave& wave) {
-  using T = typename M::T;
   using Pass = BothPasses<M>;
   const AttentionParams& p = passes.given;
   const int64_t block = StatisticsPass<M>::block_for(p, 1);
-  share_statistics<Pass>(
+  share_statistics<M>(
       p, block, wave.heads(), [&] { return std::make_unique<Pass>(passes, block); },
       [&](int64_t which) { return wave.batch(which) * p.heads + wave.head(which); },
       [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
-        const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
-        const int64_t slot = wave.slot(which);
-        pass.run(wave.batch(which), wave.head(which), row, count, read, packed.keys(slot), packed.values(slot), task_columns);
+        const int64_t b = wave.batch(which), h = wave.head(which), slot = wave.slot(which);
+        const auto read = rows_of<typename M::T, Source>(p.q, b, h, row);
+        pass.run(b, h, row, count, read, packed.keys(slot), packed.values(slot), task_columns);
       });
 }
 
 template <class M, class Source>
 void run_coverage(const AttentionParams& p, Parts parts, const Packed<M>& packed, const Wave& wave) {
-  using T = typename M::T;
-  std::vector<std::unique_ptr<CoveragePass<M>>> workers(size_t(p.threads));
-  const int64_t block = M::ROWS, blocks = (p.m + block - 1) / block;
-  attlas::share(size_t(wave.heads() * blocks), p.threads, [&](size_t task, int thread) {
-    const int64_t row = (blocks - 1 - int64_t(task) / wave.heads()) * block, which = int64_t(task) % wave.heads();
-    if (!workers[thread]) workers[thread] = std::make_unique<CoveragePass<M>>(p, parts.q, parts.k);
-    const auto read = rows_of<T, Source>(p.q, wave.batch(which), wave.head(which), row);
-    M::begin();
-    workers[thread]->run(wave.batch(which), wave.head(which), row, std::min(block, p.m - row), read,
-                         packed.keys(wave.slot(which)));
-    M::end();
-  });
+  using Pass = CoveragePass<M>;
+  share_rows<M>(
+      p, M::ROWS, wave.heads(), [&] { return std::make_unique<Pass>(p, parts.q, parts.k); },
+      [&](Pass& pass, int64_t which, int64_t row, int64_t count) {
+        const int64_t b = wave.batch(which), h = wave.head(which);
+        pass.run(b, h, row, count, rows_of<typename M::T, Source>(p.q, b, h, row), packed.keys(wave.slot(which)));
+      });
 }
 
 template <class M, class Source>
@@ -289,22 +283,21 @@ int32_t run(const AttentionParams& p, Parts parts) {
 template <class M>
 void all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& make) {
   using Pass = StatisticsPass<M>;
+  using Coverage = CoveragePass<M>;
   static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
   const int64_t heads = p.batch * p.heads, block = Pass::block_for(p, 1);
   if (wants_column_statistics(p) || wants_row_statistics(p))
-    share_statistics<Pass>(
+    share_statistics<M>(
         p, block, heads, [&] { return std::make_unique<Pass>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
         [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
           pass.pass(which / p.heads, which % p.heads, row, count, nullptr, task_columns);
         });
-  if (!p.coverage) return;
-  std::vector<std::unique_ptr<CoveragePass<M>>> workers(size_t(p.threads));
-  const int64_t strips = (p.m + M::ROWS - 1) / M::ROWS;
-  attlas::share(size_t(heads * strips), p.threads, [&](size_t task, int thread) {
-    if (!workers[thread]) workers[thread] = std::make_unique<CoveragePass<M>>(p, 1, 1, make());
-    const int64_t row = (strips - 1 - int64_t(task) / heads) * M::ROWS, which = int64_t(task) % heads;
-    workers[thread]->pass(which / p.heads, which % p.heads, row, std::min<int64_t>(M::ROWS, p.m - row), nullptr);
-  });
+  if (p.coverage)
+    share_rows<M>(
+        p, M::ROWS, heads, [&] { return std::make_unique<Coverage>(p, 1, 1, make()); },
+        [&](Coverage& pass, int64_t which, int64_t row, int64_t count) {
+          pass.pass(which / p.heads, which % p.heads, row, count, nullptr);
+        });
 }
 
 }  // namespace

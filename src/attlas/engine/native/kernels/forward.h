@@ -11,14 +11,10 @@
 
 namespace ATTLAS_ISA {
 
-// What a row has seen so far. `top` is its largest logit, and sums are of exp(logit - top).
+// What a row has seen so far, of weights exp(logit - top), where top is its largest logit.
 template <class T>
-struct Row {
+struct Row : RowSums<T, T> {
   T top = -INF<T>;
-  T total = 0;    // sum of e
-  T plogp = 0;     // sum of e (logit - top)
-  T squares = 0;  // sum of e^2
-  Moments moments;  // of the allowed logits
 };
 
 template <class M>
@@ -49,8 +45,7 @@ class Forward {
 
   // Whether most logits need no look at, as only output, log-sum-exp and entropy are wanted.
   static bool at_once(const attlas::AttentionParams& p) {
-    return AT_ONCE && p.cap == 0 && usual(T(p.scale)) && p.m >= 256 && p.n > CHUNK && !p.squares && !p.max_logit && !p.mean &&
-           !p.variance && !p.top_keys;
+    return AT_ONCE && p.cap == 0 && usual(T(p.scale)) && p.m >= 256 && p.n > CHUNK && !(row_sums_for(p) & ~(TOTALS | PLOGP));
   }
 
   Forward(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
@@ -60,6 +55,7 @@ class Forward {
         p_parts_(p_parts),
         v_parts_(v_parts),
         transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
+        wanted_(row_sums_for(problem) & ~PEAKS),
         powers_(at_once(problem)),
         width_(round_up(problem.e, M::COLUMNS)),
         queries_(M::left_size(block, problem.d, q_parts)),
@@ -320,24 +316,16 @@ class Forward {
 
   template <bool OUT>
   void weigh_as_wanted(int64_t i, int64_t size) {
-    if (p_.mean || p_.variance) {
-      if (p_.squares) return weigh<OUT, true, true, true, true>(i, size);
-      if (before_.gaps) return weigh<OUT, true, false, true, true>(i, size);
-      return weigh<OUT, true, false, true, false>(i, size);
-    }
-    if (p_.entropy && p_.squares) return weigh<OUT, true, true, false, false>(i, size);
-    if (p_.entropy) return weigh<OUT, true, false, false, false>(i, size);
-    if (p_.squares) return weigh<OUT, false, true, false, false>(i, size);
-    weigh<OUT, false, false, false, false>(i, size);
+    const int wanted = wanted_ | TOTALS | ((wanted_ & MOMENTS) && before_.gaps ? GAPS : 0);
+    with_first_loop<TOTALS, TOTALS | SQUARES, TOTALS | PLOGP, TOTALS | PLOGP | SQUARES, TOTALS | PLOGP | MOMENTS,
+                    TOTALS | PLOGP | MOMENTS | GAPS, ~0>(wanted, [&]<int LOOP>() { weigh<OUT, LOOP>(i, size); });
   }
 
   // A larger logit was found: what was summed before shrinks.
   void rescale(Row<T>& row, int64_t r, T top) {
-    const T by = (row.top - top) * T(unit()), shrink = row.total > 0 ? std::exp(by) : T(0);
     if (row.total > 0) {
-      row.plogp = shrink * (row.plogp + by * row.total);
-      row.total *= shrink;
-      row.squares *= shrink * shrink;
+      const T by = (row.top - top) * T(unit()), shrink = std::exp(by);
+      row.multiply(shrink, by);
       if (p_.out) {
         T* pooled = pooled_.at(size_t(r) * width_);
         for (int64_t j = 0; j < width_; j += W) store(pooled + j, load(pooled + j) * shrink);
@@ -346,55 +334,31 @@ class Forward {
     row.top = top;
   }
 
-  // Row i of the strip: from logits to weights, and what they add to the row's numbers. GAPS: some logits are -infinity, and
-  // moments must not count them.
-  template <bool OUT, bool PLOGP, bool SQUARES, bool MOMENTS, bool GAPS>
+  // Row i of the strip: from logits to weights, and what they add to the row's numbers.
+  template <bool OUT, int WANTED>
   void weigh(int64_t i, int64_t size) {
     const T* logits = before_.logits + i * stride_;
     const T scale = factor_of<T>(p_);
     Row<T>& row = rows_[before_.r + i];
     // Two sums of each in turn wait less for each other, where there are registers for them.
     constexpr int SUMS = VECTOR_BYTES == 32 ? 1 : 2;
-    V total[SUMS] = {}, plogp[SUMS] = {}, squares[SUMS] = {}, count[SUMS] = {}, sum_dev[SUMS] = {}, squared_dev[SUMS] = {};
+    VectorSums<T> sums[SUMS];
     const Shift<T> shift = Weight<T>::shift_of(double(row.top) * unit(), scale);
     const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
-    const V none = all(-INF<T>), one = all(T(1));
-    // Moments are taken about a number near the mean, so that their difference loses nothing.
-    const T centre = MOMENTS ? centre_of(logits, size, scale, row) : T(0);
+    const T centre = WANTED & MOMENTS ? centre_of(logits, size, scale, row) : T(0);
     for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
       V e[2];
       for (int x = 0; x < 2; ++x) {
         const V logit = load(logits + j + x * W);
-        const Weight<T> w(logit, factor, high, low);
-        e[x] = w.e;
-        const int sum = x % SUMS;
-        total[sum] += w.e;
-        if (PLOGP) plogp[sum] = w.add_plogp(plogp[sum]);
-        if (SQUARES) squares[sum] += w.e * w.e;
-        if (MOMENTS) {
-          V from = logit - centre;
-          if (GAPS) {
-            from = logit > none ? from : V{};
-            count[sum] += logit > none ? one : V{};
-          }
-          sum_dev[sum] += from;
-          squared_dev[sum] += from * from;
-        }
+        const Weight<T> weight(logit, factor, high, low);
+        e[x] = weight.e;
+        sums[x % SUMS].template take<WANTED>(logit, weight, all(centre));
       }
       if (OUT) M::put(before_.weights, i, j, DEPTH, p_parts_, e);
       step(2);
     }
-    row.total += both(total);
-    if (PLOGP) row.plogp += T(double(both(plogp)) * Weight<T>::UNIT);
-    if (SQUARES) row.squares += both(squares);
-    if (MOMENTS)
-      row.moments.merge(GAPS ? double(both(count)) : double(size), double(centre), double(both(sum_dev)),
-                        double(both(squared_dev)), double(scale));
-  }
-
-  template <int N>
-  static ATTLAS_INLINE T both(const V (&sums)[N]) {
-    return sum<T>(N == 1 ? sums[0] : sums[0] + sums[N - 1]);
+    if (SUMS > 1) sums[0].template add<WANTED>(sums[SUMS - 1]);
+    row.add(sums[0], sums[0].template count<WANTED>(size), centre, scale, WANTED);
   }
 
   // A number near the mean of a row's logits, without the scale: that of what was seen before, or of a few in the middle.
@@ -431,17 +395,7 @@ class Forward {
         const T* pooled = pooled_.at(size_t(r) * width_);
         for (int64_t j = 0; j < p_.e; ++j) to[j] = pooled[j] * share;
       }
-      // Not below 0, as rounding may have it where one key has all the weight.
-      const T entropy = empty ? T(0) : (row.total * std::log(total) - row.plogp) * share;
-      RowStatistics<T>{
-          .entropy = entropy > 0 ? entropy : T(0),
-          .squares = row.squares * share * share,
-          .mass = row.total * share,
-          .max_logit = largest,
-          .mean = T(row.moments.mean),
-          .variance = T(row.moments.variance()),
-      }
-          .store(p_, at);
+      row.statistics(share, empty ? T(0) : std::log(total), largest).store(p_, at);
       largest_.store(p_, r, at, factor_of<T>(p_), lse);
     }
   }
@@ -449,6 +403,7 @@ class Forward {
   const attlas::AttentionParams& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
   const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
+  const int wanted_;              // of RowSum; the largest logits are found anyway
   bool powers_;  // whether the largest logits of rows are counted in powers of 2, as multiples of 1/8
   const int64_t width_;
   Aligned<Number> queries_;

@@ -19,66 +19,58 @@ constexpr int COLS = 2048 / int(sizeof(T));  // columns of a tile: with it, 24 K
 constexpr double LOG2E = 1.4426950408889634074, LN2 = 0.69314718055994530942;
 constexpr int FEW_VALUES = 8;  // up to here values are pooled one by one, above by the matrix product
 
-// 2^x, exactly 0 where it would be below the normal numbers; x is below 127 (1023) and no NaN.
-ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
-  using V = Vec<float>;
-#if defined(__AVX512F__)
-  const V r = (V)_mm512_reduce_ps((__m512)x, 0x09);  // less the whole number below, without exceptions
-  V p = all(1.8775766831278101e-3f);
-  p = p * r + all(8.9893401417334698e-3f);
-  p = p * r + all(5.5826317934704044e-2f);
-  p = p * r + all(2.4015361712238548e-1f);
-  p = p * r + all(6.931530731823882e-1f);
-  p = p * r + all(9.999999250645499e-1f);
-  return (V)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)x);  // flushed where it is subnormal, see Flush
-#elif defined(__AVX2__)
-  const V y = larger<float>(x, all(-127.0f)), rounded = y + all(ROUNDING);
-  return two_to_the(rounded, y - (rounded - all(ROUNDING)));  // with a Flush, too
-#else
-  const V low = all(-126.0f), magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const V y = larger<float>(x, low);
+// 2^x, exactly 0 where it would be below the normal numbers; x is below 127 (1023) and no NaN. Where it is made by a scale of
+// powers or by two_to_the, a Flush must live.
+template <class T>
+ATTLAS_INLINE Vec<T> exp2_of(Vec<T> x) {
+  using V = Vec<T>;
+  constexpr bool SINGLE = sizeof(T) == 4;
+  const V low = all(T(SINGLE ? -126 : -1022)), magic = all(T(SINGLE ? 0x1.8p23 : 0x1.8p52));  // rounds to a whole number
+  const V y = larger<T>(x, low);
   V n = y + magic;
-  const Ints<float> k = (Ints<float>)n;
+  const Ints<T> k = (Ints<T>)n;
   n -= magic;
   const V r = y - n;
-  V p = all(1.3276472048775164e-3f);
-  p = p * r + all(9.675541384702224e-3f);
-  p = p * r + all(5.5507132737609446e-2f);
-  p = p * r + all(2.4022119722914145e-1f);
-  p = p * r + all(6.931469670643274e-1f);
-  p = p * r + all(1.0f);
-  const V out = (V)((Ints<float>)p + (k << 23));
-  return x < low ? V{} : out;
+  V p;
+  if constexpr (SINGLE) {
+    p = polynomial(r, 1.3276472048775164e-3f, 9.675541384702224e-3f, 5.5507132737609446e-2f, 2.4022119722914145e-1f,
+                   6.931469670643274e-1f, 1.0f);
+  } else {
+    p = polynomial(r, 4.4549605981865186e-10, 7.072585949269223e-09, 1.0178062445845774e-07, 1.321544258792169e-06,
+                   1.525273382983612e-05, 0.0001540353044173605, 0.0013333558146416936, 0.009618129107606888, 0.0555041086648216,
+                   0.24022650695910097, 0.6931471805599453, 1.0);
+  }
+  return x < low ? V{} : (V)((Ints<T>)p + (k << (SINGLE ? 23 : 52)));
+}
+
+ATTLAS_INLINE Vec<float> exp2_(Vec<float> x) {
+#if defined(__AVX512F__)
+  const Vec<float> r = (Vec<float>)_mm512_reduce_ps((__m512)x, 0x09);  // less the whole number below, without exceptions
+  const Vec<float> p = polynomial(r, 1.8775766831278101e-3f, 8.9893401417334698e-3f, 5.5826317934704044e-2f,
+                                  2.4015361712238548e-1f, 6.931530731823882e-1f, 9.999999250645499e-1f);
+  return (Vec<float>)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)x);
+#elif defined(__AVX2__)
+  const Vec<float> y = larger<float>(x, all(-127.0f)), rounded = y + all(ROUNDING);
+  return two_to_the(rounded, y - (rounded - all(ROUNDING)));
+#else
+  return exp2_of<float>(x);
 #endif
 }
 
 ATTLAS_INLINE Vec<double> exp2_(Vec<double> x) {
-  using V = Vec<double>;
 #if defined(__AVX512F__)
-  const __m512d z = (__m512d)x;
-  return (V)power_of_two(z, above_sixteenth(z));  // flushed where it is subnormal, see Flush
+  return (Vec<double>)power_of_two((__m512d)x, above_sixteenth((__m512d)x));
 #else
-  const V low = all(-1022.0), magic = all(6755399441055744.0);  // 1.5 * 2^52
-  const V y = larger<double>(x, low);
-  V n = y + magic;
-  const Ints<double> k = (Ints<double>)n;
-  n -= magic;
-  const V r = y - n;
-  V p = all(4.4549605981865186e-10);
-  p = p * r + all(7.072585949269223e-09);
-  p = p * r + all(1.0178062445845774e-07);
-  p = p * r + all(1.321544258792169e-06);
-  p = p * r + all(1.525273382983612e-05);
-  p = p * r + all(0.0001540353044173605);
-  p = p * r + all(0.0013333558146416936);
-  p = p * r + all(0.009618129107606888);
-  p = p * r + all(0.0555041086648216);
-  p = p * r + all(0.24022650695910097);
-  p = p * r + all(0.6931471805599453);
-  p = p * r + all(1.0);
-  const V out = (V)((Ints<double>)p + (k << 52));
-  return x < low ? V{} : out;
+  return exp2_of<double>(x);
 #endif
+}
+
+// Calls f<D>() where D is d, from 1 to MOST, and returns true; false for another d.
+template <int MOST, class F>
+bool with_constant(int64_t d, F f) {
+  return [&]<int... D>(std::integer_sequence<int, D...>) {
+    return ((d == D + 1 && (f.template operator()<D + 1>(), true)) || ...);
+  }(std::make_integer_sequence<int, MOST>());
 }
 
 template <class T>
@@ -143,6 +135,15 @@ struct Scratch {
         pooled(size_t(ROWS) * size_t(width) + 1),
         rows(row_numbers),
         lanes(size_t(ROWS) * FEW_VALUES) {}
+
+  void clear(const Values<T>& form) const {
+    std::fill_n(lanes.data, ROWS * FEW_VALUES, Vec<T>{});
+    if (!form.few) std::fill_n(pooled.data, ROWS * form.width, T(0));
+  }
+  // The pooled values of a row.
+  T sum_of(const Values<T>& form, int r, int64_t c) const {
+    return form.few ? sum<T>(lanes[size_t(r) * FEW_VALUES + c]) : pooled[r * form.width + c];
+  }
 };
 
 // The mask of one head, seen from rows and columns.
@@ -206,7 +207,6 @@ struct PairwiseMaskView {
 template <class T>
 struct Running {
   T shift[ROWS];     // what is taken off the logits, in powers of 2
-  T low[ROWS];       // and what a known one lacks
   double top[ROWS];  // largest logit
   Vec<T> total[ROWS];
   Vec<T> moment[ROWS];  // sum of weight times logit
@@ -326,19 +326,19 @@ void absorb(const PairwiseParams& p, const Score<T>& score, Running<T>& run, T* 
       run.top[r] = std::max(run.top[r], std::log2(double(most<T>(top))));
       continue;
     }
-    if (!p.known || p.max_logit) {
+    if (!column_lse) {
       Vec<T> top = all(-INF<T>);
       for (int x = 0; x < vectors; ++x) top = larger<T>(top, load(row + x * W));
       const T largest = most<T>(top);
       run.top[r] = std::max(run.top[r], double(largest));
-      if (!p.known) rescale(score, run, r, largest, form, s);
+      rescale(score, run, r, largest, form, s);
     }
-    const Vec<T> shift = all(finite(run.shift[r])), low = all(run.low[r]);
+    const Vec<T> shift = all(finite(run.shift[r]));
     Vec<T> total{}, moment{};
     for (int x = 0; x < vectors; ++x) {
       const Vec<T> logit = load(row + x * W);
       const Vec<T> w = column_lse ? exp2_(logit - load(column_lse + x * W) - load(column_lse + whole + x * W))
-                                  : exp2_(logit - shift - low);
+                                  : exp2_(logit - shift);
       store(row + x * W, w);
       total += w;
       if (p.entropy) moment += w > Vec<T>{} ? w * logit : Vec<T>{};
@@ -349,7 +349,7 @@ void absorb(const PairwiseParams& p, const Score<T>& score, Running<T>& run, T* 
 }
 
 // Whether no more is asked of the logits than their sums.
-inline bool simple(const PairwiseParams& p) { return !p.entropy && !p.max_logit && !p.known && !p.statistics; }
+inline bool simple(const PairwiseParams& p) { return !p.entropy && !p.max_logit && !p.by_column && !p.statistics; }
 
 // Sums of a block of rows over all columns.
 template <class T>
@@ -360,17 +360,13 @@ void sum_rows(const PairwiseParams& p, const Score<T>& score, const Values<T>& f
   const PairwiseMaskView<T> mask(p, b, h);
   const T* values = form.head(p, b, h);
   const int64_t whole = padded<T>(p.n), row0 = (b * p.heads + h) * p.m + i0;
-  const double* row_lse = p.known && !p.by_column ? p.known + row0 : nullptr;
   Running<T> run;
   for (int r = 0; r < ROWS; ++r) {
-    const Shift<T> known = row_lse ? shift_of<T>(row_lse[std::min(r, rows - 1)]) : Shift<T>{-INF<T>, T(0)};
-    run.shift[r] = known.high;
-    run.low[r] = known.low;
+    run.shift[r] = -INF<T>;
     run.top[r] = -INF<double>;
     run.total[r] = run.moment[r] = Vec<T>{};
   }
-  for (size_t i = 0; i < size_t(ROWS) * FEW_VALUES; ++i) s.lanes[i] = Vec<T>{};
-  for (int64_t i = 0; i < (form.few ? 0 : ROWS * form.width); ++i) s.pooled[i] = 0;
+  s.clear(form);
   score.take_rows(b, h, i0, rows, s);
   for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
     const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
@@ -386,19 +382,15 @@ void sum_rows(const PairwiseParams& p, const Score<T>& score, const Values<T>& f
   double* lse = p.lse;
   T* max_logit = static_cast<T*>(p.max_logit);
   for (int r = 0; r < rows; ++r) {
-    const double total = sum<T>(run.total[r]), shift = score.linear ? 0.0 : double(finite(run.shift[r])) + double(run.low[r]);
-    const bool nothing = !p.known && total == 0;
-    const double found = nothing ? -INF<double> : p.known ? shift : shift + std::log2(total);
+    const double total = sum<T>(run.total[r]), shift = score.linear ? 0.0 : double(finite(run.shift[r]));
+    const bool nothing = total == 0;
+    const double found = nothing ? -INF<double> : shift + std::log2(total);
     if (lse) lse[row0 + r] = found * LN2;
-    if (entropy) {
-      const double part = sum<T>(run.moment[r]), mass = p.known ? 1 : total;
-      entropy[row0 + r] = nothing || total == 0 ? T(0) : T((found * (p.known ? total : 1) - part / mass) * LN2);
-    }
+    if (entropy) entropy[row0 + r] = nothing ? T(0) : T((found - sum<T>(run.moment[r]) / total) * LN2);
     if (max_logit) max_logit[row0 + r] = T(run.top[r] * LN2);
-    const T by = nothing ? T(0) : p.known ? T(1) : T(1 / total);
+    const T by = p.by_column ? T(1) : nothing ? T(0) : T(1 / total);
     T* to = out + (row0 + r) * form.e;
-    for (int64_t c = 0; c < form.e; ++c)
-      to[c] = (form.few ? sum<T>(s.lanes[size_t(r) * FEW_VALUES + c]) : s.pooled[r * form.width + c]) * by;
+    for (int64_t c = 0; c < form.e; ++c) to[c] = s.sum_of(form, r, c) * by;
   }
 }
 
@@ -438,11 +430,35 @@ void sum_all(const PairwiseParams& p, const Score<T>& score) {
   });
 }
 
-// slope_ij = A_ij (left_i . right_j - delta): weights replace the logits in `tile`, slopes go to `other`.
+// What the slopes of a block of rows are made with.
 template <class T>
-void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, const Shift<T>* row_shift,
-               const T* column_shift, int64_t whole, const T* row_delta, const T* column_delta, int vectors) {
+struct SlopeRows {
+  Aligned<T> left;  // [row][e]
+  Shift<T> shift[ROWS];
+  T delta[ROWS];
+
+  explicit SlopeRows(int64_t e) : left(size_t(ROWS * e)) {}
+
+  // Rows row0 to row0 + count of all heads' rows. Those beyond the last, and rows without keys, have weights 0.
+  void take(const PairwiseParams& p, const attlas::Slopes& slopes, int64_t row0, int count) {
+    for (int r = 0; r < ROWS; ++r) {
+      const int64_t i = row0 + std::min(r, count - 1);
+      std::copy_n(static_cast<const T*>(slopes.left) + i * p.e, p.e, left.data + r * p.e);
+      if (p.by_column) continue;
+      shift[r] = shift_of<T>(r < count ? p.known[i] : -INF<double>);
+      delta[r] = static_cast<const T*>(slopes.delta)[i];
+    }
+  }
+};
+
+// slope_ij = A_ij (left_i . right_j - delta) for a tile of logits: weights take their place in s.tile, slopes go to s.other.
+// Columns have a shift and a delta of their own where the log-sum-exp belongs to them; else these are null.
+template <class T>
+void slopes_of(const SlopeRows<T>& rows, int64_t e, const T* right, const T* column_shift, int64_t whole, const T* column_delta,
+               int vectors, Scratch<T>& s) {
   constexpr int W = WIDTH<T>;
+  const T* left = rows.left.data;
+  T *tile = s.tile.data, *slopes = s.other.data;
   for (int r = 0; r < ROWS; r += 4) {
     for (int x = 0; x < vectors; ++x) {
       Vec<T> products[4] = {};
@@ -453,12 +469,12 @@ void slopes_of(const T* left, int64_t e, const T* right, T* tile, T* other, cons
       }
       for (int i = 0; i < 4; ++i) {
         const int64_t place = (r + i) * COLS<T> + x * W;
-        const Vec<T> high = column_shift ? load(column_shift + x * W) : all(row_shift[r + i].high);
-        const Vec<T> low = column_shift ? load(column_shift + whole + x * W) : all(row_shift[r + i].low);
-        const Vec<T> delta = column_delta ? load(column_delta + x * W) : all(row_delta[r + i]);
+        const Vec<T> high = column_shift ? load(column_shift + x * W) : all(rows.shift[r + i].high);
+        const Vec<T> low = column_shift ? load(column_shift + whole + x * W) : all(rows.shift[r + i].low);
+        const Vec<T> delta = column_delta ? load(column_delta + x * W) : all(rows.delta[r + i]);
         const Vec<T> w = exp2_(load(tile + place) - high - low);
         store(tile + place, w);
-        store(other + place, w * (products[i] - delta));
+        store(slopes + place, w * (products[i] - delta));
       }
     }
   }

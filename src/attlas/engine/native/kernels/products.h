@@ -14,10 +14,9 @@ ATTLAS_INLINE Vec<double> normal_power(Vec<double> x) {
   using V = Vec<double>;
   const V magic = all(6755399441055744.0), rounded = x + magic;  // 1.5 * 2^52: adding it rounds to a whole number
   const V r = x - (rounded - magic);
-  V p = all(1.0148341268202081e-07);
-  for (double term : {1.3258335398449777e-06, 1.5252990011882775e-05, 0.0001540344088448824, 0.0013333557625477476,
-                      0.009618129181163879, 0.05550410866841569, 0.2402265069572282, 0.6931471805598851, 1.0})
-    p = p * r + all(term);
+  const V p = polynomial(r, 1.0148341268202081e-07, 1.3258335398449777e-06, 1.5252990011882775e-05, 0.0001540344088448824,
+                         0.0013333557625477476, 0.009618129181163879, 0.05550410866841569, 0.2402265069572282,
+                         0.6931471805598851, 1.0);
   return (V)((Ints<double>)p + ((Ints<double>)rounded << 52));
 #endif
 }
@@ -75,16 +74,7 @@ class Products {
   void sum(const double* rows, int64_t b, int64_t h, int64_t j0, const double* values, Vec<double>* sums,
            Vec<double>* pooled, double* weights) const {
     const double* keys = packed_.data + (head_of(b, h) * chunks_ * TILE + j0) * (d_ + 1);
-    switch (d_) {
-      case 1: return pass<1>(rows, keys, values, sums, pooled, weights);
-      case 2: return pass<2>(rows, keys, values, sums, pooled, weights);
-      case 3: return pass<3>(rows, keys, values, sums, pooled, weights);
-      case 4: return pass<4>(rows, keys, values, sums, pooled, weights);
-      case 5: return pass<5>(rows, keys, values, sums, pooled, weights);
-      case 6: return pass<6>(rows, keys, values, sums, pooled, weights);
-      case 7: return pass<7>(rows, keys, values, sums, pooled, weights);
-      default: return pass<LARGEST>(rows, keys, values, sums, pooled, weights);
-    }
+    with_constant<LARGEST>(d_, [&]<int D>() { pass<D>(rows, keys, values, sums, pooled, weights); });
   }
 
  private:

@@ -72,73 +72,61 @@ template <class T>
 ATTLAS_INLINE Vec<T> all(T x) {
   return x - Vec<T>{};  // a broadcast that is exact for every number, -0 and infinity too
 }
-template <class T>
-ATTLAS_INLINE Vec<T> select(Ints<T> where, Vec<T> yes, Vec<T> no) {
-  return where ? yes : no;
-}
+// The larger and the smaller of two, the second where they are equal or one is NaN: one instruction each, where a comparison
+// and a choice would be three.
 template <class T>
 ATTLAS_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_max_ps((__m256)a, (__m256)b);
+  if constexpr (sizeof(T) == 8) return (Vec<T>)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm_max_ps((__m128)a, (__m128)b);
+#endif
   return a > b ? a : b;
+}
+template <class T>
+ATTLAS_INLINE Vec<T> smaller(Vec<T> a, Vec<T> b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_min_ps((__m256)a, (__m256)b);
+  if constexpr (sizeof(T) == 8) return (Vec<T>)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__) && !defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm_min_ps((__m128)a, (__m128)b);
+#endif
+  return a < b ? a : b;
 }
 
 template <class T>
 ATTLAS_INLINE T sum(Vec<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps((__m512)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+#endif
   T total = 0;
   for (int i = 0; i < WIDTH<T>; ++i) total += x[i];
   return total;
 }
 template <class T>
 ATTLAS_INLINE T most(Vec<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+  }
+#endif
   T top = x[0];
   for (int i = 1; i < WIDTH<T>; ++i) top = x[i] > top ? x[i] : top;
   return top;
 }
-
-template <class T>
-ATTLAS_INLINE Vec<T> smaller(Vec<T> a, Vec<T> b) {
-  return a < b ? a : b;
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// One instruction each, where a comparison and a choice would be three.
-template <>
-ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm256_max_ps((__m256)a, (__m256)b);
-}
-template <>
-ATTLAS_INLINE Vec<float> smaller<float>(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm256_min_ps((__m256)a, (__m256)b);
-}
-template <>
-ATTLAS_INLINE Vec<double> larger<double>(Vec<double> a, Vec<double> b) {
-  return (Vec<double>)_mm256_max_pd((__m256d)a, (__m256d)b);
-}
-template <>
-ATTLAS_INLINE Vec<double> smaller<double>(Vec<double> a, Vec<double> b) {
-  return (Vec<double>)_mm256_min_pd((__m256d)a, (__m256d)b);
-}
-template <>
-ATTLAS_INLINE float sum<float>(Vec<float> x) {
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
-template <>
-ATTLAS_INLINE float most<float>(Vec<float> x) {
-  __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
-#elif defined(__SSE2__) && !defined(__AVX2__)
-template <>
-ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm_max_ps((__m128)a, (__m128)b);
-}
-template <>
-ATTLAS_INLINE Vec<float> smaller<float>(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm_min_ps((__m128)a, (__m128)b);
-}
-#endif
 
 // Every other number of two vectors side by side, from the first or from the second on.
 template <class T, int FROM, std::size_t... I>
@@ -176,47 +164,45 @@ ATTLAS_INLINE uint32_t above(Vec<T> x, Vec<T> y) {
   return bits;
 }
 
-#if defined(__AVX512F__)
-template <>
-ATTLAS_INLINE float sum<float>(Vec<float> x) {
-  return _mm512_reduce_add_ps((__m512)x);
+// A polynomial by its coefficients, that of the highest power first.
+template <class T, class... Others>
+ATTLAS_INLINE Vec<T> polynomial(Vec<T> x, T highest, Others... others) {
+  Vec<T> p = all(highest);
+  ((p = p * x + all(T(others))), ...);
+  return p;
 }
-template <>
-ATTLAS_INLINE float most<float>(Vec<float> x) {
-  return _mm512_reduce_max_ps((__m512)x);
-}
-template <>
-ATTLAS_INLINE Vec<float> larger<float>(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm512_max_ps((__m512)a, (__m512)b);
-}
-#endif
 
 // exp(x): relative error under 2 units in the last place; exactly 0 where it would be below the normal numbers, so
 // that no subnormal number ever slows a loop down; infinity above the largest. NaN stays NaN.
-ATTLAS_INLINE Vec<float> exp_(Vec<float> x) {
-  using V = Vec<float>;
-  const V low = all(-87.3365f), high = all(88.7228f);
+template <class T>
+ATTLAS_INLINE Vec<T> exp_of(Vec<T> x) {
+  using V = Vec<T>;
+  constexpr bool SINGLE = sizeof(T) == 4;
+  const V low = all(T(SINGLE ? -87.3365f : -708.39)), high = all(T(SINGLE ? 88.7228f : 709.78));
   V y = x < low ? low : x;
   y = y > high ? high : y;
-  const V magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  V n = y * all(1.44269504088896341f) + magic;
-  Ints<float> k = (Ints<float>)n;
+  const V magic = all(T(SINGLE ? 0x1.8p23 : 0x1.8p52));  // adding it rounds to a whole number
+  V n = y * all(T(1.4426950408889634074)) + magic;
+  const Ints<T> k = (Ints<T>)n;
   n -= magic;
-  V r = y - n * all(0.693359375f);
-  r = r + n * all(2.12194440e-4f);
-  V p = all(1.9875691500e-4f);
-  p = p * r + all(1.3981999507e-3f);
-  p = p * r + all(8.3334519073e-3f);
-  p = p * r + all(4.1665795894e-2f);
-  p = p * r + all(1.6666665459e-1f);
-  p = p * r + all(5.0000001201e-1f);
-  p = p * r * r + r + all(1.0f);
-  Ints<float> bits = (Ints<float>)p + (k << 23);
-  V out = (V)bits;
+  // log 2 in two parts.
+  V r = y - n * all(T(SINGLE ? 0.693359375 : 6.93147180369123816490e-01));
+  r = r - n * all(T(SINGLE ? -2.12194440e-4f : 1.90821492927058770002e-10));
+  V p;
+  if constexpr (SINGLE) {
+    p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f);
+  } else {  // Taylor to the 13th power: |r| <= ln(2) / 2 leaves an error below 1e-17
+    p = polynomial(r, 1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+                   1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5);
+  }
+  p = p * r * r + r + all(T(1));
+  V out = (V)((Ints<T>)p + (k << (SINGLE ? 23 : 52)));
   out = x < low ? V{} : out;
-  out = x > high ? all(INF<float>) : out;
+  out = x > high ? all(INF<T>) : out;
   return x == x ? out : x;
 }
+ATTLAS_INLINE Vec<float> exp_(Vec<float> x) { return exp_of<float>(x); }
+ATTLAS_INLINE Vec<double> exp_(Vec<double> x) { return exp_of<double>(x); }
 
 #if defined(__AVX512F__)
 // 2^s, 0 where it is not wanted, from rounded = s + ROUNDING, n = rounded - ROUNDING and r = s - n: 2^n is a number of a
@@ -272,38 +258,6 @@ ATTLAS_INLINE Vec<float> exp_below(Vec<float> x) {
 #endif
 }
 
-ATTLAS_INLINE Vec<double> exp_(Vec<double> x) {
-  using V = Vec<double>;
-  const V low = all(-708.39), high = all(709.78);
-  V y = x < low ? low : x;
-  y = y > high ? high : y;
-  const V magic = all(6755399441055744.0);  // 1.5 * 2^52
-  V n = y * all(1.4426950408889634074) + magic;
-  Ints<double> k = (Ints<double>)n;
-  n -= magic;
-  V r = y - n * all(6.93147180369123816490e-01);
-  r = r - n * all(1.90821492927058770002e-10);
-  // Taylor to the 13th power: |r| <= ln(2) / 2 leaves an error below 1e-17.
-  V p = all(1.0 / 6227020800.0);
-  p = p * r + all(1.0 / 479001600.0);
-  p = p * r + all(1.0 / 39916800.0);
-  p = p * r + all(1.0 / 3628800.0);
-  p = p * r + all(1.0 / 362880.0);
-  p = p * r + all(1.0 / 40320.0);
-  p = p * r + all(1.0 / 5040.0);
-  p = p * r + all(1.0 / 720.0);
-  p = p * r + all(1.0 / 120.0);
-  p = p * r + all(1.0 / 24.0);
-  p = p * r + all(1.0 / 6.0);
-  p = p * r + all(0.5);
-  p = p * r * r + r + all(1.0);
-  Ints<double> bits = (Ints<double>)p + (k << 52);
-  V out = (V)bits;
-  out = x < low ? V{} : out;
-  out = x > high ? all(INF<double>) : out;
-  return x == x ? out : x;
-}
-
 #if defined(__AVX512F__)
 // What x is above the sixteenth below it.
 ATTLAS_INLINE __m512d above_sixteenth(__m512d x) { return _mm512_maskz_reduce_pd(__mmask8(-1), x, 0x49); }
@@ -321,12 +275,9 @@ ATTLAS_INLINE __m512d power_of_two(__m512d x, __m512d r, __mmask8 kept = __mmask
   const __m512d places = _mm512_add_round_pd(x, _mm512_set1_pd(0x1.8p48), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   const __m512d root = _mm512_permutex2var_pd(low, _mm512_castpd_si512(places), high);
   const __m512d whole = _mm512_maskz_scalef_pd(__mmask8(-1), root, x);
-  __m512d p = _mm512_set1_pd(1.5726673727170021796e-4);
-  p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(1.3330915965527891491e-3));
-  p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(9.618139633536260874e-3));
-  p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(5.5504108455385987616e-2));
-  p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(2.4022650696098058421e-1));
-  p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(6.9314718055993988701e-1));
+  const __m512d p = (__m512d)polynomial((Vec<double>)r, 1.5726673727170021796e-4, 1.3330915965527891491e-3,
+                                        9.618139633536260874e-3, 5.5504108455385987616e-2, 2.4022650696098058421e-1,
+                                        6.9314718055993988701e-1);
   return _mm512_maskz_fmadd_pd(kept, _mm512_mul_pd(whole, r), p, whole);
 }
 #endif
@@ -473,17 +424,9 @@ ATTLAS_INLINE Vec<float> tanh_(Vec<float> x) {
   V y = x > end ? end : x;
   y = y < -end ? -end : y;
   const V z = y * y;
-  V p = all(-2.76076847742355e-16f);
-  p = p * z + all(2.00018790482477e-13f);
-  p = p * z + all(-8.60467152213735e-11f);
-  p = p * z + all(5.12229709037114e-08f);
-  p = p * z + all(1.48572235717979e-05f);
-  p = p * z + all(6.37261928875436e-04f);
-  p = p * z + all(4.89352455891786e-03f);
-  V q = all(1.19825839466702e-06f);
-  q = q * z + all(1.18534705686654e-04f);
-  q = q * z + all(2.26843463243900e-03f);
-  q = q * z + all(4.89352518554385e-03f);
+  const V p = polynomial(z, -2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f,
+                         1.48572235717979e-05f, 6.37261928875436e-04f, 4.89352455891786e-03f);
+  const V q = polynomial(z, 1.19825839466702e-06f, 1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f);
   return x == x ? y * p / q : x;
 }
 

@@ -20,18 +20,11 @@ ATTLAS_INLINE void each(F f) {
   if constexpr (R > 3) f(3);
 }
 
-// The results that an inner loop is compiled for.
-enum Wanted : int {
-  SUMS = 1,            // of p log p over each row, p a weight
-  PEAKS = 2,           // the largest logits of each row
-  MOMENTS = 4,         // of the allowed logits of each row
-  COLUMNS = 8,         // sums of columns
-  COLUMN_MAXIMA = 16,  // maxima of columns
-  DIAGONALS = 32,      // sums of diagonals
-  GAPS = 64,           // some logits are -infinity, and moments must not count them
-  TOTALS = 128,        // sums of rows, which are below 1 with a sink or with keys outside of this matrix
-  SQUARE_SUMS = 256,   // of p^2 over each row
-  EVERYTHING = SUMS | PEAKS | MOMENTS | COLUMNS | COLUMN_MAXIMA | DIAGONALS | SQUARE_SUMS,
+// What an inner loop computes beside the sums of rows.
+enum ColumnSum : int {
+  COLUMNS = 1 << 16,        // sums of columns
+  COLUMN_MAXIMA = 1 << 17,  // maxima of columns
+  DIAGONALS = 1 << 18,      // sums of diagonals
 };
 
 template <class M>
@@ -49,12 +42,8 @@ class StatisticsPass {
   static_assert(CHUNK / M::COLUMNS <= M::Product::MOST);
   static constexpr int64_t DIAGONAL = SPAN + M::ROWS + 2 * W;
   static constexpr int64_t HEIGHT = round_up(M::ROWS, 4);  // rows that a rectangle has room for: Logits come in fours
-  // Vectors of sums for each row of a strip.
-  enum Sum { PLOGP, SQUARES, DEVIATIONS, SQUARED_DEVIATIONS, TOTAL, SUM_COUNT };
 
  public:
-  using Real = T;
-
   // Rows of one task: so few that its packed queries stay in the cache while all keys are read.
   static int64_t block_for(const attlas::AttentionParams& p, int q_parts) {
     const int64_t bytes = M::depth_of(p.d) * q_parts * int64_t(sizeof(Number));
@@ -77,7 +66,7 @@ class StatisticsPass {
         rectangles_(problem.top_keys ? CHUNKS : 2),
         logits_(size_t(rectangles_) * HEIGHT * STRIDE),
         peaks_(size_t(M::ROWS) * CHUNKS * W),
-        sums_(size_t(M::ROWS) * SUM_COUNT * W),
+        sums_(M::ROWS),
         diagonal_(2 * DIAGONAL),
         columns_(problem, span_),
         rows_(block),
@@ -108,7 +97,7 @@ class StatisticsPass {
     count_ = count;
     diagonals_ = &task_columns.diagonals;
     lse_ = p_.lse + head_ * p_.m + first;
-    std::fill(rows_.begin(), rows_.end(), RowSums());
+    std::fill(rows_.begin(), rows_.end(), Row());
     largest_.clear();
     columns_.begin(head_, first, count, task_columns);
   }
@@ -128,29 +117,17 @@ class StatisticsPass {
 
   void finish() {
     for (int64_t r = 0; r < count_; ++r) {
-      const RowSums& row = rows_[r];
+      Row& row = rows_[r];
       const int64_t at = head_ * p_.m + first_ + r;
       const double lse = lse_[r];
-      // Rounding may give a negative number where one key has all the weight.
-      const double entropy = -row.plogp;
-      RowStatistics<T>{
-          .entropy = entropy > 0 ? T(entropy) : T(0),
-          .squares = T(row.squares),
-          .mass = wanted_ & TOTALS ? T(row.total) : lse > -INF<double> ? T(1) : T(0),
-          .max_logit = row.peak * scale_,
-          .mean = T(row.moments.mean),
-          .variance = T(row.moments.variance()),
-      }
-          .store(p_, at);
+      if (!(wanted_ & TOTALS)) row.total = lse > -INF<double> ? 1 : 0;
+      row.statistics(1, 0, row.peak * scale_).store(p_, at);
       largest_.store(p_, r, at, scale_, lse);
     }
   }
 
  private:
-  // Running sums of a row.
-  struct RowSums {
-    double total = 0, plogp = 0, squares = 0;  // sums of p, p log p and p^2
-    Moments moments;   // of the allowed logits
+  struct Row : RowSums<T, double> {
     T peak = -INF<T>;  // the largest logit, without the scale
   };
 
@@ -164,26 +141,17 @@ class StatisticsPass {
   using AddRows = void (StatisticsPass::*)(const Rectangle&, int64_t, T*, T*);
 
   void choose_loop() {
-    const bool moments = p_.mean || p_.variance;
     const bool columns = p_.column_mass || p_.column_max || p_.picture_sum || p_.picture_max;
-    const int wanted = (p_.entropy ? SUMS : 0) | (p_.squares ? SQUARE_SUMS : 0) |
-                       (p_.max_logit || p_.top_keys ? PEAKS : 0) | (moments ? MOMENTS : 0) | (columns ? COLUMNS : 0) |
-                       (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) | (p_.offsets ? DIAGONALS : 0) |
-                       (p_.mass && (p_.sink || p_.partial) ? TOTALS : 0);
+    const int wanted = row_sums_for(p_) | (columns ? COLUMNS : 0) | (p_.column_max || p_.picture_max ? COLUMN_MAXIMA : 0) |
+                       (p_.offsets ? DIAGONALS : 0);
     // Loops are compiled for frequent requests; any other request uses the first loop that computes all of it.
-    use_first_loop<SUMS, SUMS | SQUARE_SUMS, SUMS | PEAKS, SUMS | PEAKS | MOMENTS, COLUMNS, COLUMNS | COLUMN_MAXIMA,
-                   COLUMNS | COLUMN_MAXIMA | DIAGONALS, SUMS | SQUARE_SUMS | PEAKS | COLUMNS | DIAGONALS, EVERYTHING,
-                   EVERYTHING | TOTALS>(wanted);
-  }
-  template <int... LOOPS>
-  void use_first_loop(int wanted) {
-    (try_loop<LOOPS>(wanted) || ...);
+    with_first_loop<PLOGP, PLOGP | SQUARES, PLOGP | PEAKS, PLOGP | PEAKS | MOMENTS, COLUMNS, COLUMNS | COLUMN_MAXIMA,
+                    COLUMNS | COLUMN_MAXIMA | DIAGONALS, PLOGP | SQUARES | PEAKS | COLUMNS | DIAGONALS, ~(GAPS | TOTALS),
+                    ~GAPS>(wanted, [this]<int LOOP>() { use_loop<LOOP>(); });
   }
 
-  // Uses the loop that computes WANTED, if that is enough.
   template <int WANTED>
-  bool try_loop(int wanted) {
-    if (wanted & ~WANTED) return false;
+  void use_loop() {
     wanted_ = WANTED;
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
     // Rows whose sums fit into registers.
@@ -196,7 +164,6 @@ class StatisticsPass {
     // A light loop works well on small rectangles, which leave more of the cache to the tokens.
     together_ = TOGETHER;
     chunk_ = LIGHT && !NARROW ? M::COLUMNS * std::max<int64_t>(64 / M::COLUMNS, 1) : CHUNK;
-    return true;
   }
 
   // Processes rows r to r + rows of the task and the columns of this span. The rows of one rectangle are processed while
@@ -210,13 +177,13 @@ class StatisticsPass {
     if (left >= end) return;
     if (source_) source_->take_rows(batch_, head_ % p_.heads, first_ + r, rows);
     columns_.begin_strip(r, rows, wanted_ & COLUMN_MAXIMA);
-    std::fill(sums_.data, sums_.data + M::ROWS * SUM_COUNT * W, T(0));
     if (p_.offsets) std::fill(diagonal_.data, diagonal_.data + 2 * DIAGONAL, T(0));
     for (int64_t i = 0; i < rows; ++i) {
       shift_[i] = lse_[r + i] == -INF<double> ? Shift<T>::none() : Weight<T>::shift_of(lse_[r + i], scale_);
       const Moments& moments = rows_[r + i].moments;
       centre_[i] = moments.count > 0 ? T(moments.mean / double(scale_)) : -INF<T>;
       cells_[i] = 0;
+      sums_[i] = VectorSums<T>();
     }
     strip_row_ = r;
     strip_rows_ = rows;
@@ -295,8 +262,9 @@ class StatisticsPass {
   template <int WANTED, int R>
   void add_rows(const Rectangle& rectangle, int64_t i, T* mass, T* column_max) {
     const int64_t size = rectangle.end - rectangle.left;
-    const V none = all(-INF<T>), one = all(T(1)), factor = all(factor_);
-    V plogp[R], squares[R], peak[R], sum_dev[R], squared_dev[R], count[R], row_total[R];
+    const V factor = all(factor_);
+    VectorSums<T> sums[R];
+    V peak[R];
     const T* logits[R];
     T* diagonal[R];
     V high[R], low[R], centre[R];
@@ -304,8 +272,7 @@ class StatisticsPass {
     const int64_t steps = steps_, vectors = vectors_;
     int64_t pending = pending_;
     each<R>([&](int r) __attribute__((always_inline)) {
-      plogp[r] = squares[r] = sum_dev[r] = squared_dev[r] = count[r] = row_total[r] = V{};
-      peak[r] = none;
+      peak[r] = all(-INF<T>);
       logits[r] = rectangle.logits + (i + r) * STRIDE;
       // Even and odd rows have sums of their own: a sum is not read right after the row before has stored it.
       diagonal[r] = diagonal_.at(size_t((i + r) % 2 * DIAGONAL + rectangle.left - left_ + M::ROWS - 1 - (i + r)));
@@ -318,19 +285,8 @@ class StatisticsPass {
       each<R>([&](int r) __attribute__((always_inline)) {
         const V x = load(logits[r] + j);
         const Weight<T> w(x, factor, high[r], low[r]);
-        if (WANTED & SUMS) plogp[r] = w.add_plogp(plogp[r]);
-        if (WANTED & SQUARE_SUMS) squares[r] += w.e * w.e;
+        sums[r].template take<WANTED>(x, w, centre[r]);
         if (WANTED & PEAKS) peak[r] = larger<T>(peak[r], x);
-        if (WANTED & MOMENTS) {
-          V from = x - centre[r];
-          if (WANTED & GAPS) {
-            from = x > none ? from : V{};
-            count[r] += x > none ? one : V{};
-          }
-          sum_dev[r] += from;
-          squared_dev[r] += from * from;
-        }
-        if (WANTED & TOTALS) row_total[r] += w.e;
         if (WANTED & COLUMNS) total = r ? total + w.e : w.e;
         if (WANTED & COLUMN_MAXIMA) top = r ? larger<T>(top, w.e) : w.e;
         if (WANTED & DIAGONALS) store(diagonal[r] + j, load(diagonal[r] + j) + w.e);
@@ -342,24 +298,13 @@ class StatisticsPass {
     }
     pending_ = pending;
     each<R>([&](int r) __attribute__((always_inline)) {
-      if (WANTED & TOTALS) add(i + r, TOTAL, row_total[r]);
-      if (WANTED & SUMS) add(i + r, PLOGP, plogp[r]);
-      if (WANTED & SQUARE_SUMS) add(i + r, SQUARES, squares[r]);
-      if (WANTED & MOMENTS) {
-        add(i + r, DEVIATIONS, sum_dev[r]);
-        add(i + r, SQUARED_DEVIATIONS, squared_dev[r]);
-        cells_[i + r] += WANTED & GAPS ? int64_t(sum<T>(count[r])) : size;
-      }
+      if (WANTED & MOMENTS) cells_[i + r] += sums[r].template count<WANTED>(size);
+      sums_[i + r].template add<WANTED>(sums[r]);
       if (WANTED & PEAKS) store(peaks_of(i + r) + rectangle.place * W, peak[r]);
     });
   }
 
   T* peaks_of(int64_t i) const { return peaks_.at(size_t(i * CHUNKS * W)); }
-  T* sum_of(int64_t i, Sum which) const { return sums_.at(size_t((i * SUM_COUNT + which) * W)); }
-  ATTLAS_INLINE void add(int64_t i, Sum which, V more) const {
-    T* at = sum_of(i, which);
-    store(at, load(at) + more);
-  }
 
   // Moments are taken about a number near the mean, here the mean of a few logits in the middle, to avoid cancellation;
   // -infinity where all logits are.
@@ -382,18 +327,13 @@ class StatisticsPass {
   // Adds the sums of a strip over this span to the running sums of its rows.
   void finish_strip(int64_t r, int64_t rows, int64_t places) {
     for (int64_t i = 0; i < rows; ++i) {
-      RowSums& row = rows_[r + i];
-      const auto total = [&](Sum which) { return double(sum<T>(load(sum_of(i, which)))); };
-      if (wanted_ & TOTALS) row.total += total(TOTAL);
-      if (wanted_ & SUMS) row.plogp += total(PLOGP) * Weight<T>::UNIT;
-      if (wanted_ & SQUARE_SUMS) row.squares += total(SQUARES);
+      Row& row = rows_[r + i];
+      row.add(sums_[i], cells_[i], centre_[i], scale_, wanted_);
       if (wanted_ & PEAKS) {
         V peak = load(peaks_of(i));
         for (int64_t place = 1; place < places; ++place) peak = larger<T>(peak, load(peaks_of(i) + place * W));
         row.peak = std::max(row.peak, most<T>(peak));
       }
-      if ((wanted_ & MOMENTS) && cells_[i] > 0)
-        row.moments.merge(double(cells_[i]), double(centre_[i]), total(DEVIATIONS), total(SQUARED_DEVIATIONS), double(scale_));
     }
     // In a loop of its own: its branches are unpredictable, and would delay the sums above.
     for (int64_t i = 0; p_.top_keys && i < rows; ++i) keep_largest(i, places);
@@ -425,12 +365,14 @@ class StatisticsPass {
   int64_t steps_ = 0, vectors_ = 1, pending_ = 0;
   Aligned<Number> queries_;
   const int64_t rectangles_;  // rectangles of logits in memory: two, or those of a whole strip for the largest logits
-  Aligned<T> logits_, peaks_, sums_, diagonal_;
+  Aligned<T> logits_, peaks_;
+  Aligned<VectorSums<T>> sums_;  // of the rows of a strip
+  Aligned<T> diagonal_;
   Columns<M> columns_;
   Shift<T> shift_[M::ROWS] = {};
   T centre_[M::ROWS] = {};
   int64_t cells_[M::ROWS] = {};
-  std::vector<RowSums> rows_;
+  std::vector<Row> rows_;
   LargestOfRows<T> largest_;
 };
 
