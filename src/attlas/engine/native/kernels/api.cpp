@@ -99,13 +99,23 @@ int32_t enter(const Structure* work, int32_t set, int32_t (*const (&kernels)[4])
     return enter(work, set, {baseline::run_##name, ATTLAS_AVX2::run_##name, ATTLAS_AVX512::run_##name, amx::run_##name}); \
   }
 
+#if defined(ATTLAS_FAMILY_ELEMENTARY)
 ATTLAS_FUNCTION(elementary, Elementary, ATTLAS_AVX512)
+#endif
+#if defined(ATTLAS_FAMILY_DOT)
 ATTLAS_FUNCTION(dot, AttentionParams, ATTLAS_AMX)
+#endif
+#if defined(ATTLAS_FAMILY_DOT_BACKWARD)
 ATTLAS_FUNCTION(dot_backward, AttentionBackwardParams, ATTLAS_AMX)
+#endif
+#if defined(ATTLAS_FAMILY_ADDITIVE)
 ATTLAS_FUNCTION(additive, Additive, ATTLAS_AVX512)
 ATTLAS_FUNCTION(additive_backward, AdditiveBackward, ATTLAS_AVX512)
+#endif
+#if defined(ATTLAS_FAMILY_DISTANCE)
 ATTLAS_FUNCTION(distance, Distance, ATTLAS_AVX512)
 ATTLAS_FUNCTION(distance_backward, DistanceBackward, ATTLAS_AVX512)
+#endif
 
 namespace {
 

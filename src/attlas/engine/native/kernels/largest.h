@@ -144,6 +144,7 @@ struct Largest {
   template <class Where>
   void take_few(const V* peaks, int places, int step, float floor, V peak, Where where) const {
     constexpr int MOST = 16, DEPTH = 8;  // places, and logits that a lane has in each
+    const bool empty = values[0] == -INF<float>;  // fewer than k may have been found so far, or none
     float bound = floor;
     if (floor == -INF<float>) {
       __m512 sorted = (__m512)peak;
@@ -188,7 +189,7 @@ struct Largest {
       const __mmask16 there = count - x >= W ? 0xffff : __mmask16((1u << (count - x)) - 1);
       Ranked more = read(there, large + x, large_keys + x);
       sort(more);
-      if (x == 0 && floor == -INF<float>) {
+      if (x == 0 && empty) {
         best = more;
         continue;
       }

@@ -199,14 +199,12 @@ class StatisticsPass {
       next.end = std::min(left + chunk_, end);
       // A source may have logits of -infinity anywhere.
       next.gaps = (source_ && !source_->only_masked) || mask.allowed || left < inner_left || next.end > inner_end;
-      if (!start_rectangle(next, right)) {
-        for (int64_t i = 0; (wanted_ & PEAKS) && i < rows; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
-        continue;
-      }
-      if (before.logits) process_rectangle(before);
+      const bool visible = start_rectangle(next, right);
+      if (before.logits) process_rectangle(before);  // whether or not there is a next one, which may take its place
       product_.finish();
-      before = next;
-      if (!M::Product::STEPS) process_rectangle(before);
+      before = visible ? next : Rectangle();
+      if (visible && !M::Product::STEPS) process_rectangle(before);
+      for (int64_t i = 0; !visible && (wanted_ & PEAKS) && i < rows; ++i) store(peaks_of(i) + place * W, all(-INF<T>));
     }
     product_ = typename M::Product();
     if (before.logits) process_rectangle(before);
