@@ -212,6 +212,8 @@ def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
     k[350] = 0.0
     found = attlas.attend(q, k, plan=NATIVE).topk(128)
     assert torch.equal(found.indices, torch.arange(128).expand(5, 128))  # of equal ones the first
+    apart = attlas.attend(q, k, mask=(torch.arange(700) % 90 == 0).expand(5, 700), plan=NATIVE).topk(8)
+    assert torch.equal(apart.indices, torch.arange(0, 700, 90).expand(5, 8))  # fewer than k among the keys of one span
     few = attlas.attend(q, k, mask=attlas.Causal(0), plan=NATIVE).topk(4)
     tiles = attlas.attend(q, k, mask=attlas.Causal(0), plan=Plan("tiled")).topk(4)
     torch.testing.assert_close(few.values, tiles.values)
