@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import stats
+from attlas.atlas import Bookmark
 from attlas.recording import offer, record
 from attlas.recording.hooks import is_recording
 
@@ -192,12 +193,14 @@ def test_disk(x: Tensor, tmp_path: Path) -> None:
     with record(model, keep="disk", folder=str(folder), statistics=[stats.TopK(2)], tokens=list("abcdefg")) as atlas:
         model(x)
         assert not folder.exists()
+        atlas.bookmarks.append(Bookmark("layer 2", "l=2"))
     assert folder.is_dir()
     for A, weights in zip(atlas, whole, strict=True):
         torch.testing.assert_close(A.to_dense(), weights)
     from attlas.atlas import load
 
     again = load(folder)
+    assert again.bookmarks == atlas.bookmarks
     assert again.tokens == list("abcdefg")
     torch.testing.assert_close(again[2].to_dense(), whole[2])
     torch.testing.assert_close(again.entry(2).statistics["top_k"].values, whole[2].topk(2).values)

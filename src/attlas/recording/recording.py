@@ -255,7 +255,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         later = {path: call for path, call in (self._first_calls | none).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
         if self._policy.disk is not None:
-            self._policy.disk.finish(self.atlas.entries, self.atlas.facts)
+            self._policy.disk.finish(self.atlas.entries, self.atlas.facts, self.atlas.bookmarks)
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
