@@ -46,6 +46,15 @@ def test_what_cannot_be_demonstrated(
     assert name != "no text" or not Path("out").exists()
 
 
+def test_advice_fits_text_and_model(model_and_text: tuple[str, ...], out: Path, tmp_path: Path, refusal: Run) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("x" * 300, encoding="utf-8")
+    for command in ("demo", "record"):  # the model reads 256 tokens
+        assert "fix: --tokens 256" in refusal(
+            command, *model_and_text, "--text", file, "--tokens", 999, "-o", out / command
+        )
+
+
 def test_models_that_cannot_be_used(model_folder: Path, tmp_path: Path, out: Path, complaint: Run) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert complaint("demo", "--model", tmp_path, "--out", out)

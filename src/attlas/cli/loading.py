@@ -153,7 +153,8 @@ def tokenize(
     first = loaded.tokenizer.bos_token_id
     ids = torch.tensor(([] if first is None else [first]) + found)[:size]
     if len(ids) < (tokens or least):
-        fix = f"--tokens {len(ids)}" if len(ids) >= least else "--text FILE, with some pages of text"
+        most = len(ids) if limit is None else min(len(ids), limit - more)
+        fix = f"--tokens {most}" if most >= least else "--text FILE, with some pages of text"
         raise UsageError(f"the text must have at least {tokens or least:,} tokens.", f"{len(ids):,} tokens", fix)
     if limit is not None and len(ids) + more > limit:
         rule = f"the text must fit into the context of the model, {limit:,} tokens."
