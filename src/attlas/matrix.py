@@ -31,8 +31,8 @@ from attlas.windows import spans_of, window_of
 class AttentionMatrix(TensorLike):
     """softmax(score(Q, K)) as a lazy matrix: exact, and never stored. Made by `attend`.
 
-    It behaves like the tensor of shape (..., m, n) that it stands for. The last two axes indexed give a
-    Tensor; leading axes indexed alone give a smaller lazy matrix; ``A @ v`` pools values at the speed of a
+    It behaves like the tensor of shape (..., m, n) that it stands for. Indexing rows or columns gives a Tensor;
+    indexing only leading axes gives a smaller lazy matrix; ``A @ v`` pools values at the speed of a
     fused kernel and is differentiable. Everything else is a read: exact and in linear memory. Where a gradient is
     recorded and a tensor of the matrix requires it, reads carry it, at any length.
 
@@ -51,8 +51,8 @@ class AttentionMatrix(TensorLike):
     Notes
     -----
     Numbers are float32 for float16, bfloat16 and float32 tokens, float64 for float64 tokens. The
-    log-sum-exp is kept once it is known, m numbers per head. Tensors that are changed in place after `attend` make
-    every later read a ModifiedError.
+    log-sum-exp is kept once it is known, m numbers per head. If a tensor is changed in place after `attend`, every
+    later read raises a ModifiedError.
 
     Examples
     --------
@@ -138,9 +138,10 @@ class AttentionMatrix(TensorLike):
     @property
     def grad(self) -> Tensor | None:
         """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
+        if not self._gradient.is_known:
+            return None
         check_size("A.grad", [self], self.numel() * self.dtype.itemsize)
-        total = self._gradient.total(torch.empty(self.problem.shape, dtype=self.dtype, device=self.device))
-        return None if total is None else self._axes.restore(total)
+        return self._axes.restore(self._gradient.total(self.problem.shape, self.dtype, self.device))
 
     @property
     def logits(self) -> LogitMatrix:
@@ -280,7 +281,7 @@ class AttentionMatrix(TensorLike):
 
     @torch.no_grad()
     def check(self, rows: int = 64) -> float:
-        """Compare sampled rows with the definition in float64 and return the largest error of a weight.
+        """Compare the weights of sampled rows with the definition in float64, and return the largest error.
 
         Parameters
         ----------
@@ -308,10 +309,10 @@ class AttentionMatrix(TensorLike):
         problem = self._concrete_problem("A.check()")
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         fast = self._cells(sample, range(n), before_softmax=False)
-        _, own, exact = reference.dense(reference.in_float64(problem), sample)
+        _, window_lse, expected = reference.dense(reference.in_float64(problem), sample)
         if problem.partial:  # the definition normalizes rows over the keys of the part alone
-            exact = exact * share_of(own, self._exact_lse()[:, :, sample]).unsqueeze(-1)
-        return float((fast.double() - exact).abs().max())
+            expected = expected * share_of(window_lse, self._exact_lse()[:, :, sample]).unsqueeze(-1)
+        return float((fast.double() - expected).abs().max())
 
     def plot(
         self,

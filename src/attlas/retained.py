@@ -68,13 +68,16 @@ class WeightGradient:
             for product in self._products:
                 self._hook(*product)
 
-    def total(self, like: Tensor) -> Tensor | None:
-        """Return the gradient of the weights, of the shape of `like`; None where nothing has flowed back."""
-        if not (self._factors or self._cells):
-            return None
-        out = torch.zeros_like(like)
+    @property
+    def is_known(self) -> bool:
+        """Whether anything has flowed back."""
+        return bool(self._factors or self._cells)
+
+    def total(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the gradient of the weights, shape (batch, heads, m, n)."""
+        out = torch.zeros(shape, dtype=dtype, device=device)
         for left, right in self._factors:
-            left, right = (spread_heads(t, like.shape[1]).to(like.dtype) for t in (left, right))
+            left, right = (spread_heads(t, shape[1]).to(dtype) for t in (left, right))
             out += left @ right.mT
         for rows, columns, grad in self._cells:
             out.permute(2, 3, 0, 1).index_put_((rows, columns), grad.permute(2, 3, 0, 1), accumulate=True)

@@ -27,7 +27,9 @@ from attlas.retained import WeightGradient
 
 
 class SoftmaxMatrix(LazyTensor):
-    """What `AttentionMatrix` computes by the engine; its further methods, and functions of it, build on this.
+    """The core of `AttentionMatrix`: its log-sum-exp, products, cells and statistics, computed by the engine.
+
+    Modules that compute from a matrix and that `AttentionMatrix` itself imports, such as reductions, know this class.
 
     Parameters
     ----------
@@ -117,13 +119,15 @@ class SoftmaxMatrix(LazyTensor):
     def _lse(self) -> Tensor | None:
         """The stored log-sum-exp in float64, shape (batch, heads, m); None without one precise enough for weights."""
         lse = self._stored_lse
-        if lse is not None and lse.dtype is not torch.float64:
-            # The log-sum-exp of a window counts keys outside of it, so that it cannot be computed again: it is used as
-            # it is. For 16-bit tokens torch's kernel returns only 16 bits of it.
-            rough = self.problem.q.dtype.itemsize < 4
-            lse = lse.double() if self.problem.partial else None if rough else exact(lse)
-            self._stored_lse = lse
-        return lse
+        if lse is None or lse.dtype is torch.float64:
+            return lse
+        if self.problem.partial:  # it counts keys outside of this window, so that it cannot be computed again
+            self._stored_lse = lse.double()
+        elif self.problem.q.dtype.itemsize < 4:  # torch's kernel returns only 16 bits of it
+            self._stored_lse = None
+        else:
+            self._stored_lse = exact(lse)
+        return self._stored_lse
 
     def __matmul__(self, v: Tensor | SoftmaxMatrix) -> Tensor:
         return self._multiply(v.to_dense() if isinstance(v, SoftmaxMatrix) else v, None)
@@ -230,7 +234,7 @@ class SoftmaxMatrix(LazyTensor):
             rule = "the whole matrix would be larger than the limit."
             given = {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
             found = f"{size:,} bytes, the limit is {limit:,}"
-            fix = f"read a part, {name}[..., :64, :], take A.topk(8) or stats.picture(A, 512, 512); limit=None insists."
+            fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
             raise TooLargeError(f"{name}.to_dense()", rule, given, found=found, fix=fix)
         m, n = self.problem.shape[2:]
         return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)

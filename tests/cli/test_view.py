@@ -135,7 +135,7 @@ def test_it_records_first_and_leaves_nothing(
         assert info["reading"]["model"] == model_folder.name  # which reads texts typed on the page
         assert list(temporary.iterdir())
 
-    monkeypatch.setattr("attlas.view.server.stay", served)
+    monkeypatch.setattr("attlas.view.server.serve_until_stopped", served)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert main(["view", *model_and_text, "--tokens", "64", "--no-browser"]) == 0
     assert "reading 64 tokens" in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_it_does_not_wait_for_a_long_step(recorded: Path, monkeypatch: pytest.Mo
             go.wait(60)
 
     monkeypatch.setattr("attlas.view.service.Service", Busy)
-    monkeypatch.setattr("attlas.view.server.stay", lambda service, **settings: None)
+    monkeypatch.setattr("attlas.view.server.serve_until_stopped", lambda service, **settings: None)
     monkeypatch.setattr(view, "_SHUTDOWN_SECONDS", 0.1)
     monkeypatch.setattr(view.os, "_exit", left.append)
     assert main(["view", str(recorded)]) == 0

@@ -351,3 +351,5 @@ def test_a_gradient_of_the_weights_that_would_be_incomplete_is_refused() -> None
     with pytest.raises(attlas.GradientError):
         stats.entropy(A)
     assert attlas.attend(q, q).grad is None
+    long = torch.empty(1, device="cpu").expand(200_000, 4)
+    assert attlas.attend(long, long).grad is None  # whatever the matrix would take

@@ -60,11 +60,11 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     with terminal.step("loading the model"):
         loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
-    as_shipped = arguments.text is None and arguments.model is None  # the model's card lists what was held out
-    with terminal.step("reading the text without a recording"), torch.no_grad():
+    is_default = arguments.text is None and arguments.model is None  # the model's card lists what was held out
+    with terminal.step("computing the loss"), torch.no_grad():
         batch = ids[None].to(loaded.model.device)
         loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
-    details = {"source": source, "command": arguments.command, "unseen": as_shipped}
+    details = {"source": source, "command": arguments.command, "unseen": is_default}
     atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
     heads = [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
     terminal.say()
@@ -76,7 +76,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     terminal.say()
     report.run(parse(["report", f"--out={out / 'report.html'}", "--", str(run_folder)]), terminal)
     _draw(run_folder, max(heads, key=lambda head: head.prominence), terminal)
-    if as_shipped:
+    if is_default:
         terminal.say()
         write_demo(loaded, out / "corpus", terminal)
         if is_corpus(out / "corpus"):

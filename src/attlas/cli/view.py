@@ -218,14 +218,15 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
 
 def _serve(service: Any, lines: Sequence[str], terminal: Terminal, arguments: Namespace) -> None:
     """Serve a page until Ctrl-C; say its address, and lines about what is served."""
-    from attlas.view.server import stay
+    from attlas.view.server import serve_until_stopped
 
     def announce(url: str) -> None:
         terminal.say(url, "bold")
         for line in lines:
             terminal.say(f"  {line}", "dim")
 
-    stay(service, port=arguments.port, browser=not arguments.no_browser, announce=announce, at=arguments.at or "")
+    settings = {"port": arguments.port, "browser": not arguments.no_browser, "at": arguments.at or ""}
+    serve_until_stopped(service, announce=announce, **settings)
 
 
 def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None:

@@ -51,7 +51,10 @@ class Choice:
 
 
 def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
-    """Yield the backends to try in turn, cheapest first, until one does not return None; the last is tiled.
+    """Yield the backends to try in turn, cheapest first; the tiled one, which computes everything, is the last.
+
+    A backend that returns None leaves the problem to the next. What a named backend does not support, other than the
+    output, is computed by tiles.
 
     Raises
     ------
@@ -112,6 +115,6 @@ def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backen
         reason = backend.unsupported(request, "output")
         if reason is None:
             costs[backend] = backend.cost(request, "output")
-        elif backend.name not in reasons or request.dot is None:  # of two with one name: that of the score's kind
+        elif backend.name not in reasons or request.dot is None:  # two of one name: that for this kind of score
             reasons[backend.name] = reason
     return costs, reasons

@@ -36,8 +36,8 @@ Array = NDArray[Any]
 
 # Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
 _PAIRS = 1 << 28
-# Pairs of the searches that come before the last one, which starts near its end: many of few pairs, one of more, or
-# of all in single precision where that is faster.
+# The search goes from coarse to fine: many starts on few pairs, then from the best of them one search on more pairs, or
+# on all in single precision where that is faster, and the last one on all. These are the pairs of the first two.
 _COARSE_PAIRS = 1 << 22
 _MIDDLE_PAIRS = 1 << 24
 
@@ -194,7 +194,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return read_fit(cls, path, kernel)
 
     def resume(self) -> Self:
-        """Make the tokens of data and bandwidths that are there already, as `load` does.
+        """Rebuild what predictions need from `X_`, `y_` and `bandwidth_`, as `load` does.
 
         Returns
         -------
@@ -336,7 +336,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
         if isinstance(last, SummedLeaveOneOut):
             return [some(_COARSE_PAIRS), objective(task, rows, torch.float32), last]
-        # Strips take as long in either precision.
+        # Here single precision is no faster.
         between = [some(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
         return [some(_COARSE_PAIRS), *between, last]
 

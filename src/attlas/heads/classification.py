@@ -59,7 +59,7 @@ class Pattern:
         if tokens < 3 or self.measure in ("", "induction", "duplicate"):
             return 0.0
         first_query = {"near": NEAR, "fixed": 2}.get(self.measure, 1)  # the first that has another key to choose
-        if first_query >= tokens:
+        if first_query >= tokens:  # too short to tell
             return 1.0
         target_keys = NEAR if self.measure == "near" else 1
         queries = tokens if self.measure == "favourite" else tokens - first_query
@@ -434,7 +434,7 @@ def from_statistics(
     numbers |= {"entropy": torch.where(rows, entropy, 0.0).sum((0, 2)) / row_counts}
     numbers |= {"effective_keys": torch.where(rows, effective, 0.0).sum((0, 2)) / row_counts}
     numbers |= dict(zip(HeadScores.NAMES, scores.mean(0).unbind(-1), strict=True))
-    del numbers["behind"]
+    del numbers["behind"]  # it only tells layers that are not causal
     numbers["chance"] = torch.full((shape[1],), _chance_of_copies(ids.cpu().expand(len(tokens), -1), tokens))
     length = round(float(tokens.sum(-1).double().mean()))
     return tuple(

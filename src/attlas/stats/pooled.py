@@ -49,8 +49,8 @@ class Picture(Statistic):
 
     Notes
     -----
-    Block a begins at row ``⌊a · m / height⌋`` of the window, so that blocks differ by one row at most and, drawn
-    with one height each, stand within one row of where they are; columns likewise. A block in which nothing may
+    Block a begins at row ``⌊a · m / height⌋`` of the window, so that the heights of blocks differ by at most one row,
+    and a picture that draws all of them equally high moves none by more; columns likewise. A block in which nothing may
     attend has no mean and no maximum: NaN, so that a picture can show it apart from a block of small weights.
     Cost: one sum or maximum over the tile.
 
@@ -179,7 +179,7 @@ class _Blocks:
 def block_edges(window: range, count: int) -> Tensor:
     """Return the first cell of each block of a window, ``⌊i · size / count⌋``, then its end.
 
-    Blocks drawn with one width each therefore stand within one cell of where they are.
+    Sizes differ by at most one cell, so that drawing all blocks equally wide moves none by more.
     """
     return torch.arange(count + 1, device="cpu") * len(window) // count + window.start
 
@@ -199,7 +199,7 @@ class Offsets(Statistic):
 
     See Also
     --------
-    Spans : mass by place in place of distance.
+    Spans : mass by position, not by offset.
 
     Notes
     -----

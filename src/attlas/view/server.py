@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 _FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free
 _TICKET_SECONDS = 60.0
-_FAREWELL_SECONDS = 1  # for answers that are being sent when the server stops
+_SHUTDOWN_SECONDS = 1  # for answers that are being sent when the server stops
 
 
 class Server:
     """A viewer on a port of this machine, as a context manager or with `run`.
 
-    It listens on 127.0.0.1 only, and answers nobody who was not told `url`.
+    It listens on 127.0.0.1 only, and answers only requests with the token of `url`.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Server:
                 proxy_headers=False,
                 server_header=False,
                 headers=HEADERS,
-                timeout_graceful_shutdown=_FAREWELL_SECONDS,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )
         self._thread: threading.Thread | None = None
@@ -130,14 +130,14 @@ class Server:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Stop at signals, and go on after: uvicorn raises those that it has heard once more."""
+        """Let signals stop the server, and restore their handlers: uvicorn would raise them once more."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
         # nohup ignores the end of the terminal, and so does the viewer then.
-        heard = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._http.handle_exit) for number in heard}
+        handled = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._http.handle_exit) for number in handled}
         try:
             yield
         finally:
@@ -256,10 +256,10 @@ def serve(
         named, loaders = settings.get("title"), None if model is None else [lambda: model]
         service = CorpusService([shown], titles=named and [named], loaders=loaders)
     with contextlib.closing(service):
-        stay(service, port=port, browser=browser, announce=announce or _print, at=at)
+        serve_until_stopped(service, port=port, browser=browser, announce=announce or _print, at=at)
 
 
-def stay(
+def serve_until_stopped(
     service: Service | ReadingService | CorpusService,
     *,
     port: int | None,
@@ -303,7 +303,7 @@ def _print(url: str) -> None:
 
 
 def has_browser() -> bool:
-    """Tell whether there is a browser with windows: one that runs in the terminal would take it over."""
+    """Return whether there is a browser with windows; one that runs in the terminal would take the terminal over."""
     if os.environ.get("BROWSER"):
         return True
     if sys.platform in ("darwin", "win32"):

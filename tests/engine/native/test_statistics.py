@@ -18,7 +18,7 @@ from attlas import Plan, stats
 from attlas.engine import reference
 from attlas.engine.native import library, request
 
-NATIVE = Plan("native")
+NATIVE, TILED = Plan("native"), Plan("tiled")
 ROWS, COLUMNS = (slice(10, 20), slice(15, 33)), (slice(5, 11), slice(40, 80))
 PICTURES: dict[str, Callable[[int, int], stats.Picture]] = {
     "mean": lambda m, n: stats.Picture(min(m, 7), min(n, 9)),
@@ -217,6 +217,35 @@ def test_many_largest_and_ties(name: str, use: Callable[[str], None]) -> None:
     few = attlas.attend(q, k, mask=attlas.Causal(0), plan=NATIVE).topk(4)
     tiles = attlas.attend(q, k, mask=attlas.Causal(0), plan=Plan("tiled")).topk(4)
     torch.testing.assert_close(few.values, tiles.values)
+
+
+HIDDEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first keys and a window": lambda i, j: (j < 4) | ((i - j).abs() < 70),
+    "both ends": lambda i, j: ((j < 3) | (j > 1396)) & (i >= 0),
+    "some keys": lambda i, j: ((j < 130) | (j > 650)) & (i >= 0),
+    "every 90th key": lambda i, j: (i + j) % 90 == 0,
+    "late keys": lambda i, j: j > 1000 + i // 2,
+}
+
+
+@pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("mask", HIDDEN)
+def test_keys_hidden_between_visible_ones(name: str, mask: str, use: Callable[[str], None]) -> None:
+    """Each statistic alone, as it chooses the loop: hidden stretches are longer than what a loop takes at once."""
+    use(name)
+    allowed = HIDDEN[mask](torch.arange(600).unsqueeze(-1), torch.arange(1400))
+    q, k = torch.randn(600, 24, dtype=torch.float64), torch.randn(1400, 24, dtype=torch.float64)
+    A, exact = (attlas.attend(*t, mask=allowed, plan=p) for t, p in (((q.float(), k.float()), NATIVE), ((q, k), TILED)))
+    for statistic in (
+        stats.Entropy(), stats.EffectiveKeys(), stats.MaxLogit(), stats.LogitMoments(), stats.TopK(8), stats.TopK(30),
+        stats.ColumnMass(), stats.ColumnMax(), stats.Offsets(), stats.Picture(20, 30), stats.Picture(7, 9, "max"),
+        stats.Coverage(),
+    ):  # fmt: skip
+        found, wanted = statistic(A), statistic(exact)
+        if isinstance(statistic, stats.TopK):
+            found, wanted = found.values, wanted.values
+        slack = 1.0 if isinstance(statistic, stats.Coverage) else 1e-4  # rounding may move a count by one
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=slack, check_dtype=False, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", library.SETS)

@@ -19,15 +19,15 @@ struct Largest {
   int32_t* keys;
   int k;
 
-  // Some logits of the row: where they begin, the key of the first, and how many there are.
+  // Some logits of the row, side by side: the first of them, its key, and how many there are.
   struct Stretch {
     const T* logits;
     int64_t key, size;
   };
 
-  // Logits lie in `places` stretches, and of each the largest logit in each lane is known: only where that is among the
-  // k largest, the keys of the lane are looked at. where(place) gives a Stretch; from one logit of a lane to the next it is
-  // `step`. Stretches come in the order of their keys or side by side, after those of earlier calls.
+  // Takes the logits of `places` stretches, which where(place) gives. Lane l of a stretch has the logits l, l + step,
+  // l + 2 step and so on, and peaks[place] the largest of each lane: only a lane whose largest can be among the k largest is
+  // read. The keys of a call come after those of earlier calls.
   template <class Where>
   void take(const V* peaks, int places, int step, Where where) const {
     // What is no larger than the last of the calls before is not looked at: its key is later.
@@ -84,7 +84,7 @@ struct Largest {
     return found;
   }
 
-  // Keys do not come in order here.
+  // Puts a logit where it belongs among the k largest, unless it is smaller; of equal logits the smaller key comes first.
   void offer(T x, int32_t key) const {
     if (!(x > -INF<T>) || x < values[k - 1] || (x == values[k - 1] && key > keys[k - 1])) return;
     int at = k - 1;
@@ -126,7 +126,7 @@ struct Largest {
     const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(numbered(), _mm512_set1_epi32(apart)), x);
     x = _mm512_mask_mov_ps(_mm512_max_ps(x, other), later, _mm512_min_ps(x, other));
   }
-  // A vector whose first half descends and whose second ascends, or the like.
+  // Merges a bitonic vector, as one whose first half descends and whose second ascends, into descending order.
   template <class X>
   static ATTLAS_INLINE void merge(X& x) {
     compare(x, 8, 0xff00), compare(x, 4, 0xf0f0), compare(x, 2, 0xcccc), compare(x, 1, 0xaaaa);
@@ -139,7 +139,7 @@ struct Largest {
     merge(x);
   }
 
-  // No more than a vector of them stay in order in one register. There is no branch for a logit: which one is large cannot
+  // Where k is at most W, the k largest stay sorted in one register. There is no branch for a logit: which one is large cannot
   // be foreseen.
   template <class Where>
   void take_few(const V* peaks, int places, int step, float floor, V peak, Where where) const {
@@ -215,7 +215,7 @@ struct Largest {
     best_keys = _mm256_blendv_ps(_mm256_blendv_ps(moved(best_keys), key, after_one_that_stays), best_keys, stays);
   }
 
-  // No more than a vector of them stay in order in one register.
+  // Where k is at most W, the k largest stay sorted in one register.
   template <class Where>
   void take_few(const V* peaks, int places, int step, float floor, V peak, Where where) const {
     constexpr int GROUP = 64 / W;  // places whose lanes have a bit each in one number
@@ -244,7 +244,7 @@ struct Largest {
 #endif
 };
 
-// Those of each row of a task.
+// The k largest of each row of a task.
 template <class T>
 class LargestOfRows {
  public:

@@ -152,7 +152,7 @@ class StatisticsPass {
 
   template <int WANTED>
   void use_loop() {
-    wanted_ = WANTED;
+    wanted_ = WANTED;  // what the loop computes: all that was asked for, and maybe more
     constexpr bool LIGHT = !(WANTED & (PEAKS | MOMENTS));
     // Rows whose sums fit into registers.
     constexpr int TOGETHER = (LIGHT && !(WANTED & DIAGONALS) ? 4 : 2) / (NARROW ? 2 : 1);
