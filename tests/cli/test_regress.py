@@ -429,7 +429,7 @@ def test_files_that_are_no_text(data: str, tmp_path: Path, refusal: Run) -> None
     packed, latin = tmp_path / "data.csv.gz", tmp_path / "latin.csv"
     packed.write_bytes(gzip.compress(Path(data).read_bytes()))
     latin.write_bytes("größe,y\n1,2\n".encode("latin1"))
-    assert f"fix: zcat {packed} > {packed.stem}" in refusal("regress", str(packed), "--target", "y")
+    assert f"fix: zcat {packed} > unpacked-{packed.stem}" in refusal("regress", str(packed), "--target", "y")
     assert f"fix: iconv -f latin1 -t utf-8 {latin} > utf-8-latin.csv" in refusal("regress", str(latin), "--target", "y")
     assert "No such file or directory" in refusal("regress", str(tmp_path / "none.csv"), "--target", "y")
     told = refusal("regress", "--load", data, "--predict", data, "-o", str(tmp_path / "out.csv"))

@@ -65,7 +65,7 @@ def read_lines(file: Path, what: str) -> tuple[str, str]:
         return UsageError(f"{what} must be text in UTF-8.", found, fix)
 
     if raw.startswith(b"\x1f\x8b"):
-        raise unfit(f"a gzip file: {name}", "zcat", file.stem)
+        raise unfit(f"a gzip file: {name}", "zcat", f"unpacked-{file.stem}")
     encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
         return name, raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
