@@ -178,19 +178,3 @@ def test_zero_length() -> None:
     torch.testing.assert_close(no_size.to_dense(), torch.full((2, 5, 6), 1 / 6))
     torch.testing.assert_close(no_size @ torch.ones(6, 2), torch.ones(2, 5, 2))
     assert (attlas.attend(torch.randn(5, 4), torch.randn(6, 4)) @ torch.randn(6, 0)).shape == (5, 0)
-
-
-class _Named(attlas.AttentionMatrix):
-    def __init__(self, A: attlas.AttentionMatrix, name: str) -> None:
-        super().__init__(A.problem, A.plan)
-        self.name = name
-
-
-def test_parts_of_a_subclass_keep_its_attributes() -> None:
-    q = torch.randn(1, 2, 5, 4, requires_grad=True)
-    A = _Named(attlas.attend(q, q), "own")
-    for part in (A[0], A.detach(), A.window(slice(1, 3)), A.unsqueeze(0), A.to(torch.float64)):
-        assert isinstance(part, _Named)
-        assert part.name == "own"
-    assert A[0, 0, 1:3].shape == (2, 5)
-    torch.testing.assert_close(A[0, 1].to_dense(), A.to_dense()[0, 1])

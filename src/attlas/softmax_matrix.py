@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
@@ -106,7 +105,7 @@ class SoftmaxMatrix(LazyTensor):
         score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
         sink = None if problem.sink is None else problem.sink.detach()
         problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
-        return self._copied(problem, self._axes, self._lse)
+        return type(self)(problem, self.plan, self._axes, self._lse)
 
     def _exact_lse(self) -> Tensor:
         """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
@@ -162,16 +161,10 @@ class SoftmaxMatrix(LazyTensor):
 
     def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> Self:
         """Return a matrix of a part or copy of this problem; its reads with a graph make `grad` of this incomplete."""
-        derived = self._copied(problem, axes, lse)
+        derived = type(self)(problem, self.plan, axes, lse)
         if self.requires_grad:
             derived._parent_gradient = self._gradient
         return derived
-
-    def _copied(self, problem: Problem, axes: Axes, lse: Tensor | None) -> Self:
-        """Return this matrix with another problem; a subclass may have an `__init__` and attributes of its own."""
-        copied = copy(self)
-        copied.problem, copied._axes, copied._stored_lse = problem, axes, lse
-        return copied
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:
         """Return cells of the matrix as a Tensor; an int for rows or columns drops that axis."""
