@@ -178,3 +178,21 @@ def test_zero_length() -> None:
     torch.testing.assert_close(no_size.to_dense(), torch.full((2, 5, 6), 1 / 6))
     torch.testing.assert_close(no_size @ torch.ones(6, 2), torch.ones(2, 5, 2))
     assert (attlas.attend(torch.randn(5, 4), torch.randn(6, 4)) @ torch.randn(6, 0)).shape == (5, 0)
+
+
+def test_parts_of_a_subclass_with_an_init_of_its_own() -> None:
+    class Named(attlas.AttentionMatrix):
+        def __init__(self, A: attlas.AttentionMatrix, name: str) -> None:
+            super().__init__(A.problem, A.plan, A._axes)
+            self.name = name
+
+    q = torch.randn(2, 5, 4, requires_grad=True)
+    A = Named(attlas.attend(q, q), "mine")
+    for part, shape in (
+        (A[0], (5, 5)),
+        (A.detach(), (2, 5, 5)),
+        (A.double(), (2, 5, 5)),
+        (A.window((1, 3)), (2, 2, 5)),
+    ):
+        assert isinstance(part, attlas.AttentionMatrix)
+        assert part.shape == shape

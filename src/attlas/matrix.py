@@ -15,7 +15,8 @@ from attlas import reads
 from attlas.engine import operations, reference
 from attlas.engine.autodiff import graph
 from attlas.engine.online import share_of
-from attlas.indexing import parse
+from attlas.engine.problem import Problem
+from attlas.indexing import Axes, parse
 from attlas.inputs import whole_number
 from attlas.lazy import check_size, like_tensors
 from attlas.masks import Mask
@@ -63,6 +64,9 @@ class AttentionMatrix(TensorLike):
     >>> bool(torch.allclose(A.sum(-1), torch.ones(4, 100)))
     True
     """
+
+    def _with_problem(self, problem: Problem, axes: Axes, lse: Tensor | None) -> Any:
+        return AttentionMatrix(problem, self.plan, axes, lse)
 
     def __repr__(self) -> str:
         mask = "" if self.problem.mask is None else f", mask={self.problem.mask.name()}"

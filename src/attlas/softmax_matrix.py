@@ -105,7 +105,7 @@ class SoftmaxMatrix(LazyTensor):
         score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
         sink = None if problem.sink is None else problem.sink.detach()
         problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
-        return type(self)(problem, self.plan, self._axes, self._lse)
+        return self._with_problem(problem, self._axes, self._lse)
 
     def _exact_lse(self) -> Tensor:
         """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
@@ -159,9 +159,13 @@ class SoftmaxMatrix(LazyTensor):
         lse = None if self._lse is None else self._lse[batches][:, heads]
         return self._derived(self.problem.select(batches, heads), axes, lse)
 
+    def _with_problem(self, problem: Problem, axes: Axes, lse: Tensor | None) -> Self:
+        """Return the matrix of another problem, computed by the same plan."""
+        raise NotImplementedError
+
     def _derived(self, problem: Problem, axes: Axes, lse: Tensor | None = None) -> Self:
         """Return a matrix of a part or copy of this problem; its reads with a graph make `grad` of this incomplete."""
-        derived = type(self)(problem, self.plan, axes, lse)
+        derived = self._with_problem(problem, axes, lse)
         if self.requires_grad:
             derived._parent_gradient = self._gradient
         return derived

@@ -35,7 +35,7 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
     lse : Tensor, shape (batch, heads, len(rows)), optional
         Log-sum-exp of the whole rows, where it is known and A does not know it.
     """
-    problem, plan = A.checked_problem("A.window()"), A.plan
+    problem = A.checked_problem("A.window()")
     m, n = problem.shape[2:]
     if len(rows) == m and len(columns) == n:
         return A
@@ -47,7 +47,7 @@ def window_of(A: Any, rows: range, columns: range, lse: Tensor | None = None) ->
         problem = A.detach().problem
     elif problem.needs_graph:
         A._gradient.mark_incomplete("a window was taken")
-    return type(A)(cut_out(problem, rows, columns), plan, A._axes, lse)
+    return A._with_problem(cut_out(problem, rows, columns), A._axes, lse)
 
 
 def cut_out(problem: Problem, rows: range, columns: range) -> Problem:
