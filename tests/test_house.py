@@ -32,11 +32,11 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PYPROJECT["project"]["version"]
 
 # What scores, masks, statistics and backends are built on. A further one of these is a file, or a package, of its own,
-# which the budget does not count.
+# which the budget does not count, nor what a matrix computes by them (softmax_matrix.py).
 CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/base.py", "masks/base.py", "engine/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 2878
+CORE_CODE_LINES = 2707
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
