@@ -154,7 +154,7 @@ def test_writer_gives_entries_that_live_in_files(atlas: Atlas, tmp_path: Path) -
         written[1].statistics["column_mass"] = mass
         del written[0].statistics["top_k"]
         early.entries.append(make_entry(name="late", layer=9))
-        writer.finish(early.entries, early.facts)
+        writer.finish(early.entries, early.facts, early.bookmarks)
     late = load(tmp_path / "run.atlas")
     assert_same(early, late)
     assert same(late.entries[1].statistics["column_mass"], mass)

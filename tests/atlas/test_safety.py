@@ -498,11 +498,12 @@ def test_leftovers(folder: Path, atlas: Atlas) -> None:
     with Writer(parent / NAME, overwrite=True) as one, Writer(parent / NAME, overwrite=True) as other:
         assert sorted(path.name for path in parent.iterdir()) == sorted([NAME, one.partial.name, other.partial.name])
         load(folder)
-        other.finish(atlas.entries, atlas.facts)
+        other.finish(atlas.entries, atlas.facts, [])
     assert [path.name for path in parent.iterdir()] == [NAME]
     assert_same(atlas, load(folder))
     assert (
-        raised(RecordingError, lambda: other.finish(atlas.entries, atlas.facts)) == "Writer.finish(): a closed writer"
+        raised(RecordingError, lambda: other.finish(atlas.entries, atlas.facts, []))
+        == "Writer.finish(): a closed writer"
     )
 
 
@@ -531,7 +532,7 @@ def record(number, folder, times):
         os.write(begun, b".")
         with Writer(folder, overwrite=True) as writer:
             atlas = Atlas(map(writer.add, entries(number)), details={"number": number})
-            writer.finish(atlas.entries, atlas.facts)
+            writer.finish(atlas.entries, atlas.facts, [])
 
 
 def whole():
@@ -576,7 +577,7 @@ for kill in range(30):
     else:
         aside += seen
 with Writer(folder, overwrite=True) as writer:
-    writer.finish([], Atlas(details={"number": 0}).facts)
+    writer.finish([], Atlas(details={"number": 0}).facts, [])
 sys.stdout.write(f"{loaded} {partial} {aside} {sorted(path.name for path in folder.parent.iterdir())}")
 """
 

@@ -67,7 +67,7 @@ class Writer:
     >>> entry = Entry("attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), attlas.attend(q, q))
     >>> with tempfile.TemporaryDirectory() as folder, Writer(f"{folder}/run.atlas") as writer:
     ...     atlas = Atlas([writer.add(entry)])
-    ...     writer.finish(atlas.entries, atlas.facts)
+    ...     writer.finish(atlas.entries, atlas.facts, atlas.bookmarks)
     ...     bool((atlas[0].to_dense() == entry.matrix.to_dense()).all())
     True
     """
@@ -141,7 +141,7 @@ class Writer:
         self,
         entries: Sequence[Entry],
         facts: Mapping[str, Any],
-        bookmarks: Iterable[Bookmark] = (),
+        bookmarks: Iterable[Bookmark],
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Write what is missing, then ``atlas.json``, and give the folder its name.
@@ -152,7 +152,7 @@ class Writer:
             Those that `add` returned, or others, which are written now.
         facts : mapping
             What `Atlas.facts` says of them.
-        bookmarks : iterable of Bookmark, optional
+        bookmarks : iterable of Bookmark
             Named views.
         progress : callable, optional
             Called with the number of entries done and their total.
@@ -171,9 +171,9 @@ class Writer:
             records.append(self._finished(entry))
             if progress is not None:
                 progress(done + 1, len(entries))
-        tensors = {name: self.put(name, fact) for name, fact in facts.items() if isinstance(fact, Tensor)}
+        ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
         self.flush()
-        content = {**facts, **tensors, "entries": records}
+        content = {**facts, "ids": ids, "entries": records}
         _check_plain(content)
         with self.errors_name_folder():
             write_bookmarks(self.partial, bookmarks)

@@ -106,7 +106,7 @@ def save(
 
     whole, divided = agreed(mesh, join)
     with _SharedWriter(folder, overwrite, mesh, divided, atlas) as writer:
-        writer.finish(whole.entries, whole.facts)
+        writer.finish(whole.entries, whole.facts, whole.bookmarks)
 
 
 def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
