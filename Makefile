@@ -25,8 +25,8 @@ CORES = $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-KERNELS := src/attlas/engine/native/kernels
-LIBRARY := src/attlas/engine/native/_kernels.so
+KERNELS := src/attlas/engine/backends/native/kernels
+LIBRARY := src/attlas/engine/backends/native/_kernels.so
 
 # One thread for each test process: two processes of one thread finish sooner than two of many.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -65,7 +65,7 @@ WITHOUT_KERNELS := --ignore=tests/contracts/test_native.py --ignore=tests/contra
 
 .PHONY: test-sets
 test-sets: current ## Run contracts and statistics with each narrower instruction set, and without kernels
-	@sets="$$($(BIN)/python -c 'from attlas.engine.native import library; print(*library.runnable()[-2::-1], "none")')"; \
+	@sets="$$($(BIN)/python -c 'from attlas.engine.backends.native import library; print(*library.runnable()[-2::-1], "none")')"; \
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --sets "$$sets" $(WITHOUT_KERNELS) \
 	  $(FAST) tests/stats
 

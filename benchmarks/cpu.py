@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 from harness import add, ratios
 
 # What makes torch, the libraries under it and attlas use AVX2 on a processor that has more.

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 from harness import ratios, save
 
 

@@ -85,7 +85,7 @@ class InstructionSets:
     @pytest.fixture(autouse=True)
     def forced_set(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Force an instruction set; skip where a wider one has called no kernel: a narrower one then calls none."""
-        from attlas.engine.native import library
+        from attlas.engine.backends.native import library
 
         test = request.node.nodeid.replace(f"set {request.param}", "")
         if not self.reaches_kernels.get(test, True):

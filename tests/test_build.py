@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.wheels import build
 
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "src" / "attlas" / "engine" / "native" / "kernels"
-LIBRARY = "attlas/engine/native/_kernels.so"
+KERNELS = ROOT / "src" / "attlas" / "engine" / "backends" / "native" / "kernels"
+LIBRARY = "attlas/engine/backends/native/_kernels.so"
 # The compiler that CMake takes.
 COMPILER = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
 has_cmake = pytest.mark.skipif(not shutil.which("cmake"), reason="CMake is not installed")
@@ -34,7 +34,7 @@ def sources(tmp_path: Path) -> Path:
         folder.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "editable", folder / "editable", ignore=only("CMakeLists.txt", ".gitignore"))
-    native = folder / "src" / "attlas" / "engine" / "native"
+    native = folder / "src" / "attlas" / "engine" / "backends" / "native"
     shutil.copytree(KERNELS, native / "kernels", ignore=only("api.cpp", "elementary.cpp", "*.h"))
     for path in KERNELS.parent.glob("*.py"):
         shutil.copy(path, native)
@@ -104,7 +104,7 @@ def test_wheel_without_a_compiler_is_plain_python(case: str, sources: Path, tmp_
     hidden = {"CXX": "", "CC": ""} if case == "no compiler" else {"CXX": shutil.which("false") or "false"}
     wheel, names = built("wheel", sources, PATH=str(tools), **hidden)
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "attlas/engine/native/library.py" in names
+    assert "attlas/engine/backends/native/library.py" in names
     assert not {name for name in names if name.endswith((".so", ".cpp", ".h"))}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference
+from attlas.engine.backends import reference
 
 KINDS = ("kl", "cross_entropy", "squared", "squared_logits")
 

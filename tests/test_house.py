@@ -93,7 +93,7 @@ def test_core_keeps_its_budget() -> None:
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
         # Gradients and the native backend are packages within the engine: the core computes the same without them.
-        if name.startswith(CORE) and name.count("/") < 2:
+        if name.startswith(CORE) and not name.startswith(("engine/autodiff/", "engine/backends/native/")):
             sizes[name] = code_lines(SOURCES[path])
     table = "\n".join(f"{lines:6d} {name}" for name, lines in sorted(sizes.items(), key=lambda item: -item[1]))
     assert sum(sizes.values()) <= CORE_CODE_LINES, f"the core has {sum(sizes.values())} code lines\n{table}"
@@ -136,8 +136,8 @@ def test_packages_use_only_public_names_of_others() -> None:
 def test_rules_can_fail() -> None:
     assert code_lines('"""One\ntwo."""\n\n# three\nx = """\n\n"""\n') == 3
     assert vague_names(["nn/utils.py", "_helpers.py", "nn/gpt2.py"]) == ["nn/utils.py", "_helpers.py"]
-    assert private_reaches("from attlas.engine.tiled import _row", PACKAGE / "matrix.py")
-    assert not private_reaches("from attlas.engine.tiled import _row", PACKAGE / "engine" / "sdpa.py")
+    assert private_reaches("from attlas.engine.backends.tiled import _row", PACKAGE / "matrix.py")
+    assert not private_reaches("from attlas.engine.backends.tiled import _row", PACKAGE / "engine" / "apply.py")
     assert loose_code("import os\n__all__ = ['os']\nx = 3\n") == ["line 3: x = 3"]
     assert docstring_violations(wrong_function) == [
         "wrong_function: Parameters documents ['b'], the signature has ['a']",
@@ -454,7 +454,7 @@ def test_sdist_can_build_the_wheel(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in tar.getnames()}
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/test_house.py"}
     needed |= {f"src/{name}" for name in source_files()}
-    needed |= {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "engine" / "native" / "kernels").iterdir()}
+    needed |= {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "engine/backends/native/kernels").iterdir()}
     needed |= {"CMakeLists.txt", "editable/CMakeLists.txt", "tests/engine/native/cpp/check.h"}
     assert not needed - names, "missing in the sdist"
     assert not {name for name in names if name.startswith((".venv", "demo-output", "dist"))}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.engine import operations, tiled
+from attlas.engine import operations
+from attlas.engine.backends import tiled
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exceeds
 from attlas.engine.problem import Problem

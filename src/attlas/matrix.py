@@ -12,8 +12,9 @@ from torch import Tensor
 
 import attlas
 from attlas import reads
-from attlas.engine import operations, reference
+from attlas.engine import operations
 from attlas.engine.autodiff import graph
+from attlas.engine.backends import reference
 from attlas.engine.online import share_of
 from attlas.engine.problem import Problem
 from attlas.indexing import Axes, parse

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attlas import reads
 from attlas._compat import transforming
-from attlas.engine import operations, tiled
+from attlas.engine import operations
+from attlas.engine.backends import tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
 from attlas.inputs import is_integer

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from attlas import reads
 from attlas._compat import cached_property, transforming
-from attlas.engine import operations, tiled
+from attlas.engine import operations
 from attlas.engine.autodiff import graph
+from attlas.engine.backends import tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan

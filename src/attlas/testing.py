@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.engine import tiled
 from attlas.engine.autodiff import graph
+from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic, Workspace

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attlas import processor
 from attlas.engine import operations
+from attlas.engine.backends.native import library
 from attlas.engine.dispatch import Choice
-from attlas.engine.native import library
 from attlas.engine.problem import Problem, tree_flatten
 from attlas.engine.tiling import column_blocks
 from attlas.masks.base import BlockState

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 import attlas
 from attlas import AttlasError, ModifiedError, stats
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 
 READS: dict[str, Callable[[Any], Any]] = {
     "row": lambda A: A[0, :],

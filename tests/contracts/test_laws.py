@@ -10,8 +10,8 @@ import torch
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import library
-from attlas.engine.reference import dense
+from attlas.engine.backends.native import library
+from attlas.engine.backends.reference import dense
 
 SMALL = {"batch": 2, "heads": 4, "key_heads": 2, "value_heads": 2}
 

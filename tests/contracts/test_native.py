@@ -10,8 +10,8 @@ import torch
 
 from attlas import Plan, explain, stats
 from attlas.engine.backend import Request
-from attlas.engine.native import library
-from attlas.engine.native.backend import FusedKernels
+from attlas.engine.backends.native import library
+from attlas.engine.backends.native.backend import FusedKernels
 
 NATIVE = Plan("native")
 DOTS = (

@@ -7,7 +7,7 @@ from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 
 import attlas
 from attlas import ShapeError, stats
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 
 SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NAMES = ["ScaledDot", "SoftCap", "Cosine", "Gaussian", "Gaussian(wide)", "Laplace", "Epanechnikov", "Additive",

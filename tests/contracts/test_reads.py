@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attlas
 from attlas import stats
-from attlas.engine import reference
+from attlas.engine.backends import reference
 
 READS: dict[str, Callable[[Any], Any]] = {
     "lse": lambda A: A.lse,

@@ -12,9 +12,9 @@ import torch
 import attlas
 from attlas import BackendError, Plan
 from attlas.engine.backend import Request
+from attlas.engine.backends.native import library
+from attlas.engine.backends.native.backend import FusedKernels
 from attlas.engine.dispatch import BACKENDS
-from attlas.engine.native import library
-from attlas.engine.native.backend import FusedKernels
 
 q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 11, 16), torch.randn(2, 2, 11, 3)
 FAR = 1e4 * torch.ones(16)
@@ -127,7 +127,7 @@ def test_the_kernels_refuse_what_they_do_not_compute(name: str) -> None:
 
 @needs_kernels
 def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attlas.engine.native import dot
+    from attlas.engine.backends.native import dot
 
     calls = []
     monkeypatch.setattr(

@@ -81,7 +81,7 @@ def test_parts_make_up_the_matrix(mask: str, plan: Plan, sink: bool, known: bool
     A = attlas.attend(q, k, score=score, mask=MASKS[mask], sink=extra, plan=plan)
     if known:
         assert A.lse.shape == (2, 3, 13)
-    exact = attlas.engine.reference.dense(A.problem)
+    exact = attlas.engine.backends.reference.dense(A.problem)
     for order in ("weights logits", "logits weights"):
         weights, logits, lse, keys, visits, _ = A.collect(Look(order))[0]
         torch.testing.assert_close(weights, exact.weights)

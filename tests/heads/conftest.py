@@ -11,7 +11,7 @@ from tests.stats.definitions import allowed_by_mask
 from torch import Tensor
 
 import attlas
-from attlas.engine import reference
+from attlas.engine.backends import reference
 
 PLANS = {"whole": None, "small tiles": attlas.Plan("tiled", rows=7, columns=11)}
 

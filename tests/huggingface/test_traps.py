@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 import attlas
-from attlas.engine import reference
+from attlas.engine.backends import reference
 from attlas.huggingface import LazyMask, attention_forward, attention_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -7,7 +7,7 @@ from tests.recording.conftest import SIZES, causal_model
 
 import attlas
 from attlas.atlas import deserialization, storage
-from attlas.engine import reference
+from attlas.engine.backends import reference
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attlas
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 
 
 @pytest.mark.parametrize("plan", ["tiled", "native", "reference"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference
+from attlas.engine.backends import reference
 from attlas.engine.problem import Problem
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine import tiled
 from attlas.engine.autodiff import graph
+from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
@@ -55,8 +55,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     heads = lead[-1] if len(lead) > 1 else 1
     weights = weights.reshape(math.prod(lead) // max(heads, 1), heads, *weights.shape[-2:])
     batch, heads, m, n = weights.shape
-    nothing = weights.new_zeros(1)
-    q, k = nothing.expand(batch, heads, m, 1), nothing.expand(batch, heads, n, 1)
+    q, k = (weights.new_zeros(1).expand(batch, heads, length, 1) for length in (m, n))
     problem = Problem(q, k, _LogWeights(weights), None, None)
     if torch.is_grad_enabled() and weights.requires_grad and statistic.differentiable:
         result = graph.collect_of(problem, weights, [statistic])[0]

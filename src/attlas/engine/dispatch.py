@@ -13,7 +13,7 @@ from attlas.engine.plan import BACKENDS as NAMES
 from attlas.errors import BackendError
 
 BACKENDS: Sequence[Backend] = tuple(
-    backend for name in NAMES for backend in importlib.import_module(f"attlas.engine.{name}").BACKENDS
+    backend for name in NAMES for backend in importlib.import_module(f"attlas.engine.backends.{name}").BACKENDS
 )
 #: The fallback: it supports every request.
 TILED = BACKENDS[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attlas.errors import ShapeError
 from attlas.inputs import whole_number
 
-#: Modules and packages of `attlas.engine`, each the backend of that name: its `BACKENDS` holds the objects.
+#: Modules and packages of `attlas.engine.backends`, each the backend of that name: its `BACKENDS` holds the objects.
 BACKENDS = ("native", "sdpa", "reference", "tiled")
 
 

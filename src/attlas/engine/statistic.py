@@ -437,8 +437,8 @@ class Statistic(ABC):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return which numbers a fused kernel must compute so that this statistic can be made from them.
 
-        Names are those of `attlas.engine.native.request.compute`. None, the default, for a statistic that must see
-        the tiles. It may also check the settings against the sizes of the matrix.
+        Names are those of `attlas.engine.backends.native.request.compute`. None, the default, for a statistic that must
+        see the tiles. It may also check the settings against the sizes of the matrix.
         """
         return None
 

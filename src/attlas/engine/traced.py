@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas._compat import transforming
-from attlas.engine import reference
+from attlas.engine.backends import reference
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem, spread_heads
 from attlas.masks.local import Causal

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import reference
 from attlas.engine.backend import Request
-from attlas.engine.native import library
-from attlas.engine.native.backend import PairwiseKernels
+from attlas.engine.backends import reference
+from attlas.engine.backends.native import library
+from attlas.engine.backends.native.backend import PairwiseKernels
 
 PAIRWISE = PairwiseKernels()
 NATIVE = Plan("native")
@@ -104,7 +104,7 @@ each_pairwise_set = pytest.mark.parametrize("name", PAIRWISE_SETS)
 @pytest.fixture
 def small_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide a matrix into several calls where its mask is made of cells."""
-    monkeypatch.setattr("attlas.engine.native.request._MASK_ROWS", 16)
+    monkeypatch.setattr("attlas.engine.backends.native.request._MASK_ROWS", 16)
 
 
 def laid_out(draw: Any, *shape: int) -> Tensor:

@@ -25,8 +25,8 @@ from torch import Tensor
 import attlas
 from attlas import Plan
 from attlas.engine.backend import Request
+from attlas.engine.backends.native import additive, library
 from attlas.engine.gradient import CellGradient
-from attlas.engine.native import additive, library
 
 pytestmark = [
     pytest.mark.usefixtures("small_row_blocks"),

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine.native import decode, library
-from attlas.engine.native.backend import FusedKernels
-from attlas.engine.sdpa import Sdpa
+from attlas.engine.backends.native import decode, library
+from attlas.engine.backends.native.backend import FusedKernels
+from attlas.engine.backends.sdpa import Sdpa
 
 SIZES = [(1, 1, 1, 1), (1, 1023, 64, 64), (3, 1025, 128, 80), (2, 2500, 33, 7), (15, 300, 80, 130), (4, 129, 16, 3)]
 HEADS = [(1, 1, 1), (6, 2, 2), (8, 1, 1)]

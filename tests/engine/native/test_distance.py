@@ -26,9 +26,9 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
+from attlas.engine.backends.native import distance, library
+from attlas.engine.backends.tiled import Tiled
 from attlas.engine.gradient import CellGradient
-from attlas.engine.native import distance, library
-from attlas.engine.tiled import Tiled
 
 pytestmark = [
     pytest.mark.usefixtures("small_row_blocks"),

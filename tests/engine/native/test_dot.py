@@ -19,8 +19,8 @@ from torch import Tensor
 
 import attlas
 from attlas import BackendError, Plan, stats
-from attlas.engine import reference
-from attlas.engine.native import library
+from attlas.engine.backends import reference
+from attlas.engine.backends.native import library
 
 SIZES = [
     (1, 1, 1, 1),

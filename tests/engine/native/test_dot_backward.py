@@ -16,11 +16,11 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine import reference
 from attlas.engine.autodiff import graph
-from attlas.engine.native import library
-from attlas.engine.sdpa import Sdpa
-from attlas.engine.tiled import Tiled
+from attlas.engine.backends import reference
+from attlas.engine.backends.native import library
+from attlas.engine.backends.sdpa import Sdpa
+from attlas.engine.backends.tiled import Tiled
 
 # The share of the largest gradient by which one may be off; with 16 bits the output is rounded too.
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 3e-2, torch.float16: 4e-3}

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.native.conftest import each_set, needs_kernels
 from tests.messages import refusal
 
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 from attlas.errors import BackendError
 
 FOLDER = Path(library.__file__).parent
@@ -147,7 +147,8 @@ def test_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> N
     reason = "ATTLAS_NATIVE=none turns the kernels off"
     assert not library.available()
     assert library.why_not() == reason
-    assert refusal(BackendError, lambda: library.call("elementary", count=0)) == f"attlas.engine.native: {reason}"
+    said = refusal(BackendError, lambda: library.call("elementary", count=0))
+    assert said == f"attlas.engine.backends.native: {reason}"
 
 
 @needs_kernels
@@ -162,7 +163,8 @@ def test_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     reason = "the kernels were not compiled when attlas was installed"
     assert library.why_not() == reason
     assert library.runnable() == ()
-    assert refusal(BackendError, lambda: library.structure("AttentionParams")) == f"attlas.engine.native: {reason}"
+    said = refusal(BackendError, lambda: library.structure("AttentionParams"))
+    assert said == f"attlas.engine.backends.native: {reason}"
 
 
 def test_broken_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_declarations_of_every_form() -> None:
 @needs_kernels
 def test_unknown_names_raise() -> None:
     misspelt = refusal(BackendError, lambda: library.call("elementary", count=0, cuont=3))
-    assert misspelt == "attlas.engine.native: no cuont"
+    assert misspelt == "attlas.engine.backends.native: no cuont"
     with pytest.raises(AttributeError):
         library.structure("Tensor4")(rwo=3)
     with pytest.raises(AttributeError):
@@ -264,7 +266,7 @@ assert torch.equal(mass(), known)
 child = os.fork()
 if child == 0:
     signal.alarm(60)
-    from attlas.engine.native import library
+    from attlas.engine.backends.native import library
     n, d = q.shape[2:]
     held = torch.zeros(1, 2, n, dtype=torch.float64), q.contiguous()
     place = library.structure("Tensor4")(held[1].data_ptr(), *q.stride()[:3])

@@ -12,8 +12,8 @@ from tests.engine.native.conftest import PAIRWISE, all_results, request_of
 import attlas
 from attlas import Plan, stats
 from attlas.engine.backend import Request
-from attlas.engine.native import library
-from attlas.engine.native.backend import PairwiseKernels
+from attlas.engine.backends.native import library
+from attlas.engine.backends.native.backend import PairwiseKernels
 
 needs_kernels = pytest.mark.skipif(not library.available(), reason="the kernels are not compiled here")
 SCORES: dict[str, tuple[Callable[[], attlas.Score], int]] = {
@@ -85,7 +85,7 @@ def test_statistics_are_taken_by_the_kernels(score: str, monkeypatch: pytest.Mon
     A = attlas.attend(torch.randn(130, d).double(), torch.randn(150, d).double(), score=make())
     left: list[Any] = []
     monkeypatch.setattr(
-        "attlas.engine.tiled.collect", lambda _, statistics, *more: (left.extend(statistics) or [], None)
+        "attlas.engine.backends.tiled.collect", lambda _, statistics, *more: (left.extend(statistics) or [], None)
     )
     A.collect(*(s for s in EVERYTHING if not isinstance(s, stats.Pooled)), stats.TopK(5))
     assert not left

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan, stats
-from attlas.engine import reference
-from attlas.engine.native import library, request
+from attlas.engine.backends import reference
+from attlas.engine.backends.native import library, request
 
 NATIVE, TILED = Plan("native"), Plan("tiled")
 ROWS, COLUMNS = (slice(10, 20), slice(15, 33)), (slice(5, 11), slice(40, 80))

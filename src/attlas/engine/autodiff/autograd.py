@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attlas.autodiff import rebuilt, recorded_gradients
-from attlas.engine import reference
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
+from attlas.engine.backends import reference
 from attlas.engine.dispatch import candidates
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import share_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attlas._compat import cached_property, transforming
 from attlas.autodiff import tensors_in
-from attlas.engine import reference, tiled
+from attlas.engine.backends import reference, tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest

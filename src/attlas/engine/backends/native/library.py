@@ -25,7 +25,7 @@ SETS = ("baseline", "avx2", "avx512", "amx")
 _FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
-_WHERE, _REBUILD = "attlas.engine.native", "build the kernels again: make native."
+_WHERE, _REBUILD = "attlas.engine.backends.native", "build the kernels again: make native."
 # Structures that do not have the name of their function.
 _PARAMS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
 _NUMBERS: dict[str, Any] = {

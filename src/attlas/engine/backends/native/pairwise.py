@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library, request
-from attlas.engine.native.dot import tensor4
+from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native.dot import tensor4
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.inputs import all_finite

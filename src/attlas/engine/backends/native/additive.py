@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import request
-from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
+from attlas.engine.backends.native import request
+from attlas.engine.backends.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
 from attlas.masks.base import Mask

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import MISSING
-from attlas.engine.native import request
+from attlas.engine.backends.native import request
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Blocks, Statistic
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.native import library, request
-from attlas.engine.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
+from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import decode, library, request
+from attlas.engine.backends.native import decode, library, request
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
@@ -125,7 +125,9 @@ def succeeded(status: int, dot: Dot) -> bool:
     """Return True for a kernel that computed its results, False for one that found NaN, infinity or an overflow."""
     if status not in (library.code("DONE"), library.code("NOT_FINITE")):
         rule, fix = "a kernel must do what it was asked for.", "Plan(backend='tiled'), and please report it."
-        raise BackendError("attlas.engine.native", rule, {"q": dot.q, "k": dot.k}, found=f"status {status}", fix=fix)
+        raise BackendError(
+            "attlas.engine.backends.native", rule, {"q": dot.q, "k": dot.k}, found=f"status {status}", fix=fix
+        )
     return status == library.code("DONE")
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.backends.native import decode, dot, library, statistics
+from attlas.engine.backends.native.additive import AdditiveKernels
+from attlas.engine.backends.native.distance import DistanceKernels
+from attlas.engine.backends.native.pairwise import PairwiseFamily
+from attlas.engine.backends.native.request import NEEDS_LSE
 from attlas.engine.gradient import CellGradient
-from attlas.engine.native import decode, dot, library, statistics
-from attlas.engine.native.additive import AdditiveKernels
-from attlas.engine.native.distance import DistanceKernels
-from attlas.engine.native.pairwise import PairwiseFamily
-from attlas.engine.native.request import NEEDS_LSE
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.native import library
+from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.scores.dot import ScaledDot
 
