@@ -375,10 +375,11 @@ class Atlas:
         known = self.texts if self.has_text(entry) else None
         if entry.kind == "self" or entry.kind == self._main() != "cross":
             return known, known
-        encoder = self.texts if self._main() == "encoder" else self.encoder_texts
-        sizes = [entry.shape[3]] * entry.shape[0]  # an encoder reads whole texts: others are not those of the keys
-        fits = encoder is not None and [len(text) for text in encoder] == sizes and self._is_of_last_text(entry)
-        keys = encoder if fits else None
+        encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
+        batch, _, _, n = entry.shape
+        encoder = [text for text in encoder for _ in range(batch // len(encoder))]  # the beams of a text share it
+        fits = [len(text) for text in encoder] == [n] * batch  # an encoder reads whole texts, and no other is the keys'
+        keys = encoder if fits and self._is_of_last_text(entry) else None
         return (known if entry.kind == "cross" else keys), keys
 
     def _is_of_last_text(self, entry: Entry) -> bool:

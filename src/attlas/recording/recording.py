@@ -26,7 +26,7 @@ from attlas.recording import errors, metadata
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import AttentionCall
+from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
@@ -212,6 +212,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
+        self._encoder = metadata.encoder_of(model)  # generate() runs it by itself and gives its output to each pass
+        self._encoding = False  # whether it runs so
+        self._encoded: Tensor | None = None  # the output of its last run by itself
+        self._given: Tensor | None = None  # the output of an encoder that the running pass was given
         self._other_cache = False  # whether the cache of the running pass is that of other tokens than those before
         self._first_calls: dict[str, int] = {}
         self._without_text: set[str] = set()
@@ -224,6 +228,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if self._keep == "disk":
                 disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
                 self._policy = replace(self._policy, disk=disk)
+            if self._encoder is not None:
+                hook = self._encoder.register_forward_pre_hook(self._begin_encoder, with_kwargs=True)
+                stack.callback(hook.remove)
+                stack.callback(self._encoder.register_forward_hook(self._end_encoder, always_call=True).remove)
             self._follow(stack)
         return self.atlas
 
@@ -267,14 +275,39 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._begin(args, kwargs)
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
-        self._other_cache = False
+        self._other_cache, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
+
+    def _begin_encoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a run of the encoder that is no part of a pass."""
+        if not is_recording(self) or self._passes.inside or in_backward():
+            return
+        ids, masks = metadata.text_inputs(module, args, kwargs)
+        self._encoding, self._encoded = True, None
+        self._padding_masks = {"encoder": masks["self"]} if "self" in masks else {}
+        self._texts["encoder"].begin(ids.get("self"))
+
+    def _end_encoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a run of the encoder that is no part of a pass; `output` is None after an error."""
+        if not self._encoding or not is_recording(self):
+            return
+        self._encoding, self._padding_masks = False, {}
+        if output is None:
+            return
+        self._encoded = _hidden_state(output)
+        if self._texts["encoder"].end():  # entries before this run are of another text
+            self._first_calls |= {
+                key[0]: sequence.call + (sequence.site.kind == "cross")
+                for key, sequence in self._sequences.items()
+                if sequence.site.kind != "self"
+            }
 
     def _end(self) -> None:
         super()._end()
         if not any(site.kind == "encoder" for site in self._visits.values()):
-            self._texts["encoder"].begin(None)  # the model was given the output of another pass
+            text = self._texts["encoder"]  # the model was given the output of another pass
+            text.begin(text.ids if _is_repeated(self._encoded, self._given) else None)
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
                 other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
@@ -317,7 +350,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         text, inside = self._texts["self" if cross else site.kind], self._passes.inside
         if inside and not cross:
             self._other_cache |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
-        if not text.is_about(matrix.problem) if inside else text.ids is not None:  # a module that runs by itself
+        reads = inside or (self._encoding and site.kind == "encoder")
+        if not text.is_about(matrix.problem) if reads else text.ids is not None:  # a module that runs by itself
             self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
@@ -356,3 +390,15 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self.atlas.entries.append(sequence.finish())
             call = sequence.call + 1
         self._sequences[key] = RecordedSequence(site, call, heads, self._policy, step)
+
+
+def _hidden_state(output: Any) -> Tensor | None:
+    """Return what a decoder takes of the output of an encoder."""
+    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+
+
+def _is_repeated(one: Tensor | None, given: Tensor | None) -> bool:
+    """Return whether `given` has each sequence of `one`, in order, as often as the others: once, or for each beam."""
+    if one is None or given is None or not len(one) or len(given) % len(one):
+        return False
+    return torch.equal(one.repeat_interleave(len(given) // len(one), dim=0), given)
