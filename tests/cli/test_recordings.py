@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.atlases import atlas_of
 from tests.cli.conftest import Run
 from tests.pages import data_of
 
@@ -268,6 +269,14 @@ def test_pictures_of_one_head_and_of_all(
         *("tiny: 120 queries × 120 keys", "tiny: 4 queries (0:4) × 120 keys"),
         *("tiny: 120 queries × 120 keys", "tiny: 120 queries × 20 keys (100:120)"),
     ]
+
+
+@pytest.mark.parametrize("options", [(), ("--layer", 0, "--head", 1), ("--layer", 0, "--head", 1, "--rows", "0:4")])
+def test_pictures_say_which_sequence_they_show(options: tuple[object, ...], tmp_path: Path, said: Run) -> None:
+    A = attlas.attend(torch.randn(3, 2, 60, 8), torch.randn(3, 2, 60, 8), mask=attlas.Causal())
+    atlas_of(A, model="tiny", tokens=[["a"] * 60] * 3).save(tmp_path / "batch.atlas")
+    said("picture", tmp_path / "batch.atlas", *options, "--columns", "0:4", "-o", tmp_path / "out.svg")
+    assert "sequence 0 of 3" in (tmp_path / "out.svg").read_text(encoding="utf-8")  # also where it is drawn as shapes
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])

@@ -65,6 +65,7 @@ def _one(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
     if entry.kind != "self":
         name += f" ({entry.kind})"
+    name += _sequence(entry)
     log = arguments.scale == "log"
     labels = _labels(atlas, entry, rows, columns, blocks)
     if labels:
@@ -96,6 +97,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     names = [[f"{entry.layer}·{head}  {kinds.get((entry, head), '')}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
     title += f"{_extent('queries', rows, entries[0].shape[2])} × {_extent('keys', columns, entries[0].shape[3])}"
+    title += _sequence(entries[0])
     return pictures.grid(
         maps,
         names,
@@ -105,6 +107,11 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
         log=arguments.scale == "log",
         window=(rows, columns),
     )
+
+
+def _sequence(entry: Entry) -> str:
+    """Return which sequence of a batch is drawn, where there are several."""
+    return f", sequence 0 of {entry.shape[0]}" if entry.shape[0] > 1 else ""
 
 
 def _extent(what: str, window: range, size: int) -> str:
