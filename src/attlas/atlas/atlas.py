@@ -377,9 +377,11 @@ class Atlas:
             return known, known
         encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
         batch, _, _, n = entry.shape
-        encoder = [text for text in encoder for _ in range(batch // len(encoder))]  # the beams of a text share it
-        fits = [len(text) for text in encoder] == [n] * batch  # an encoder reads whole texts, and no other is the keys'
-        keys = encoder if fits and self._is_of_last_text(entry) else None
+        beams = max(len(encoder) // max(batch, 1), 1)  # a text is there for each beam, and the encoder reads it once
+        keys = encoder[::beams]
+        # An encoder reads whole texts: others are not those of the keys.
+        fits = [text for text in keys for _ in range(beams)] == encoder and [len(text) for text in keys] == [n] * batch
+        keys = keys if fits and self._is_of_last_text(entry) else None
         return (known if entry.kind == "cross" else keys), keys
 
     def _is_of_last_text(self, entry: Entry) -> bool:

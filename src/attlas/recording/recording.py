@@ -214,7 +214,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
         self._encoder = metadata.encoder_of(model)  # generate() runs it by itself and gives its output to each pass
         self._encoding = False  # whether it runs so
-        self._encoded: Tensor | None = None  # the output of its last run by itself
+        self._encoded: Tensor | None = None  # the output of its last run by itself,
+        self._encoded_ids: Tensor | None = None  # and what it read
         self._given: Tensor | None = None  # the output of an encoder that the running pass was given
         self._other_cache = False  # whether the cache of the running pass is that of other tokens than those before
         self._first_calls: dict[str, int] = {}
@@ -295,8 +296,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._encoding, self._padding_masks = False, {}
         if output is None:
             return
-        self._encoded = _hidden_state(output)
-        if self._texts["encoder"].end():  # entries before this run are of another text
+        changed = self._texts["encoder"].end()
+        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
+        if changed:  # entries before this run are of another text
             self._first_calls |= {
                 key[0]: sequence.call + (sequence.site.kind == "cross")
                 for key, sequence in self._sequences.items()
@@ -306,8 +308,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         super()._end()
         if not any(site.kind == "encoder" for site in self._visits.values()):
-            text = self._texts["encoder"]  # the model was given the output of another pass
-            text.begin(text.ids if _is_repeated(self._encoded, self._given) else None)
+            # The model was given the output of another pass, or of a run of the encoder by itself.
+            beams = _count_beams(self._encoded, self._given)
+            self._texts["encoder"].begin(
+                None if self._encoded_ids is None or not beams else self._encoded_ids.repeat_interleave(beams, dim=0)
+            )
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
                 other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
@@ -397,8 +402,9 @@ def _hidden_state(output: Any) -> Tensor | None:
     return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
 
 
-def _is_repeated(one: Tensor | None, given: Tensor | None) -> bool:
-    """Return whether `given` has each sequence of `one`, in order, as often as the others: once, or for each beam."""
-    if one is None or given is None or not len(one) or len(given) % len(one):
-        return False
-    return torch.equal(one.repeat_interleave(len(given) // len(one), dim=0), given)
+def _count_beams(encoded: Tensor | None, given: Tensor | None) -> int:
+    """Return how often `given` has each sequence of `encoded`, in order: once, or for each beam; 0 if it is another."""
+    if encoded is None or given is None or not len(encoded):
+        return 0
+    beams = len(given) // len(encoded)
+    return beams if torch.equal(encoded.repeat_interleave(beams, dim=0), given) else 0
