@@ -279,6 +279,15 @@ def test_pictures_say_which_sequence_they_show(options: tuple[object, ...], tmp_
     assert "sequence 0 of 3" in (tmp_path / "out.svg").read_text(encoding="utf-8")  # also where it is drawn as shapes
 
 
+def test_heads_of_a_short_text_are_not_named_by_a_short_block(
+    model_and_text: tuple[str, ...], tmp_path: Path, said: Run
+) -> None:
+    out = tmp_path / "short.atlas"
+    printed = said("record", *model_and_text, "--tokens", 3, "--layers", 0, "--heads", 1, "-o", out)
+    assert "1 layer × 1 head of tiny" in printed
+    assert attlas.load(out).details["block"]["period"] == 128
+
+
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])
 def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pytest.FixtureRequest, said: Run) -> None:
     folder, out = request.getfixturevalue(kept), tmp_path / "report.html"

@@ -13,6 +13,7 @@ from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.cli.checks import check_target
 from attlas.cli.files import entry_of, open_folder
+from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import classify_entry
@@ -83,7 +84,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     size = arguments.size or _OVERVIEW
     parts: list[Tensor] = []
     windows = [_window(entry, arguments) for entry in entries]
-    with terminal.step(f"drawing {sum(len(entry.heads) for entry in entries)} heads", len(entries)) as tick:
+    with terminal.step(f"drawing {plural(sum(len(entry.heads) for entry in entries), 'head')}", len(entries)) as tick:
         for entry, (rows, columns) in zip(entries, windows, strict=True):
             parts.append(_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments))
             tick()
