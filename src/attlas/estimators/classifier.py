@@ -191,7 +191,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        return self._left_out().cpu().numpy()
+        return self._loo_predictions().cpu().numpy()
 
     # ------------------------------------------------------------------------------------------------------ internal
 

@@ -320,7 +320,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        return self._shaped(self._restored(self._left_out()) + self._shift)
+        return self._shaped(self._restored(self._loo_predictions()) + self._shift)
 
     def partial_sums(self, X: ArrayLike) -> Sums:
         """Return numerators and denominators, which add up over estimators that were fitted to parts of the data.
