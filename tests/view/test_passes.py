@@ -527,7 +527,7 @@ def test_status_tells_what_is_being_done(service: Service) -> None:
 
 def test_passes_that_nobody_looks_at_are_let_go(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(np.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout(SIZE, SIZE).values())
-    monkeypatch.setattr(passes_module, "_MAPPED", int(2.5 * size))
+    monkeypatch.setattr(passes_module, "_OPEN_BYTES", int(2.5 * size))
     for head, variant in ((0, "plain"), (1, "plain"), (0, "nosink"), (1, "nosink")):
         coarse(service, head=head, variant=variant)
     assert service._passes.nbytes <= 2.5 * size

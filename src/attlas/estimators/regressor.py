@@ -415,8 +415,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             mean[isolated] = self._pool.values[self._pool.nearest(x[isolated])].to(mean)
         else:
             warnings.warn(
-                f"{len(isolated)} of {len(x)} points have no training point within one bandwidth: they are predicted to "
-                "be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
+                f"{len(isolated)} of {len(x)} points have no training point within one bandwidth: they are predicted "
+                "to be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
                 UserWarning,
                 stacklevel=3,
             )

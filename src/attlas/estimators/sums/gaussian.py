@@ -91,8 +91,8 @@ def window(line: Line, centre: Tensor, radius: Tensor | float, nearest: Tensor, 
     -----
     Let a be the offset of a query from its nearest key, in bandwidths. A key further on by s in that direction weighs
     ``exp(s a - ½ s²)`` times as much. All keys, of weight W together, weigh less than `error` times the nearest key, of
-    weight w, where that factor is below ``error w / W``: for s from ``a + sqrt(a² + 2 log(W / (error w)))`` on, with the
-    largest a of the box.
+    weight w, where that factor is below ``error w / W``: for s from ``a + sqrt(a² + 2 log(W / (error w)))`` on, with
+    the largest a of the box.
     """
     base, weights, h = line.keys[nearest], line.weights(), line.h
     # The small additions cover the rounding of all numbers here.
