@@ -49,6 +49,7 @@ struct DifferenceScore : Score<T> {
     });
   }
 
+  // The packed columns of a head from column j0 on.
   const T* columns(int64_t b, int64_t h, int64_t j0) const {
     return packed.data + (b * p.token_heads + h / (p.heads / p.token_heads)) * length + j0 / COLS<T> * COLS<T> * size +
            j0 % COLS<T>;
@@ -96,7 +97,7 @@ struct DifferenceScore : Score<T> {
   }
 };
 
-constexpr int BOUNDED = 100;  // all kernels that are 0 from a distance of 1 on, in the place of a Kernel; `shape` says which one
+constexpr int BOUNDED = 100;  // in the place of a Kernel: one of those that are 0 from a distance of 1 on; `shape` says which
 
 // Distances of R rows from one vector of columns: sums of squared, or for LAPLACE of absolute differences. SCALED: each
 // difference is scaled by itself. Without, the caller applies one factor to the whole distance, one operation fewer for
@@ -105,14 +106,14 @@ constexpr int BOUNDED = 100;  // all kernels that are 0 from a distance of 1 on,
 template <class T, int KERNEL, bool SCALED, int D, int R>
 ATTLAS_INLINE void distances(const T* q, int size, const T* k, const T* scale, Vec<T> (&total)[R]) {
   const int count = D ? D : size;
-  const auto part = [&](int c, int r, Vec<T> key) {
+  const auto difference_in = [&](int c, int r, Vec<T> key) {
     Vec<T> difference = all(q[r * count + c]) - key;
     if (SCALED) difference *= all(scale[c]);
     return KERNEL == LAPLACE ? absolute<T>(difference) : difference;
   };
   const Vec<T> first = load(k);
   for (int r = 0; r < R; ++r) {
-    const Vec<T> x = part(0, r, first);
+    const Vec<T> x = difference_in(0, r, first);
     total[r] = KERNEL == LAPLACE ? x : x * x;
   }
 #pragma GCC unroll 8
@@ -120,7 +121,7 @@ ATTLAS_INLINE void distances(const T* q, int size, const T* k, const T* scale, V
     const Vec<T> key = load(k + c * COLS<T>);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const Vec<T> x = part(c, r, key);
+      const Vec<T> x = difference_in(c, r, key);
       total[r] = KERNEL == LAPLACE ? total[r] + x : total[r] + x * x;
     }
   }
@@ -135,8 +136,8 @@ struct DistanceKernel : DifferenceScore<T> {
 
   explicit DistanceKernel(const Distance& x) : DifferenceScore<T>(x, int(x.pairs.d)), shape(x.kernel) {
     this->gives_weights = KERNEL == BOUNDED;
-    const double unit = SCALED ? 1.0 : double(scale[0]);
-    factor = T(KERNEL == LAPLACE ? -LOG2E * unit : -0.5 * LOG2E * unit * unit);
+    const double shared_scale = SCALED ? 1.0 : double(scale[0]);
+    factor = T(KERNEL == LAPLACE ? -LOG2E * shared_scale : -0.5 * LOG2E * shared_scale * shared_scale);
   }
 
   // The logit of a distance, in powers of 2, less the shift of its row; the weight where KERNEL is BOUNDED.
@@ -153,15 +154,16 @@ struct DistanceKernel : DifferenceScore<T> {
     const int size = this->size;
     for (int r = 0; r < rows; r += 4) {
       for (int x = 0; x < vectors; ++x) {
-        Vec<T> difference[4];
-        distances<T, KERNEL, SCALED, D>(s.rows.data + r * size, size, k + x * W, scale, difference);
-        for (int i = 0; i < 4; ++i) store(to + (r + i) * stride + x * W, logit_or_weight(difference[i], factor, shape));
+        Vec<T> distance[4];
+        distances<T, KERNEL, SCALED, D>(s.rows.data + r * size, size, k + x * W, scale, distance);
+        for (int i = 0; i < 4; ++i) store(to + (r + i) * stride + x * W, logit_or_weight(distance[i], factor, shape));
       }
     }
   }
 
   // Logits are not compared with the shift of their row beforehand, so that some may be above it. A row is summed again
-  // where its sum shows that one was far above, or that all of its first tile were far below 0.
+  // where its sum shows that one was far above, or that all of its first tile were far below 0. Values of one coordinate
+  // are pooled on the way, longer ones afterwards.
   bool add_whole_tile(int64_t b, int64_t h, int64_t j0, const T* values, const PackedValues<T>& layout, BlockSums<T>& sums,
                       Scratch<T>& s) const override {
     const T *k = this->columns(b, h, j0), *single_values = layout.e == 1 ? values + j0 : nullptr;
@@ -172,9 +174,9 @@ struct DistanceKernel : DifferenceScore<T> {
       T q[4 * (D ? D : 16)], shift[4];  // copies that no store below can change
       for (int i = 0; i < 4 * size; ++i) q[i] = s.rows[size_t(r * size + i)];
       for (int i = 0; i < 4; ++i) shift[i] = finite_or_zero(sums.shift[r + i]);
-      Vec<T> total[4] = {}, part[4] = {};
+      Vec<T> total[4] = {}, pooled[4] = {};
       for (int x = 0; x < COLS<T> / W; ++x) {
-        Vec<T> w[4];
+        Vec<T> w[4];  // distances, then weights
         distances<T, KERNEL, SCALED, D>(q, size, k + x * W, scale, w);
         const Vec<T> v = single_values ? load(single_values + x * W) : Vec<T>{};
 #pragma GCC unroll 4
@@ -182,16 +184,16 @@ struct DistanceKernel : DifferenceScore<T> {
           w[i] = logit_or_weight(w[i], logit_factor, shape, shift[i]);
           if (KERNEL != BOUNDED) w[i] = exp2_(clamp_exponent<T>(w[i]));
           total[i] += w[i];
-          part[i] += w[i] * v;
+          pooled[i] += w[i] * v;
         }
         if (weights)
           for (int i = 0; i < 4; ++i) store(weights + (r + i) * COLS<T> + x * W, w[i]);
       }
       for (int i = 0; i < 4; ++i) {
         if (KERNEL != BOUNDED && !accept_shift(sums.shift[r + i], total[i]))
-          sum_with_max_shift(r + i, k, single_values, layout, sums, s, total[i], part[i]);
+          sum_with_max_shift(r + i, k, single_values, layout, sums, s, total[i], pooled[i]);
         sums.total[r + i] += total[i];
-        s.pooled_lanes[size_t(r + i) * FEW_VALUES] += part[i];
+        s.pooled_lanes[size_t(r + i) * FEW_VALUES] += pooled[i];
       }
     }
     if (weights) pool(weights, values, padded<T>(this->p.n), j0, COLS<T> / W, layout, s);
@@ -208,24 +210,24 @@ struct DistanceKernel : DifferenceScore<T> {
 
   // Sums one row of a tile again, with a shift that is its largest logit.
   __attribute__((noinline)) void sum_with_max_shift(int r, const T* k, const T* single_values, const PackedValues<T>& layout,
-                                                    BlockSums<T>& sums, Scratch<T>& s, Vec<T>& total, Vec<T>& part) const {
+                                                    BlockSums<T>& sums, Scratch<T>& s, Vec<T>& total, Vec<T>& pooled) const {
     T* row = s.tile.data + r * COLS<T>;
-    Vec<T> top = all(-INF<T>);
+    Vec<T> max_logit = all(-INF<T>);
     for (int x = 0; x < COLS<T> / W; ++x) {
-      Vec<T> difference[1];
-      distances<T, KERNEL, SCALED, 0>(s.rows.data + r * this->size, this->size, k + x * W, scale, difference);
-      const Vec<T> z = logit_or_weight(difference[0], factor, shape);
-      store(row + x * W, z);
-      top = larger<T>(top, z);
+      Vec<T> distance[1];
+      distances<T, KERNEL, SCALED, 0>(s.rows.data + r * this->size, this->size, k + x * W, scale, distance);
+      const Vec<T> logit = logit_or_weight(distance[0], factor, shape);
+      store(row + x * W, logit);
+      max_logit = larger<T>(max_logit, logit);
     }
-    rescale(*this, sums, r, most<T>(top), layout, s);
+    rescale(*this, sums, r, most<T>(max_logit), layout, s);
     const Vec<T> shift = all(finite_or_zero(sums.shift[r]));
-    total = part = Vec<T>{};
+    total = pooled = Vec<T>{};
     for (int x = 0; x < COLS<T> / W; ++x) {
       const Vec<T> w = exp2_(load(row + x * W) - shift);
       store(row + x * W, w);
       total += w;
-      if (single_values) part += w * load(single_values + x * W);
+      if (single_values) pooled += w * load(single_values + x * W);
     }
   }
 };
@@ -279,15 +281,15 @@ struct Backward {
   const DistanceBackward& x;
   const PairwiseParams& p;
   const DifferenceScore<T>& kernel;
-  const PackedValues<T> pooled, right;
-  const Aligned<T> shifts;
+  const PackedValues<T> pooled, right;  // the values as out pools them, and as slopes_of() reads them
+  const Aligned<T> shifts;              // of the columns, where the log-sum-exp belongs to these, and their padded deltas below
   const int64_t padded_n;
   Aligned<T> deltas;
 
-  Backward(const DistanceBackward& given, const DifferenceScore<T>& points)
+  Backward(const DistanceBackward& given, const DifferenceScore<T>& score)
       : x(given),
         p(given.of.pairs),
-        kernel(points),
+        kernel(score),
         pooled(p, false),
         right(p, true),
         shifts(column_shifts<T>(p, false)),
