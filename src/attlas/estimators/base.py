@@ -121,8 +121,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         -----
         Exact. Cost: one pass over all pairs; memory of the result and a few tiles.
         """
-        found = self.weights(X).topk(k)
-        return found.values.cpu().numpy(), found.indices.cpu().numpy()
+        largest = self.weights(X).topk(k)
+        return largest.values.cpu().numpy(), largest.indices.cpu().numpy()
 
     def effective_neighbours(self, X: ArrayLike) -> Array:
         """Return on how many training points each prediction rests, ``1 / Σ_j p_ij²`` (Kish's effective number).

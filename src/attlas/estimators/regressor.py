@@ -295,10 +295,10 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             raise ShapeError("predict_quantile()", rule, found=f"quantiles = {quantiles!r}", fix=fix)
         x = self._tokens(X)
         device = x.device
-        found = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
-        isolated = found.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
-        found[self._unsupported(x, isolated, "quantiles")] = torch.nan
-        columns = found.flatten(1).cpu().numpy().astype(np.float64).reshape(found.shape) * self._unit[:, None]
+        bands = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
+        isolated = bands.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
+        bands[self._unsupported(x, isolated, "quantiles")] = torch.nan
+        columns = bands.flatten(1).cpu().numpy().astype(np.float64).reshape(bands.shape) * self._unit[:, None]
         columns = (columns + self._shift[:, None]).astype(self._output_dtype)
         columns = columns if self.y_.ndim > 1 else columns[:, 0]
         return columns[..., 0] if levels.ndim == 0 else columns

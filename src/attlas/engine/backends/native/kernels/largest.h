@@ -74,15 +74,15 @@ struct KLargest {
   static ATTLAS_INLINE uint64_t candidates_of_lane(const Segment& segment, int64_t lane, int step, T bound) {
     const T* logits = segment.logits + lane;
     const int64_t size = segment.size - lane;
-    uint64_t found = 0;
+    uint64_t candidates = 0;
     int64_t x = 0;
     for (; (x + W - 1) * step < size; x += W) {
       V some;
       for (int y = 0; y < W; ++y) some[y] = logits[(x + y) * step];
-      found |= uint64_t(~above<T>(all(bound), some) & ((1u << W) - 1)) << x;
+      candidates |= uint64_t(~above<T>(all(bound), some) & ((1u << W) - 1)) << x;
     }
-    for (; x * step < size; ++x) found |= uint64_t(logits[x * step] >= bound) << x;
-    return found;
+    for (; x * step < size; ++x) candidates |= uint64_t(logits[x * step] >= bound) << x;
+    return candidates;
   }
 
   // Inserts a logit into the k largest unless it is smaller than all; of equal logits the smaller key comes first.
