@@ -171,9 +171,15 @@ class Stacked(Mask):
         return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
-        # The last step has all keys there are, but those that a sliding cache has dropped.
-        mask = max(self.blocks, key=lambda block: block.n).placed
-        return None if mask is None else mask.padding(at)
+        found, stop = None, 0
+        while stop < at.n:  # no step need have all keys: a sliding cache has dropped the first ones
+            block = max((b for b in self.blocks if b.column <= stop), key=lambda b: b.column + b.n)
+            mask, first, stop = block.placed, stop, block.column + block.n
+            flags = None if mask is None else mask.padding(at)
+            if (flags is None and mask is not None) or stop <= first:
+                return None
+            found = flags if found is None else found if flags is None else found | flags
+        return found
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)
