@@ -171,14 +171,17 @@ class Stacked(Mask):
         return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
-        found, stop = None, 0
-        while stop < at.n:  # no step need have all keys: a sliding cache has dropped the first ones
-            block = max((b for b in self.blocks if b.column <= stop), key=lambda b: b.column + b.n)
-            mask, first, stop = block.placed, stop, block.column + block.n
-            flags = None if mask is None else mask.padding(at)
-            if (flags is None and mask is not None) or stop <= first:
+        found, known = None, 0
+        while known < at.n:  # no step need have all keys: a sliding cache drops the first ones
+            block = max((b for b in self.blocks if b.column <= known), key=lambda b: b.column + b.n, default=None)
+            if block is None or block.column + block.n <= known:
                 return None
-            found = flags if found is None else found if flags is None else found | flags
+            known = block.column + block.n
+            if block.placed is not None:
+                flags = block.placed.padding(at)
+                if flags is None:
+                    return None
+                found = flags if found is None else found | flags
         return found
 
     def size(self) -> tuple[int | None, int | None]:
