@@ -67,7 +67,8 @@ def divergence(
     -----
     Weights are taken as they are, with sinks and windows in their denominators; a sink is no key, so that with sinks
     the divergence may be below 0. A key that has weight in A and none in B makes a row infinite; such a row has a
-    gradient of 0. A row with no allowed key in A has 0 in the first two kinds.
+    gradient of 0. In a mean of heads, weights that the dtype rounds to 0 (1e-45 in float32) are none. A row with no
+    allowed key in A has 0 in the first two kinds.
 
     Cost: two products of queries and keys forward, six backward, memory of a few tiles. Where B is a dot product and
     no key is hidden in B alone, ``Σ_j P_ij ln Q_ij`` is a pooled output of A, and everything runs in the kernels of the

@@ -16,7 +16,7 @@ from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
-from attlas.inputs import is_integer
+from attlas.inputs import is_integer, tracing
 from attlas.lazy import LazyTensor, check_size
 from attlas.masks.base import Mask
 from attlas.softmax_matrix import SoftmaxMatrix
@@ -102,11 +102,15 @@ def reduced(A: SoftmaxMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tenso
 
 
 def _recorded(A: SoftmaxMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
-    """Return a sum or mean over rows or columns with its graph: these are products."""
+    """Return a sum or mean over rows or columns with its graph, at full precision; `A.grad` takes it as a product."""
     keys, queries = A.ndim - 1, A.ndim - 2
     first = keys if keys in dims else queries
-    ones = torch.ones(A.shape[first], 1, dtype=A.problem.q.dtype, device=A.device)
-    out = (A @ ones if first == keys else (A.mT @ ones).mT).to(A.dtype)
+    problem = A.checked_problem(f"A.{name}()")
+    out = A._record(problem, [_STATISTICS["sum"][first == keys]()])[0].unsqueeze(-1)
+    if out.requires_grad and not tracing():
+        A._gradient.add_product(out, out.new_ones(1, 1, A.shape[first], 1), transposed=first == queries)
+    out = A._axes.restore(out)
+    out = out if first == keys else out.mT
     out = out.sum(sorted(dims - {first}), keepdim=True) if len(dims) > 1 else out
     out = out / math.prod(A.shape[axis] for axis in dims) if name == "mean" else out
     return out.reshape(reduced_shape(A.shape, dims, keepdim))

@@ -17,11 +17,11 @@ from attlas.atlas import Atlas
 from attlas.cli import main
 from attlas.cli.loading import load, texts
 from attlas.heads import Head
-from attlas.heads.classification import classify_entry
+from attlas.heads.classification import measure_entry
 
 
 def heads_of(atlas: Atlas) -> list[Head]:
-    return [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
+    return [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
 
 
 def test_writes_report_pictures_and_recording(demo_folder: Path) -> None:

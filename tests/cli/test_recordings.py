@@ -23,7 +23,7 @@ from attlas.cli import main
 from attlas.cli.formatting import secondary_patterns
 from attlas.cli.head_statistics import selected
 from attlas.cli.loading import load
-from attlas.heads.classification import classify_entry
+from attlas.heads.classification import measure_entry
 
 
 @pytest.fixture(scope="session")
@@ -201,7 +201,7 @@ def test_reads_a_pipe(model_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_table_has_the_patterns_of_each_head(recorded: Path, said: Run) -> None:
     rows, atlas = json.loads(said("stats", recorded, "--json"))["rows"], attlas.load(recorded)
-    heads = [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
+    heads = [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
     assert len(rows) == len(heads) == 6
     for row, head in zip(rows, heads, strict=True):
         assert (row["layer"], row["head"]) == (head.layer, head.head)
@@ -299,7 +299,7 @@ def test_report_holds_what_was_recorded(kept: str, tmp_path: Path, request: pyte
     first = data["packed"][0]
     assert first["exact"] is (kept == "recorded")
     # It opens at the head that the table of heads calls the most telling one, with one of its queries in colour.
-    measured = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in measure_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence)
     assert (first["entry"], first["head"]) == (best.layer, best.head)
     assert 0 <= data["state"]["pointed"]["i"] < 120

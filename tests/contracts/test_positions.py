@@ -216,3 +216,10 @@ def test_products_of_some_keys_are_those_of_the_weights_as_they_are(
             (found,) = torch.autograd.grad(out, mine, slope.to(out), retain_graph=True, create_graph=graph)
             (right,) = torch.autograd.grad(wanted, plain, slope, retain_graph=True)
             torch.testing.assert_close(found.to(right), right, **slack)
+
+
+def test_a_window_that_sees_nothing_keeps_the_log_sum_exp_of_its_rows() -> None:
+    A = attlas.attend(torch.randn(8, 4), torch.randn(20, 4), mask=attlas.Window(1, 0, offset=0))
+    part = A.window((0, 8), (9, 20))
+    torch.testing.assert_close(part.collect(stats.LogitMoments(), stats.ColumnArgMax())[1], torch.zeros(11).long())
+    torch.testing.assert_close(part.lse, A.lse)

@@ -195,3 +195,11 @@ def test_a_tensor_that_a_score_holds_is_not_written_to(mode: Any, score: Any, pl
                 use(attlas.attend(q, k, score=score(t), mask=mask, plan=plan))
                 assert torch.equal(t, before)
         torch.testing.assert_close(attlas.attend(q, k, score=score(t), plan=plan).to_dense(), torch.softmax(t, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_with_a_graph_are_no_less_exact(dtype: torch.dtype) -> None:
+    q = torch.randn(2, 40, 8).to(dtype).requires_grad_()
+    A = attlas.attend(q, q, mask=attlas.Causal())
+    torch.testing.assert_close(A.sum(-2), A.detach().sum(-2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(A.mean((0, -1)), A.detach().mean((0, -1)), rtol=1e-5, atol=1e-5)

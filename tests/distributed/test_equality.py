@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 import attlas
 from attlas import stats
 from attlas.distributed import DistributedMatrix, head_tail_order
+from attlas.engine.backends.native import library
 from attlas.engine.problem import tensors_of
 from attlas.errors import GradientError
 
@@ -238,9 +239,11 @@ def test_float32(on_ranks: OnRanks, n: int, scale: float) -> None:
             for name, a, b, exact in zip([*names, "lse", "output"], many, one, true, strict=True):
                 if k_to in ([BATCH], [HEADS]) and gap(a, b):
                     wrong.append(f"{name}, {q_to}: other bits")
-                # One process is itself so far from float64: torch's kernel rounds each logit of 20 by 1e-6.
-                limit = {"output": 2.5e-6 if scale > 1 else 1e-6, "LogitMoments 1": 1.2e-6}.get(name, 1e-6)
-                if not (gap(a, b) < limit and gap(a, exact) < 1.2 * gap(b, exact) + 5e-7):
+                # One process is itself so far from float64: torch's products round each logit of 20 by 1e-6.
+                limit, slack = {"output": 2.5e-6 if scale > 1 else 1e-6, "LogitMoments 1": 1.2e-6}.get(name, 1e-6), 5e-7
+                if scale > 1 and not library.available():  # so do all statistics, and the log-sum-exp is float32
+                    limit, slack = 4e-6, 1e-6
+                if not (gap(a, b) < limit and gap(a, exact) < 1.2 * gap(b, exact) + slack):
                     wrong.append(
                         f"{name}, {q_to}, {k_to}: {gap(a, b):.1e}, {gap(a, exact):.1e} and {gap(b, exact):.1e}"
                     )

@@ -12,7 +12,7 @@ from sklearn.ensemble import BaggingRegressor
 
 import attlas
 from attlas.estimators import AttentionClassifier, AttentionRegressor
-from attlas.estimators.loo import LeaveOneOut, Task, accuracy, log_loss, squared_error
+from attlas.estimators.loo import LeaveOneOut, LooTask, accuracy, log_loss, squared_error
 from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import Settings, search
 from attlas.estimators.summed import SummedLeaveOneOut, objective
@@ -31,7 +31,7 @@ def task(kernel, degree=0, loss=squared_error, counts=False, n=40):
     weights = torch.randint(1, 4, (n,), generator=generator).double() if counts else torch.ones(n, dtype=torch.float64)
     if kernel in ("epanechnikov", "triangular", "boxcar"):
         keys = keys / 3.0
-    return Task(kernel, keys, values, weights, weights - 1.0, loss, degree)
+    return LooTask(kernel, keys, values, weights, weights - 1.0, loss, degree)
 
 
 def by_definition(problem, theta):
@@ -112,7 +112,7 @@ def summable(kernel, d, loss=squared_error, counts=False, n=200):
     if loss is not squared_error:
         values = torch.eye(2, dtype=torch.float64)[(values[:, 0] > 0).long()]
     weights = torch.randint(1, 4, (n,), generator=generator).double() if counts else torch.ones(n, dtype=torch.float64)
-    return Task(kernel, keys, values, weights, weights - 1.0, loss)
+    return LooTask(kernel, keys, values, weights, weights - 1.0, loss)
 
 
 @pytest.mark.parametrize("kernel", list(KERNELS))
@@ -207,7 +207,7 @@ def test_search_finds_the_minimum_whatever_the_scale_of_the_loss():
     problem = task("gaussian", n=60)
     found = []
     for unit in (1.0, 1e-6):
-        scaled = Task("gaussian", problem.keys, problem.values * unit, problem.weights, problem.kept, squared_error)
+        scaled = LooTask("gaussian", problem.keys, problem.values * unit, problem.weights, problem.kept, squared_error)
         objective = LeaveOneOut(scaled)
         settings = Settings(100, 1e-9, 2, np.random.RandomState(0))
         found.append(search([objective], 3, settings).log_scale)

@@ -14,7 +14,7 @@ from attlas import heads
 from attlas.atlas import Atlas
 from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
-from attlas.heads.classification import classify_entry, detectable
+from attlas.heads.classification import detectable, measure_entry
 from attlas.view.service import Service
 
 # Name in `heads.scores`, and field of a Head.
@@ -51,7 +51,7 @@ def test_every_way_gives_the_same_number(saved, capsys) -> None:
                 wanted[name] += score[0].tolist()
     assert main(["stats", str(saved), "--csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    report = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
+    report = [head for layer in atlas.layers() for head in measure_entry(atlas, atlas.entry(layer))]
     service = Service(atlas)
     seen = rows_of(service)
     measured = [

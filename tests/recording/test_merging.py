@@ -139,3 +139,17 @@ def test_fingerprints_know_keys_again(dtype: torch.dtype) -> None:
     assert fingerprint(k.flip(1)).ne(prints).all()
     assert prints.unique().numel() == prints.numel()
     assert fingerprint(k[:, :, :0]).shape == (2, 0)
+
+
+def test_keys_of_a_static_cache_that_never_came_are_not_among_the_largest() -> None:
+    """A query of padding sees no key: the keys of weight 0 that fill up its row are keys of the text."""
+    mask = attlas.Padding([1], side="left") & Causal(0)
+    joined = MergedStatistics([stats.TopK(2)])
+    joined.add(
+        attlas.attend(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 9, 4), mask=mask).collect(stats.TopK(2)), 3, 9, 0
+    )
+    joined.add((stats.Largest(torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[2, 7]]]])),), 1, 9, 0)
+    (found,) = joined.finish(4)
+    assert int(found.indices.max()) < 4
+    assert bool((found.indices[..., 0] != found.indices[..., 1]).all())
+    assert found.indices[0, 0, 3].tolist() == [2, 0]

@@ -245,3 +245,14 @@ def test_statistics_of_a_window_know_that_its_rows_sum_to_less(score: attlas.Sco
         effective, torch.where(squares == 0, squares, total.square() / squares), rtol=1e-4, atol=1e-5
     )
     torch.testing.assert_close(tail, total - weights.topk(3).values.sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_padding_that_a_sliding_cache_has_dropped_is_known() -> None:
+    prompt = Window(3, 0, 0) & Padding([6, 3], side="left")
+    mask = stack_masks([Block(prompt, 6, 6, 0, 0), Block(Window(3, 0, 4) & Padding([7, 7]), 3, 7, 6, 2)], 9)
+    assert isinstance(mask, Stacked)
+    padding = mask.padding(
+        attend(torch.zeros(2, 1, 9, 2), torch.zeros(2, 1, 9, 2)).problem.tile(range(2), range(1), range(9), range(9))
+    )
+    assert padding is not None
+    assert padding.int().tolist() == [[0] * 9, [1, 1, 1] + [0] * 6]

@@ -54,6 +54,12 @@ def test_a_huge_sink_leaves_the_moments_alone(make):
     assert np.abs(found.variance.double().numpy() - variance).max() < 4e-3
 
 
+@pytest.mark.parametrize("sink", [40.0, 46.0, 49.0, 50.0, 51.0, 52.0])
+def test_effective_keys_under_a_sink_are_exact_or_none(sink):
+    A = attlas.attend(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 70, 4), sink=torch.full((2,), sink))
+    torch.testing.assert_close(stats.effective_keys(A), torch.full((1, 2, 3), 70.0 if sink == 40.0 else 0.0))
+
+
 def test_entropy_of_the_extremes():
     n = 1000
     even = attlas.attend(torch.zeros(3, 4), torch.zeros(n, 4))

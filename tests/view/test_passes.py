@@ -189,7 +189,8 @@ def test_the_mean_of_heads_has_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(1)
     known = job.result.track("entropy")
     seen = weights.sum(1) > 0
-    np.testing.assert_allclose(known[seen], entropy[seen], rtol=1e-4)
+    # The only weight of a row is 1 up to float32's rounding, and the entropy of its mean 0 up to the same.
+    np.testing.assert_allclose(known[seen], entropy[seen], rtol=1e-4, atol=1e-7)
     assert np.isnan(known[~seen]).all()
     assert not seen.all()
     store.close()
@@ -526,7 +527,7 @@ def test_status_tells_what_is_being_done(service: Service) -> None:
 
 def test_passes_that_nobody_looks_at_are_let_go(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(np.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout(SIZE, SIZE).values())
-    monkeypatch.setattr(passes_module, "_MAPPED", int(2.5 * size))
+    monkeypatch.setattr(passes_module, "_OPEN_BYTES", int(2.5 * size))
     for head, variant in ((0, "plain"), (1, "plain"), (0, "nosink"), (1, "nosink")):
         coarse(service, head=head, variant=variant)
     assert service._passes.nbytes <= 2.5 * size

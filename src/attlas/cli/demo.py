@@ -23,7 +23,7 @@ from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import export, open_if_attended
 from attlas.heads import MIXED, PATTERNS, Head
-from attlas.heads.classification import classify_entry
+from attlas.heads.classification import measure_entry
 
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (
@@ -66,7 +66,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         loss = float(loaded.model(batch, labels=batch, use_cache=False).loss)
     details = {"source": source, "command": arguments.command, "unseen": is_default}
     atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
-    heads = [head for entry in atlas.entries for head in classify_entry(atlas, entry)]
+    heads = [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
     terminal.say()
     _table(atlas, heads, loss, terminal)
     terminal.say()

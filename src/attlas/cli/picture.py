@@ -16,7 +16,7 @@ from attlas.cli.files import entry_of, open_folder
 from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.heads.classification import classify_entry
+from attlas.heads.classification import measure_entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     maps = torch.full((len(entries), len(heads), *parts[0].shape[1:]), torch.nan)
     for layer, (entry, part) in enumerate(zip(entries, parts, strict=True)):
         maps[layer, [heads.index(head) for head in entry.heads]] = part.to(maps)
-    kinds = {(entry, head.head): head.patterns[0].short for entry in entries for head in classify_entry(atlas, entry)}
+    kinds = {(entry, head.head): head.patterns[0].short for entry in entries for head in measure_entry(atlas, entry)}
     names = [[f"{entry.layer}·{head}  {kinds.get((entry, head), '')}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
     title += f"{_extent('queries', rows, entries[0].shape[2])} × {_extent('keys', columns, entries[0].shape[3])}"

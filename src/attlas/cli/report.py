@@ -13,7 +13,7 @@ from attlas.cli.files import title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.heads.classification import classify_entry
+from attlas.heads.classification import measure_entry
 
 _WINDOW = 32  # tokens that are looked at together
 _HEAD = re.compile(r"(\d+)[.·](\d+)")
@@ -36,7 +36,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
     """Return layer and head of the most telling head; none where the kinds of heads are not recorded."""
-    measured = [head for layer in atlas.layers() for head in classify_entry(atlas, atlas.entry(layer))]
+    measured = [head for layer in atlas.layers() for head in measure_entry(atlas, atlas.entry(layer))]
     best = max(measured, key=lambda head: head.prominence, default=None)
     return [] if best is None else [(best.layer, best.head)]
 

@@ -16,7 +16,7 @@ from attlas.cli.files import entry_of, open_folder
 from attlas.cli.formatting import json_text, plural, print_heads, secondary_patterns
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads import PATTERNS, Head
-from attlas.heads.classification import classify_entry, detectable
+from attlas.heads.classification import detectable, measure_entry
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (
@@ -77,7 +77,7 @@ def _rows(atlas: Atlas) -> list[dict[str, Any]]:
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
-        for head in classify_entry(atlas, entry)
+        for head in measure_entry(atlas, entry)
     }
     records: list[dict[str, Any]] = atlas.table()
     if not heads:

@@ -36,8 +36,8 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
         return torch.exp(x, out=out)
     low = math.log(torch.finfo(x.dtype).tiny) + 0.3
     pieces = [(x, out)]
-    if x.is_contiguous() and out.is_contiguous():  # three steps, a cache's worth of numbers at a time
-        some = torch.get_num_threads() * CACHED
+    some = torch.get_num_threads() * CACHED
+    if x.numel() > some and x.is_contiguous() and out.is_contiguous():  # three steps for what a cache holds
         pieces = list(zip(x.view(-1).split(some), out.view(-1).split(some), strict=True))
     for source, target in pieces:
         torch.clamp(source, min=low, out=target).exp_()
@@ -47,7 +47,7 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
 
 def finite_shift(largest: Tensor) -> Tensor:
     """Return what is subtracted before exp: the largest logit, or 0 for a row that has seen no key."""
-    return torch.where(largest == -math.inf, torch.zeros_like(largest), largest)
+    return largest.masked_fill(largest == -math.inf, 0.0)
 
 
 def exact(lse: Tensor) -> Tensor | None:

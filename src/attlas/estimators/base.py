@@ -20,12 +20,12 @@ from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.kernels import check_kernel
-from attlas.estimators.loo import LeaveOneOut, Loss, Objective, Task, accuracy, factors_with_own, squared_error
+from attlas.estimators.loo import LeaveOneOut, LooTask, Loss, Objective, accuracy, factors_with_own, squared_error
 from attlas.estimators.observations import Observations, are_copies, average_copies, distinct
 from attlas.estimators.partitions import refuse_dask
 from attlas.estimators.pooling import Pool
 from attlas.estimators.scored import ScoredLeaveOneOut
-from attlas.estimators.search import Found, Settings, search
+from attlas.estimators.search import SearchResult, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
 from attlas.matrix import AttentionMatrix
@@ -34,8 +34,8 @@ from attlas.scores import Score
 
 Array = NDArray[Any]
 
-# Pairs up to which the exact error of every row is searched; above, that of a sample of rows against all keys.
-_PAIRS = 1 << 28
+# Pairs up to which the search takes the error over all rows; above, over a sample of rows, each against all keys.
+_MOST_PAIRS = 1 << 28
 # The search goes from coarse to fine: many starts on few pairs, then from the best of them one search on more pairs, or
 # on all in single precision where that is faster, and the last one on all. These are the pairs of the first two.
 _COARSE_PAIRS = 1 << 22
@@ -121,8 +121,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         -----
         Exact. Cost: one pass over all pairs; memory of the result and a few tiles.
         """
-        found = self.weights(X).topk(k)
-        return found.values.cpu().numpy(), found.indices.cpu().numpy()
+        largest = self.weights(X).topk(k)
+        return largest.values.cpu().numpy(), largest.indices.cpu().numpy()
 
     def effective_neighbours(self, X: ArrayLike) -> Array:
         """Return on how many training points each prediction rests, ``1 / Σ_j p_ij²`` (Kish's effective number).
@@ -253,6 +253,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self._make_pool(X, values, sample_weight)
 
     def _make_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None) -> None:
+        """Keep the training data as the tokens and values that predictions pool."""
         single = X.dtype == np.float32 if self.dtype is None else self.dtype is torch.float32
         # Local lines are differences of sums: float32 would leave them four digits.
         self._single = bool(single and not self.degree)
@@ -265,15 +266,16 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         raise NotImplementedError
 
     def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
-        """Return values as they are pooled, and keep what turns them back."""
+        """Return values as they are pooled; keep what `_restored` needs to undo it."""
         return values
 
     def _search(self, data: Observations, loss: Loss, warm: Array | None) -> None:
+        """Find the bandwidths of least leave-one-out error, from `warm` on if given; keep path and error too."""
         n, rows = len(data.X), self._rows_of_search(data.X)
         counts = self.weights_are == "counts"
         copies = are_copies(data)
         if rows >= n or copies:
-            # One order of the data, and equal observations joined: what a search finds depends on neither.
+            # Sorted, with equal observations joined: the search must not depend on how the data are listed.
             data = distinct(data, join=counts)
         data = data._replace(values=self._prepared(data.values, data.weights))
         spread = spread_of(data.X, data.weights, counts=counts)
@@ -282,44 +284,52 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             data, index = average_copies(data)
         start = rule_of_thumb("scott", spread)
         used = np.isfinite(start)
-        self.bandwidth_, self.path_ = start, Found.nothing(int(used.sum())).as_path(start[used])
+        self.bandwidth_, self.path_ = start, SearchResult.empty(int(used.sum())).as_path(start[used])
         self.loo_rows_ = min(rows, n)
         if len(data.X) < 2 or not used.any():
             return
-        random = check_random_state(self.random_state)
         keys = (data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used]
-        tokens, values = (torch.from_numpy(t).to(self._device) for t in (keys, data.values))
-        weights = None if data.weights is None else torch.from_numpy(data.weights).to(self._device)
-        repeated = counts and not copies
-        task = Task.of(self.kernel, tokens, values, weights, loss, self.degree, repeated=repeated)
+        task = self._loo_task(data._replace(X=keys), loss, repeated=counts and not copies)
+        random = check_random_state(self.random_state)
         sample = _sample(len(data.X), rows, random)
         stages = self._objectives(task, sample, random)
-        unfit = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
-        begin = None if warm is None or unfit else np.log(warm[used] / start[used])
-        with Progress(type(self).__name__, bool(self.verbose)) as report:
-            smooth = self.kernel != "boxcar" and loss is not accuracy
-            settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth, report)
-            found = search(stages, int(used.sum()), settings, begin)
+        unusable = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
+        first = None if warm is None or unusable else np.log(warm[used] / start[used])
+        result = self._minimise(stages, first, random)
         if loss is squared_error and copies:
-            found = _with_error_of_copies(found, whole, data.values[index])
-        self.bandwidth_[used] = start[used] * np.exp(found.log_scale)
-        self.path_, self.n_iter_ = found.as_path(start[used]), found.iterations
+            result = _with_error_of_copies(result, whole, data.values[index])
+        self.bandwidth_[used] = start[used] * np.exp(result.log_scale)
+        self.path_, self.n_iter_ = result.as_path(start[used]), result.iterations
         predicted = np.full(data.values.shape, np.nan)
-        kept = slice(None) if sample is None else sample
-        predicted[kept] = stages[-1].predictions(torch.from_numpy(found.log_scale)).detach().cpu().numpy()
+        searched = slice(None) if sample is None else sample
+        predicted[searched] = stages[-1].predictions(torch.from_numpy(result.log_scale)).detach().cpu().numpy()
         self._set_loo_scores_of_known(predicted[index], whole)
 
+    def _loo_task(self, data: Observations, loss: Loss, *, repeated: bool) -> LooTask:
+        """Return the leave-one-out prediction of observations whose features are in units of a first bandwidth."""
+        keys, values = (torch.from_numpy(t).to(self._device) for t in (data.X, data.values))
+        weights = None if data.weights is None else torch.from_numpy(data.weights).to(self._device)
+        return LooTask.create(self.kernel, keys, values, weights, loss, self.degree, repeated=repeated)
+
+    def _minimise(self, stages: list[Objective], warm: Array | None, random: Any) -> SearchResult:
+        """Search the bandwidths of least loss, with the settings of the user."""
+        task = stages[-1].task
+        smooth = self.kernel != "boxcar" and task.loss is not accuracy
+        with Progress(type(self).__name__, bool(self.verbose)) as report:
+            settings = Settings(self.max_iter, self.tol, self.n_restarts, random, smooth, report)
+            return search(stages, task.keys.shape[1], settings, warm)
+
     def _rows_of_search(self, X: Array) -> int:
-        """Return over how many rows of data a search takes the error, n or more for all."""
+        """Return the number of rows over which a search takes the error, n or more for all."""
         if self.loo_rows != "auto":
             return len(X) if self.loo_rows == "all" else int(self.loo_rows)
         # On a line all pairs cost no more than sorting does.
         on_a_line = int((X[:1] != X).any(0).sum()) == 1 and self._device.type == "cpu"
         fast = on_a_line and not self.degree and isinstance(self.kernel, str)
-        return len(X) if fast else max(1, _PAIRS // len(X))
+        return len(X) if fast else max(1, _MOST_PAIRS // len(X))
 
-    def _objectives(self, task: Task, sample: Array | None, random: Any) -> list[Objective]:
-        """Return the losses that are minimised one after another, the one that counts last."""
+    def _objectives(self, task: LooTask, sample: Array | None, random: Any) -> list[Objective]:
+        """Return the errors that are minimised one after another, from coarse to fine; the last one counts."""
         n, device = len(task.keys), task.keys.device
         rows = None if sample is None else torch.from_numpy(sample).to(device)
         if not isinstance(self.kernel, str):
@@ -329,23 +339,22 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         if count * n <= _COARSE_PAIRS or (isinstance(last, SummedLeaveOneOut) and last.line):
             return [last]
 
-        def some(pairs: int) -> Objective:
+        def sampled(pairs: int) -> Objective:
             fewer = _sample(n, max(1, pairs // n), random)
             part = None if fewer is None else torch.from_numpy(fewer).to(device)
             return objective(task, part, torch.float32)
 
         if isinstance(last, SummedLeaveOneOut):
-            return [some(_COARSE_PAIRS), objective(task, rows, torch.float32), last]
+            return [sampled(_COARSE_PAIRS), objective(task, rows, torch.float32), last]
         # Here single precision is no faster.
-        between = [some(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
-        return [some(_COARSE_PAIRS), *between, last]
+        between = [sampled(_MIDDLE_PAIRS)] if count * n > _MIDDLE_PAIRS else []
+        return [sampled(_COARSE_PAIRS), *between, last]
 
     def _set_loo_scores_of_known(self, predicted: Array, data: Observations) -> None:
         """Keep loss and score of the leave-one-out predictions; NaN stands for a row that was not predicted."""
         known = ~np.isnan(predicted).any(1)
-        self._set_loo_scores(
-            predicted[known], data.values[known], None if data.weights is None else data.weights[known]
-        )
+        weights = None if data.weights is None else data.weights[known]
+        self._set_loo_scores(predicted[known], data.values[known], weights)
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
         """Keep loss and score of the leave-one-out predictions."""
@@ -353,20 +362,22 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def _left_out(self) -> Tensor:
+    def _loo_predictions(self) -> Tensor:
         """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
         check_is_fitted(self)
         self._check_lines("leave_one_out()")
         data = Observations(self.X_, self._targets(), self.sample_weight_)
         if not are_copies(data):
-            return self._each_left_out(self._pool, repeated=self.weights_are == "counts")
+            return self._loo_predictions_of(self._pool, repeated=self.weights_are == "counts")
         joined, index = average_copies(data)
         back = torch.from_numpy(index).to(self._device)
-        return self._each_left_out(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
+        return self._loo_predictions_of(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
 
-    def _each_left_out(self, pool: Pool, *, repeated: bool) -> Tensor:
+    def _loo_predictions_of(self, pool: Pool, *, repeated: bool) -> Tensor:
         """Return what each key of a pool is predicted to be from all others, (n, e)."""
-        task = Task.of(pool.kernel, pool.keys, pool.values, pool.weights, squared_error, self.degree, repeated=repeated)
+        task = LooTask.create(
+            pool.kernel, pool.keys, pool.values, pool.weights, squared_error, self.degree, repeated=repeated
+        )
         if pool.degree or isinstance(pool.kernel, Score):
             objective = ScoredLeaveOneOut(pool.kernel, task) if isinstance(pool.kernel, Score) else LeaveOneOut(task)
             return objective.predictions(torch.zeros(pool.keys.shape[1])).detach()
@@ -376,6 +387,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return torch.where(mean.isnan(), task.without_neighbours(torch.arange(len(mean))).to(mean), mean)
 
     def _tokens(self, X: ArrayLike) -> Tensor:
+        """Return points as queries: checked, and scaled as the training data are."""
         check_is_fitted(self)
         refuse_dask("predict()", X)
         checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
@@ -393,11 +405,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return torch.device(self.device or "cpu")
 
 
-def _with_error_of_copies(found: Found, data: Observations, joined: NDArray[np.float64]) -> Found:
+def _with_error_of_copies(result: SearchResult, data: Observations, joined: NDArray[np.float64]) -> SearchResult:
     """Add the squared error of observations about the mean of their copies, which no bandwidth changes."""
     squares = np.square(data.values - joined).mean(1)
     within = float(np.average(squares, weights=data.weights))
-    return replace(found, grid_loss=found.grid_loss + within, visited_loss=found.visited_loss + within)
+    return replace(result, grid_loss=result.grid_loss + within, visited_loss=result.visited_loss + within)
 
 
 def _sample(n: int, rows: int, random: Any) -> Array | None:

@@ -154,11 +154,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             Rows sum to 1; columns are in the order of `classes_`.
         """
         x = self._tokens(X)
-        found = self._probabilities(x)
-        lost = found.isnan().any(-1).nonzero().squeeze(-1)
-        if len(lost):
-            found[lost] = self._outside(x[lost], len(x))
-        return found.cpu().numpy()
+        probabilities = self._probabilities(x)
+        isolated = probabilities.isnan().any(-1).nonzero().squeeze(-1)
+        if len(isolated):
+            probabilities[isolated] = self._outside_probabilities(x[isolated], len(x))
+        return probabilities.cpu().numpy()
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable class of each point, the first of several.
@@ -173,10 +173,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         ndarray, shape (m,)
             Labels of `classes_`.
         """
-        found = self.predict_proba(X)
-        lost = np.isnan(found).any(1)
-        found[lost] = self._prior().cpu().numpy()
-        return self.classes_[found.argmax(1)]
+        probabilities = self.predict_proba(X)
+        probabilities[np.isnan(probabilities).any(1)] = self._prior().cpu().numpy()
+        return self.classes_[probabilities.argmax(1)]
 
     def leave_one_out(self) -> Array:
         """Return the probabilities of the classes of every training point from all others, exact.
@@ -191,7 +190,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        return self._left_out().cpu().numpy()
+        return self._loo_predictions().cpu().numpy()
 
     # ------------------------------------------------------------------------------------------------------ internal
 
@@ -204,17 +203,19 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))
 
     def _probabilities(self, x: Tensor) -> Tensor:
-        # What skipping far neighbours leaves out may be -1e-8.
-        found = self._pool.mean(x).clamp(min=0.0)
+        """Return the probabilities (m, classes), NaN where a point has no neighbour."""
+        shares = self._pool.mean(x).clamp(min=0.0)  # skipping far neighbours may make them -1e-8
         number = self._pool.neighbours(x, counts=self.weights_are == "counts").unsqueeze(-1)
-        return (number * found / found.sum(-1, keepdim=True) + _PRIOR * self._prior()) / (number + _PRIOR)
+        return (number * shares / shares.sum(-1, keepdim=True) + _PRIOR * self._prior()) / (number + _PRIOR)
 
     def _prior(self) -> Tensor:
+        """Return the frequencies of the classes in the training data."""
         values, weights = self._pool.values, self._pool.weights
         mass = values.sum(0) if weights is None else weights @ values
         return mass / mass.sum()
 
-    def _outside(self, x: Tensor, points: int) -> Tensor:
+    def _outside_probabilities(self, x: Tensor, points: int) -> Tensor:
+        """Return the probabilities of those of so many points that have no neighbour, as `outside` says."""
         if self.outside == "nearest":
             return (self._pool.values[self._pool.nearest(x)] + _PRIOR * self._prior()) / (1.0 + _PRIOR)
         if self.outside == "prior":

@@ -53,8 +53,8 @@ def accuracy(predicted: Tensor, observed: Tensor) -> Losses:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is predicted from what, and the loss of a prediction.
+class LooTask:
+    """Leave-one-out prediction: what is predicted from what, and the loss of a prediction.
 
     Attributes
     ----------
@@ -83,17 +83,17 @@ class Task:
     degree: int = 0
 
     @classmethod
-    def of(
+    def create(
         cls, kernel: str | Score, keys: Tensor, values: Tensor, weights: Tensor | None, loss: Loss, degree: int,
         *, repeated: bool,
-    ) -> Task:  # fmt: skip
-        """Return a task in float64, `repeated` where a weight counts observations; a Score has no name."""
+    ) -> LooTask:  # fmt: skip
+        """Return a task in float64, `repeated` where a weight counts observations; the kernel of a Score is ``""``."""
         keys, values = keys.double(), values.double()
         weights = keys.new_ones(len(keys)) if weights is None else weights.double()
         kept = (weights - 1.0).clamp(min=0.0) if repeated else torch.zeros_like(weights)
         return cls(kernel if isinstance(kernel, str) else "", keys, values, weights, kept, loss, degree)
 
-    def to(self, dtype: torch.dtype) -> Task:
+    def to(self, dtype: torch.dtype) -> LooTask:
         """Return the same task in another precision."""
         keys, values, weights, kept = (t.to(dtype) for t in (self.keys, self.values, self.weights, self.kept))
         return replace(self, keys=keys, values=values, weights=weights, kept=kept)
@@ -110,17 +110,17 @@ class Objective(ABC):
 
     Parameters
     ----------
-    task : Task
+    task : LooTask
         What is predicted, in the precision that the error is computed in.
     rows : Tensor of int64, optional
         Rows that are predicted; all by default.
     """
 
-    def __init__(self, task: Task, rows: Tensor | None) -> None:
+    def __init__(self, task: LooTask, rows: Tensor | None) -> None:
         self.task = task
         self.rows = torch.arange(len(task.keys), device=task.keys.device) if rows is None else rows
-        self._alone = task.without_neighbours(self.rows)
-        self._share = task.weights[self.rows] / task.weights[self.rows].sum()
+        self._without_neighbours = task.without_neighbours(self.rows)
+        self._row_weights = task.weights[self.rows] / task.weights[self.rows].sum()  # of the losses of the rows
 
     @abstractmethod
     def grid(self, scales: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Objective(ABC):
 
 
 def factors_with_own(log_scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the sums of the other observations, and an observation itself, are multiplied with to be added.
+    """Return the factors with which the sums of the other observations, and an observation itself, are added.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class LeaveOneOut(Objective):
     pair. Memory: a block of whole rows, n numbers at least.
     """
 
-    def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(task.to(dtype), rows)
         weights = self.task.weights.unsqueeze(-1)
         self._pooled = torch.cat([weights * self.task.values, weights], -1)
@@ -179,20 +179,20 @@ class LeaveOneOut(Objective):
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth, in one pass: all share the distances."""
         power = 1 if self.task.kernel == "laplace" else 2
-        several = scales.tolist()
+        factors = scales.tolist()
 
         def losses(part: slice) -> Tensor:
             rows = self.rows[part]
             distance = self._distances(prepared, self.task.keys, rows)
-            found = []
-            for scale in several:
-                weight = self._keep(profile(self.task.kernel, distance / scale**power).weight, rows)
-                # Only a local line looks at the keys themselves.
+            totals = []
+            for scale in factors:
+                weight = self._reduce_own(profile(self.task.kernel, distance / scale**power).weight, rows)
+                # Only a local line needs the keys themselves.
                 keys = self.task.keys * (1.0 / scale) if self.task.degree else self.task.keys
                 predicted = self._predict(weight, part, keys)[0]
                 loss = self.task.loss(predicted, self.task.values[rows]).loss
-                found.append((loss * self._share[part]).sum(dtype=torch.float64))
-            return torch.stack(found).cpu()
+                totals.append((loss * self._row_weights[part]).sum(dtype=torch.float64))
+            return torch.stack(totals).cpu()
 
         with one_thread(self.task.keys.device) as threads:
             prepared = self._prepared(self.task.keys)
@@ -204,13 +204,15 @@ class LeaveOneOut(Objective):
         def loss_and_slopes(part: slice) -> Tensor:
             rows = self.rows[part]
             weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
-            predicted, leverage, line = self._predict(self._keep(weight, rows), part, keys)
+            predicted, leverage, line = self._predict(self._reduce_own(weight, rows), part, keys)
             loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
-                slope *= self._pair_slopes(loss_slope * self._share[part].unsqueeze(-1), predicted, line, leverage)
+                slope *= self._pair_slopes(
+                    loss_slope * self._row_weights[part].unsqueeze(-1), predicted, line, leverage
+                )
                 slopes = prepared.by_feature(slope, keys[rows]).double()
-            return torch.cat([(loss * self._share[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
+            return torch.cat([(loss * self._row_weights[part]).sum(dtype=torch.float64).reshape(1), slopes]).cpu()
 
         with one_thread(self.task.keys.device) as threads:
             keys = self._keys(log_bandwidth)
@@ -224,7 +226,7 @@ class LeaveOneOut(Objective):
         def predicted(part: slice) -> Tensor:
             rows = self.rows[part]
             weight = profile(self.task.kernel, self._distances(prepared, keys, rows)).weight
-            return self._predict(self._keep(weight, rows), part, keys)[0]
+            return self._predict(self._reduce_own(weight, rows), part, keys)[0]
 
         with one_thread(self.task.keys.device) as threads:
             keys = self._keys(log_bandwidth)
@@ -239,33 +241,34 @@ class LeaveOneOut(Objective):
         return PreparedKeys(self.task.kernel, keys, _ROUNDING[keys.dtype])
 
     def _distances(self, prepared: PreparedKeys, keys: Tensor, rows: Tensor) -> Tensor:
-        """Return the distances of rows from all keys; the own key is out of reach, unless part of its weight stays."""
+        """Return the distances of rows from all keys; the own key is at infinity, unless some of its weight is kept."""
         distance = prepared.distances(keys[rows])
         own = torch.arange(len(rows), device=rows.device)
         distance[own, rows] = torch.where(self.task.kept[rows] > 0, distance[own, rows], math.inf)
         return distance
 
-    def _keep(self, weight: Tensor, rows: Tensor) -> Tensor:
-        """Reduce the weight of each row's own key to what it keeps, in place."""
+    def _reduce_own(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """Reduce the weight of each row's own key to the part that is kept, in place."""
         own = torch.arange(len(rows), device=rows.device)
         weight[own, rows] *= self.task.kept[rows] / self.task.weights[rows]
         return weight
 
     def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
-        """Return predictions (r, e), what multiplies each pair's slope (r, n or 1), and the lines; None for means."""
+        """Return predictions (r, e), the leverage of each pair (r, n or 1), and the lines; None for local means."""
         if self.task.degree:
             return self._line(weight, part, keys)
         sums = weight @ self._pooled
         mass = sums[:, -1:]
         known = mass > 0
-        inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
-        predicted = torch.where(known, sums[:, :-1] * inverse, self._alone[part])
-        return predicted, inverse, None
+        leverage = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
+        predicted = torch.where(known, sums[:, :-1] * leverage, self._without_neighbours[part])
+        return predicted, leverage, None
 
     def _line(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines]:
+        """Return the same for local lines."""
         gaps = keys - keys[self.rows[part]].unsqueeze(1)
         line = lines_through(weight * self.task.weights, gaps, self.task.values)
-        predicted = torch.where(line.mass > 0, line.at_zero, self._alone[part])
+        predicted = torch.where(line.mass > 0, line.at_zero, self._without_neighbours[part])
         return predicted, line.leverage(), line
 
     def _pair_slopes(self, loss_slope: Tensor, predicted: Tensor, line: Lines | None, leverage: Tensor) -> Tensor:
@@ -273,10 +276,10 @@ class LeaveOneOut(Objective):
 
         That is ``leverage_ij w_j Σ_e loss_slope_ie (y_je - line_ie(x_j))``.
         """
-        level = -(loss_slope * (predicted if line is None else line.mean)).sum(-1, keepdim=True)
-        left = torch.cat([loss_slope, level], -1)
+        constant = -(loss_slope * (predicted if line is None else line.mean)).sum(-1, keepdim=True)
+        coefficients = torch.cat([loss_slope, constant], -1)  # of the columns w_j y_j and w_j
         if line is None or line.centred is None:
-            return (left * leverage) @ self._pooled_columns
-        tilt = (line.slopes * loss_slope.unsqueeze(1)).sum(-1, keepdim=True)
-        sloped = torch.matmul(line.centred, tilt).squeeze(-1) * self.task.weights
-        return (left @ self._pooled_columns - sloped) * leverage
+            return (coefficients * leverage) @ self._pooled_columns
+        line_slope = (line.slopes * loss_slope.unsqueeze(1)).sum(-1, keepdim=True)
+        along_line = torch.matmul(line.centred, line_slope).squeeze(-1) * self.task.weights
+        return (coefficients @ self._pooled_columns - along_line) * leverage

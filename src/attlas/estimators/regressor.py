@@ -253,13 +253,13 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             return self._predict_partitions(X, memory, return_std)
         x = self._tokens(X)
         mean = self._pool.mean(x)
-        lost = self._outside(mean, x)
+        isolated = self._fill_outside(mean, x)
         predicted = self._restored(mean) + self._shift
         if not return_std:
             return self._shaped(predicted)
         variance = self._pool.variance(x, mean).clamp(min=0.0)
-        variance[lost] = torch.nan
-        variance[self._unsupported(x, lost, "standard deviations")] = torch.nan
+        variance[isolated] = torch.nan
+        variance[self._unsupported(x, isolated, "standard deviations")] = torch.nan
         return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
 
     def predict_quantile(self, X: ArrayLike, quantiles: float | ArrayLike) -> Array:
@@ -295,10 +295,10 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             raise ShapeError("predict_quantile()", rule, found=f"quantiles = {quantiles!r}", fix=fix)
         x = self._tokens(X)
         device = x.device
-        found = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
-        lost = found.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
-        found[self._unsupported(x, lost, "quantiles")] = torch.nan
-        columns = found.flatten(1).cpu().numpy().astype(np.float64).reshape(found.shape) * self._unit[:, None]
+        bands = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
+        isolated = bands.isnan().flatten(1).any(-1).nonzero().squeeze(-1)
+        bands[self._unsupported(x, isolated, "quantiles")] = torch.nan
+        columns = bands.flatten(1).cpu().numpy().astype(np.float64).reshape(bands.shape) * self._unit[:, None]
         columns = (columns + self._shift[:, None]).astype(self._output_dtype)
         columns = columns if self.y_.ndim > 1 else columns[:, 0]
         return columns[..., 0] if levels.ndim == 0 else columns
@@ -320,7 +320,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         -----
         Works for every bandwidth, not only for those that a search found. Cost: n² pairs at most.
         """
-        return self._shaped(self._restored(self._left_out()) + self._shift)
+        return self._shaped(self._restored(self._loo_predictions()) + self._shift)
 
     def partial_sums(self, X: ArrayLike) -> Sums:
         """Return numerators and denominators, which add up over estimators that were fitted to parts of the data.
@@ -352,6 +352,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     # ------------------------------------------------------------------------------------------------------ internal
 
     def _predict_partitions(self, X: Any, memory: Any, return_std: bool) -> Any:
+        """Return `predict` where the points, the training points or both are a Dask frame."""
         check_is_fitted(self)
         outputs = self.y_.reshape(len(self.y_), -1).shape[1]
         if memory is None:
@@ -371,7 +372,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if is_dask(X):
             return predicted_in_boxes(X[list(names_of(self, X))], memory, part, self.y_.shape[1:])
         mean = merged_partitions(memory, part).mean()
-        self._outside(mean, x)
+        self._fill_outside(mean, x)
         return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:
@@ -389,11 +390,11 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())
         self.loo_score_ = float(r2_score(observed, predicted, sample_weight=weights)) if len(observed) > 1 else np.nan
 
-    def _unsupported(self, x: Tensor, lost: Tensor, what: str) -> Tensor:
-        """Return the points whose neighbours say nothing about the spread, and warn unless only the `lost` ones are."""
+    def _unsupported(self, x: Tensor, isolated: Tensor, what: str) -> Tensor:
+        """Return where neighbours do not determine a spread; warn unless these are the `isolated` points alone."""
         unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
-        unknown[lost] = True
-        if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(lost)):
+        unknown[isolated] = True
+        if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(isolated)):
             searched = isinstance(self.bandwidth, str) and self.bandwidth == "loo" and hasattr(self, "loo_loss_")
             over_all = f" Over all points, sqrt(loo_loss_) is {math.sqrt(self.loo_loss_):.4g}." if searched else ""
             warnings.warn(
@@ -405,21 +406,21 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             )
         return unknown
 
-    def _outside(self, found: Tensor, x: Tensor) -> Tensor:
-        """Fill in the rows without a neighbour as asked, and return which they are."""
-        lost = found.isnan().any(-1).nonzero().squeeze(-1)
-        if not len(lost):
-            return lost
+    def _fill_outside(self, mean: Tensor, x: Tensor) -> Tensor:
+        """Predict the points without a neighbour as `outside` says, in place, and return which they are."""
+        isolated = mean.isnan().any(-1).nonzero().squeeze(-1)
+        if not len(isolated):
+            return isolated
         if self.outside == "nearest":
-            found[lost] = self._pool.values[self._pool.nearest(x[lost])].to(found)
+            mean[isolated] = self._pool.values[self._pool.nearest(x[isolated])].to(mean)
         else:
             warnings.warn(
-                f"{len(lost)} of {len(x)} points have no training point within one bandwidth: they are predicted to "
-                "be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
+                f"{len(isolated)} of {len(x)} points have no training point within one bandwidth: they are predicted "
+                "to be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
                 UserWarning,
                 stacklevel=3,
             )
-        return lost
+        return isolated
 
     @property
     def _output_dtype(self) -> Any:

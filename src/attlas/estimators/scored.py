@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.attend import attend
-from attlas.estimators.loo import Objective, Task
+from attlas.estimators.loo import LooTask, Objective
 from attlas.masks import from_function
 from attlas.scores import Score, TensorBias
 
@@ -29,7 +29,7 @@ class ScoredLeaveOneOut(Objective):
     its weight. Time: one forward and one backward of attention. Memory: linear in rows and keys.
     """
 
-    def __init__(self, score: Score, task: Task, rows: Tensor | None = None) -> None:
+    def __init__(self, score: Score, task: LooTask, rows: Tensor | None = None) -> None:
         super().__init__(task, rows)
         self.score = score
         self._weights = None if bool((task.weights == task.weights[0]).all()) else task.weights
@@ -44,7 +44,7 @@ class ScoredLeaveOneOut(Objective):
         theta = log_bandwidth.to(self.task.keys).detach().requires_grad_(gradient)
         with torch.set_grad_enabled(gradient):
             predicted = self.predictions(theta)
-            loss = (self.task.loss(predicted, self.task.values[self.rows]).loss * self._share).sum()
+            loss = (self.task.loss(predicted, self.task.values[self.rows]).loss * self._row_weights).sum()
         if not gradient:
             return float(loss), torch.zeros_like(log_bandwidth)
         slope = torch.autograd.grad(loss, theta)[0] if loss.requires_grad else torch.zeros_like(theta)
@@ -57,4 +57,4 @@ class ScoredLeaveOneOut(Objective):
         matrix = attend(keys[rows], keys, score=weighted(self.score, self._weights), mask=others)
         pooled = matrix @ self.task.values
         alone = (matrix.lse.detach() == -math.inf).unsqueeze(-1)
-        return torch.where(alone, self._alone, pooled)
+        return torch.where(alone, self._without_neighbours, pooled)

@@ -15,7 +15,7 @@ from attlas.estimators.loo import Objective
 
 Floats = NDArray[np.float64]
 
-# Multiples of the starting bandwidth that are looked at, and those between which a search may move. A bandwidth at
+# Multiples of the starting bandwidth in the grid, and those between which a search may move. A bandwidth at
 # the upper end gives all neighbours one weight: its feature is left out, as it should be where it tells nothing.
 _SCALES = 2.0 ** np.linspace(-5.0, 5.0, 26)
 _LOWEST, _HIGHEST = np.log(2.0**-9), np.log(2.0**11)
@@ -52,8 +52,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found, and the way there.
+class SearchResult:
+    """The bandwidths that a search found, and every loss that it computed.
 
     Attributes
     ----------
@@ -75,13 +75,13 @@ class Found:
     visited_loss: Floats
 
     @classmethod
-    def nothing(cls, features: int) -> Found:
-        """Return what a search finds that has nothing to look at."""
+    def empty(cls, features: int) -> SearchResult:
+        """Return the result of a search without anything to search."""
         none = np.empty(0)
         return cls(np.zeros(features), 0, none, none, np.empty((0, features)), none)
 
     def as_path(self, start: Floats) -> dict[str, Floats]:
-        """Return the way there in the units of the features, from the bandwidths that it started with."""
+        """Return grid and visited points in the units of the features, given the starting bandwidths."""
         visited = np.exp(self.visited) * start
         return {"scale": self.grid, "loss": self.grid_loss, "bandwidth": visited, "bandwidth_loss": self.visited_loss}
 
@@ -125,7 +125,7 @@ def _descend(
     return _End(points[best], losses[best], int(end.nit)), points, losses
 
 
-def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> Found:
+def search(stages: Sequence[Objective], features: int, settings: Settings, warm: Floats | None = None) -> SearchResult:
     """Return the bandwidths of least loss that a grid and several descents find.
 
     Parameters
@@ -154,7 +154,7 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
         grid, losses = _SCALES.copy(), stages[0].grid(torch.from_numpy(_SCALES)).numpy()
         starts = _starts(losses, features, settings)
         if not losses.max() > 0:  # nothing to learn: every bandwidth predicts without an error
-            return Found(starts[0], 1, grid, losses, starts[0][None], losses[:1])
+            return SearchResult(starts[0], 1, grid, losses, starts[0][None], losses[:1])
         ends = [
             _descend(stages[0], start, settings, settings.tol * _COARSE, f"start {number} of {len(starts)}")[0]
             for number, start in enumerate(starts, 1)
@@ -164,7 +164,7 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
     for stage in stages:
         end, points, visited = _descend(stage, best, settings, settings.tol, name)
         best, steps = end.point, steps + end.iterations
-    return Found(best, max(1, steps), grid, losses, np.stack(points), np.asarray(visited))
+    return SearchResult(best, max(1, steps), grid, losses, np.stack(points), np.asarray(visited))
 
 
 def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:

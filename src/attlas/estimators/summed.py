@@ -12,13 +12,12 @@ from torch import Tensor
 from attlas._compat import cached_property
 from attlas.attend import attend
 from attlas.estimators.kernels import product_error
-from attlas.estimators.loo import LeaveOneOut, Objective, Task, factors_with_own
+from attlas.estimators.loo import LeaveOneOut, LooTask, Objective, factors_with_own
 from attlas.estimators.row_blocks import map_blocks, one_thread
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, sum_run
 from attlas.estimators.sums.laplace import leave_one_out_sums
-from attlas.estimators.sums.task import KERNELS
-from attlas.estimators.sums.task import Task as SumsTask
+from attlas.estimators.sums.task import KERNELS, Task
 from attlas.work import explain_choice
 
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
@@ -47,7 +46,7 @@ class _LeftOut(NamedTuple):
     value_slopes: Tensor
 
 
-def objective(task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Objective:
+def objective(task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Objective:
     """Return the leave-one-out error of a task the fastest way that computes it."""
     d, e = task.keys.shape[1], task.values.shape[1]
     slopes = task.kernel in ("gaussian", "epanechnikov", "boxcar") or d == 1
@@ -77,13 +76,13 @@ class SummedLeaveOneOut(Objective):
     Memory: linear.
     """
 
-    def __init__(self, task: Task, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(task.to(dtype), rows)
         self._arguments = task, rows
         self.line = rows is None and task.keys.shape[1] == 1  # where all pairs cost no more than sorting does
         weights = self.task.weights
         self._weights = None if bool((weights == 1).all()) else weights
-        self._share = weights[self.rows].double() / weights[self.rows].double().sum()
+        self._row_weights = weights[self.rows].double() / weights[self.rows].double().sum()
 
     def grid(self, scales: Tensor) -> Tensor:
         """Return the loss for every multiple of the starting bandwidth."""
@@ -126,7 +125,7 @@ class SummedLeaveOneOut(Objective):
         loss, loss_slope = self._summed_loss(left, part)
         if not gradient:
             return torch.cat([loss.reshape(1), loss.new_zeros(keys.shape[1])])
-        loss_slope = loss_slope.double() * (self._share[part] * left.inverse.double()).unsqueeze(-1)
+        loss_slope = loss_slope.double() * (self._row_weights[part] * left.inverse.double()).unsqueeze(-1)
         level = (loss_slope * left.predicted.double()).sum(-1, keepdim=True)
         slopes = torch.einsum("re,red->d", loss_slope, left.value_slopes.double())
         slopes -= (level * left.mass_slopes.double()).sum(0)
@@ -146,7 +145,7 @@ class SummedLeaveOneOut(Objective):
     def _summed_loss(self, left: _LeftOut, part: slice) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of some rows in float64, and the slope of each."""
         loss, loss_slope = self.task.loss(left.predicted, self.task.values[self.rows[part]])
-        return (loss.double() * self._share[part]).sum(), loss_slope
+        return (loss.double() * self._row_weights[part]).sum(), loss_slope
 
     def _loses_digits(self, keys: Tensor) -> bool:
         """Tell whether squares of the keys are too large for slopes that are made of them."""
@@ -191,7 +190,7 @@ class SummedLeaveOneOut(Objective):
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )
         one = torch.ones(keys.shape[1], dtype=torch.float64)
-        summed = SumsTask(kernel, keys[rows], keys, values, one, self._weights)
+        summed = Task(kernel, keys[rows], keys, values, one, self._weights)
         last = torch.full_like(rows, len(keys))
         return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 
@@ -204,7 +203,7 @@ class SummedLeaveOneOut(Objective):
         known = mass > 0
         inverse = torch.where(known, 1.0 / torch.where(known, mass, 1.0), 0.0)
         predicted = (sums.numerator * others.unsqueeze(-1) + own.unsqueeze(-1) * values) * inverse.unsqueeze(-1)
-        predicted = torch.where(known.unsqueeze(-1), predicted, self._alone[part])
+        predicted = torch.where(known.unsqueeze(-1), predicted, self._without_neighbours[part])
         return _LeftOut(predicted, inverse * others, mass_slopes, value_slopes)
 
 

@@ -16,6 +16,9 @@ from attlas.heads.patterns import NEAR, Diagonal
 from attlas.heads.scores import HeadScores
 from attlas.matrix import AttentionMatrix
 
+#: Measures on a random block that occurs twice, fields of `Head`.
+BLOCK_MEASURES = ("induction", "duplicate")
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -56,9 +59,9 @@ class Pattern:
         That is its value for uniform weights; for ``"broad"``, for a head that attends to a single key. The measures on
         a random block do not depend on the text: 0.
         """
-        if tokens < 3 or self.measure in ("", "induction", "duplicate"):
+        if tokens < 3 or self.measure in ("", *BLOCK_MEASURES):
             return 0.0
-        first_query = {"near": NEAR, "fixed": 2}.get(self.measure, 1)  # the first that has another key to choose
+        first_query = {"near": NEAR, "fixed": 2}.get(self.measure, 1)  # the first that sees another key as well
         if first_query >= tokens:  # too short to tell
             return 1.0
         target_keys = NEAR if self.measure == "near" else 1
@@ -66,7 +69,8 @@ class Pattern:
         return sum(target_keys / (i + 1) for i in range(first_query, tokens)) / queries
 
 
-# The most telling first: a head is named after the first pattern whose threshold it reaches.
+# The most telling first: a head is named after the first pattern whose threshold it reaches. Each has name, short,
+# measure, threshold, does and definition.
 PATTERNS = (
     Pattern(
         "induction",
@@ -358,13 +362,12 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     """
     rows = token_queries(A.problem)
     query_mask = None if rows is None else rows.unsqueeze(1)
-    return from_statistics(
-        A.collect(*text_statistics(ids)), ids, measure_block(R, period), layer, query_mask=query_mask
-    )
+    results, on_block = A.collect(*text_statistics(ids)), measure_block(R, period)
+    return heads_from_statistics(results, ids, on_block, layer, query_mask=query_mask)
 
 
 def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
-    """Return the statistics of a matrix on a text from which `from_statistics` makes its measures.
+    """Return the statistics of a matrix on a text from which `heads_from_statistics` takes its measures.
 
     Parameters
     ----------
@@ -386,10 +389,10 @@ def text_statistics(ids: Tensor) -> tuple[stats.Statistic, ...]:
     return stats.Entropy(), stats.EffectiveKeys(), HeadScores(ids.cpu())
 
 
-def from_statistics(
+def heads_from_statistics(
     results: Sequence[Tensor],
     ids: Tensor,
-    block: Mapping[str, Tensor] | None = None,
+    on_block: Mapping[str, Tensor] | None = None,
     layer: int = 0,
     heads: Sequence[int] | None = None,
     query_mask: Tensor | None = None,
@@ -402,7 +405,7 @@ def from_statistics(
         What `text_statistics` gave, in their order.
     ids : Tensor of int, shape (n,) or (batch, n)
         Tokens of the text, at least three.
-    block : mapping of str to Tensor, shape (heads,), optional
+    on_block : mapping of str to Tensor, shape (heads,), optional
         Measures of `measure_block`; without them, 0.
     layer : int
         Number of the layer.
@@ -419,27 +422,27 @@ def from_statistics(
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads.classification import from_statistics, text_statistics
+    >>> from attlas.heads.classification import heads_from_statistics, text_statistics
     >>> ids, codes = torch.arange(20), torch.zeros(1, 2, 20, 4)
     >>> A = attlas.attend(codes, codes, mask=attlas.Causal())
-    >>> [round(head.previous, 3) for head in from_statistics(A.collect(*text_statistics(ids)), ids)]
+    >>> [round(head.previous, 3) for head in heads_from_statistics(A.collect(*text_statistics(ids)), ids)]
     [0.137, 0.137]
     """
     entropy, effective, scores = (result.detach().cpu().double() for result in results)
     shape = entropy.shape
     rows = torch.ones(shape, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(shape)
     row_counts = rows.sum((0, 2)).clamp(min=1)
-    tokens = rows.any(1)
-    numbers = {name: torch.zeros(shape[1]) for name in ("induction", "duplicate")} if block is None else dict(block)
-    numbers |= {"entropy": torch.where(rows, entropy, 0.0).sum((0, 2)) / row_counts}
-    numbers |= {"effective_keys": torch.where(rows, effective, 0.0).sum((0, 2)) / row_counts}
-    numbers |= dict(zip(HeadScores.NAMES, scores.mean(0).unbind(-1), strict=True))
-    del numbers["behind"]  # it only tells layers that are not causal
-    numbers["chance"] = torch.full((shape[1],), _chance_of_copies(ids.cpu().expand(len(tokens), -1), tokens))
-    length = round(float(tokens.sum(-1).double().mean()))
+    is_token = rows.any(1)
+    measures = dict(on_block or {name: torch.zeros(shape[1]) for name in BLOCK_MEASURES})
+    measures["entropy"] = torch.where(rows, entropy, 0.0).sum((0, 2)) / row_counts
+    measures["effective_keys"] = torch.where(rows, effective, 0.0).sum((0, 2)) / row_counts
+    measures |= dict(zip(HeadScores.NAMES, scores.mean(0).unbind(-1), strict=True))
+    del measures["behind"]  # above 0 only in a layer that is not causal
+    measures["chance"] = torch.full((shape[1],), _chance_of_copies(ids.cpu().expand(len(is_token), -1), is_token))
+    length = round(float(is_token.sum(-1).double().mean()))
     return tuple(
-        Head(layer=layer, head=which, tokens=length, **{name: float(values[i]) for name, values in numbers.items()})
-        for i, which in enumerate(range(shape[1]) if heads is None else heads)
+        Head(layer=layer, head=number, tokens=length, **{name: float(values[i]) for name, values in measures.items()})
+        for i, number in enumerate(range(shape[1]) if heads is None else heads)
     )
 
 
@@ -468,7 +471,7 @@ def measure_block(R: AttentionMatrix, period: int) -> dict[str, Tensor]:
     """
     second = torch.arange(2 * period) >= period
     scores = R.collect(Diagonal(period - 1, query_mask=second), Diagonal(period, query_mask=second))
-    return dict(zip(("induction", "duplicate"), (t.detach().cpu().double().mean(0) for t in scores), strict=True))
+    return dict(zip(BLOCK_MEASURES, (t.detach().cpu().double().mean(0) for t in scores), strict=True))
 
 
 def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -498,23 +501,23 @@ def by_token(mass: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return totals.index_add_(1, index, mass[:, 1:].contiguous()), tokens
 
 
-def _chance_of_copies(ids: Tensor, tokens: Tensor) -> float:
+def _chance_of_copies(ids: Tensor, is_token: Tensor) -> float:
     """Return the mean share of earlier copies among the keys of a query, over queries whose token occurred before."""
     shares = []
-    for text, real in zip(ids, tokens, strict=True):
+    for text, included in zip(ids, is_token, strict=True):
         counts: Counter[int] = Counter()
-        for i, token in enumerate(text[real].tolist()):
+        for i, token in enumerate(text[included].tolist()):
             if counts[token]:
                 shares.append(counts[token] / (i + 1))
             counts[token] += 1
     return sum(shares) / max(len(shares), 1)
 
 
-#: Names of the statistics that the kinds of head are made from, in the order of `text_statistics`.
+#: Names of the recorded statistics from which heads are measured, in the order of `text_statistics`.
 STATISTIC_NAMES = ("entropy", "effective_keys", "head_scores")
 
 
-def classify_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
+def measure_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     """Return the measures of the heads of a layer; none where they were not recorded, or it is not causal.
 
     Parameters
@@ -527,33 +530,34 @@ def classify_entry(atlas: Atlas, entry: Entry) -> tuple[Head, ...]:
     ids = text_ids(atlas, entry)
     if ids is None:
         return ()
-    known = [entry.statistics.get(name) for name in STATISTIC_NAMES]
-    results = [result for result in known if isinstance(result, Tensor)]
+    recorded = [entry.statistics.get(name) for name in STATISTIC_NAMES]
+    results = [result for result in recorded if isinstance(result, Tensor)]
     if len(results) < len(STATISTIC_NAMES) or results[-1].shape[-1] != len(HeadScores.NAMES):
         return ()
     if float(results[-1][..., HeadScores.NAMES.index("behind")].sum()) > 0:  # mass on keys behind the query
         return ()
-    block = _block(atlas, entry)
-    return from_statistics(results, ids, block, entry.layer, entry.heads, query_mask=included_rows(entry))
+    on_block = _measures_on_block(atlas, entry)
+    return heads_from_statistics(results, ids, on_block, entry.layer, entry.heads, query_mask=included_rows(entry))
 
 
 def text_ids(atlas: Atlas, entry: Entry) -> Tensor | None:
-    """Return the token ids that the queries and the keys of an entry are; None where it is not about the whole text."""
+    """Return the token ids of both queries and keys of an entry; None where these are not the whole text."""
     (_, _, m, n), ids = entry.shape, atlas.ids
     whole = ids is not None and m == n == ids.shape[-1] and n >= 3
     return ids if whole and entry.kind != "cross" and atlas.has_text(entry) else None
 
 
-def _block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
-    """Return the measures on a random block that occurs twice."""
+def _measures_on_block(atlas: Atlas, entry: Entry) -> dict[str, Tensor] | None:
+    """Return the recorded measures of the heads of an entry on a random block; None where they are not all there."""
     block = atlas.details.get("block")
     if not isinstance(block, dict) or entry.kind != "self":
         return None
-    numbers = {name: _layer(block.get(name), entry.layer, entry.heads) for name in ("induction", "duplicate")}
-    return {name: t for name, t in numbers.items() if t is not None} if None not in numbers.values() else None
+    measures = {name: _of_heads(block.get(name), entry.layer, entry.heads) for name in BLOCK_MEASURES}
+    return {name: t for name, t in measures.items() if t is not None} if None not in measures.values() else None
 
 
-def _layer(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
+def _of_heads(table: object, layer: int, heads: Sequence[int]) -> Tensor | None:
+    """Return the numbers of some heads of a layer from a table [layer][head]; None where it has no such numbers."""
     if not isinstance(table, list) or layer >= len(table) or max(heads, default=0) >= len(table[layer]):
         return None
     return torch.tensor([float(table[layer][head]) for head in heads], dtype=torch.float64)

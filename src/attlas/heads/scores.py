@@ -1,4 +1,4 @@
-"""The scores of all patterns in one pass."""
+"""The scores of a head for all patterns, in one pass over its matrix."""
 
 from __future__ import annotations
 
@@ -69,19 +69,18 @@ class HeadScores(Statistic):
     def __init__(self, ids: Tensor) -> None:
         self._fixed = FixedDistance()
         # In the order of `NAMES`.
-        self._statistics: tuple[Statistic, ...] = (*_by_pattern(ids).values(), FavouriteToken(ids))
+        self._statistics: tuple[Statistic, ...] = (*_by_pattern(ids).values(), FavouriteToken(ids), self._fixed)
 
     def start(self, problem: Any) -> list[Any]:
-        return [s.start(problem) for s in (*self._statistics, self._fixed)]
+        return [s.start(problem) for s in self._statistics]
 
     def step(self, carry: list[Any], part: Part, at: Tile) -> list[Any]:
-        return [s.step(c, part, at) for s, c in zip((*self._statistics, self._fixed), carry, strict=True)]
+        return [s.step(c, part, at) for s, c in zip(self._statistics, carry, strict=True)]
 
     def finish(self, carry: list[Any]) -> Tensor:
-        scores: list[Tensor] = [s.finish(c) for s, c in zip(self._statistics, carry, strict=False)]
+        *scores, (fixed, distance) = (s.finish(c) for s, c in zip(self._statistics, carry, strict=True))
         mean_distance, behind = self._fixed.mean(carry[-1])
-        score, distance = self._fixed.finish(carry[-1])
-        return torch.stack([*scores, score, distance.to(score.dtype), mean_distance, behind], dim=-1)
+        return torch.stack([*scores, fixed, distance.to(fixed.dtype), mean_distance, behind], dim=-1)
 
 
 def scores(

@@ -22,7 +22,7 @@ from attlas.recording.selection import Selection
 
 
 class ModelFollower(Listener):
-    """What follows one model for the time of a ``with`` block: the base of a recording and of interventions.
+    """Base of a recording and of interventions: hears of every attention of a model for the time of a ``with`` block.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class ModelFollower(Listener):
                 selection.check(attentions)
         self._stack = ExitStack()
         self._entered = False
-        self._ran: set[str] = set()
-        self._recorded: set[str] = set()
+        self._ran: set[str] = set()  # paths of the watched modules that ran in a pass
+        self._recorded: set[str] = set()  # paths of the attentions whose matrix was offered
         # Of the running pass: the layer of each call by path and occurrence, and the position of its first query.
         self._visits: dict[tuple[str, int], AttentionSite] = {}
         self._first_query: int | None = None
@@ -58,7 +58,7 @@ class ModelFollower(Listener):
         self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
 
     def _follow(self, stack: ExitStack) -> None:
-        """Let the model attend with attlas, and hear of each of its attentions, until the stack is closed."""
+        """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""
         stack.enter_context(attending_with_attlas(self._model))
         stack.enter_context(self._passes.followed())
         if self._patch:
@@ -113,7 +113,7 @@ class ModelFollower(Listener):
     # -------------------------------------------------------------------------------------------- attentions
 
     def _site_of(self, module: nn.Module) -> AttentionSite | None:
-        """Return the layer of the attention that runs; None for a module of another model.
+        """Return the attention that runs, with the number of its layer; None for a module of another model.
 
         A module that is used again in one pass counts as another layer, and so does every attention of its kind that
         follows: they are numbered in the order in which they run.
@@ -128,11 +128,11 @@ class ModelFollower(Listener):
         key = (site.path, occurrence)
         if key in self._visits:
             return self._visits[key]
-        before = [again for (_, again), visit in self._visits.items() if visit.kind == site.kind]
-        if occurrence or any(before):
+        occurrences = [number for (_, number), visit in self._visits.items() if visit.kind == site.kind]
+        if occurrence or any(occurrences):
             if any(selection.counts_from_the_end for selection in self._selections):
                 raise errors.negative_layer_of_reused_module(site, self.where)
-            site = replace(site, layer=len(before))
+            site = replace(site, layer=len(occurrences))
             self._reused_sites.add(site)
         self._visits[key] = site
         return site

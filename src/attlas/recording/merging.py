@@ -12,6 +12,7 @@ from torch.nn import functional
 from attlas import stats
 from attlas.errors import ShapeError
 from attlas.stats import Statistic
+from attlas.stats.largest import name_unseen
 
 
 def can_merge(statistic: Statistic) -> bool:
@@ -71,7 +72,10 @@ class MergedStatistics:
             columns = [column for _, _, column in self._sizes]
             parts = [_shifted_keys(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
             if isinstance(parts[0], tuple):
-                return type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
+                found = type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
+                if isinstance(found, stats.Largest):  # unseen keys may be those of a static cache that never came
+                    name_unseen(found.indices.masked_fill_(found.indices >= keys, -1))
+                return found
             return torch.cat(parts, dim=2)
         # The lowest diagonal begins in the last row: before column 0 stand the diagonals of all rows but one.
         rows = sum(m for m, _, _ in self._sizes)

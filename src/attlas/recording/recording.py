@@ -29,7 +29,7 @@ from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
-from attlas.recording.sequence import RecordedSequence, RetentionPolicy, Step
+from attlas.recording.sequence import PositionedCall, RecordedSequence, RetentionPolicy
 from attlas.recording.text import RecordedText
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
@@ -208,7 +208,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._folder = folder
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
-        self._sequences: dict[tuple[str, int], RecordedSequence] = {}
+        self._sequences: dict[tuple[str, int], RecordedSequence] = {}  # the last of each path and occurrence in a pass
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
@@ -217,9 +217,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._encoded: Tensor | None = None  # the output of its last run by itself,
         self._encoded_ids: Tensor | None = None  # and what it read
         self._given: Tensor | None = None  # the output of an encoder that the running pass was given
-        self._other_cache = False  # whether the cache of the running pass is that of other tokens than those before
-        self._first_calls: dict[str, int] = {}
-        self._without_text: set[str] = set()
+        self._restarted = False  # whether the running pass does not go on from the tokens of the pass before
+        self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
+        self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
 
     def __enter__(self) -> Atlas:
@@ -246,12 +246,18 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         return folder
 
     def _complete(self) -> None:
-        """Finish open sequences and sort the entries by layer, add the text, and give the folder its name."""
-        self.atlas.entries += [sequence.finish() for sequence in self._sequences.values()]
+        """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
+        self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.values()]
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
+        self._complete_text()
+        if self._policy.disk is not None:
+            self._policy.disk.finish(self.atlas.entries, self.atlas.facts, self.atlas.bookmarks)
+
+    def _complete_text(self) -> None:
+        """Add the token ids and their texts to the atlas, and which entries are not about them."""
         ids, encoder_ids = self._texts["self"].ids, self._texts["encoder"].ids
         if self.atlas.kinds[:1] == ("encoder",):
             ids, encoder_ids = encoder_ids, None
@@ -260,11 +266,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self.atlas.encoder_texts = metadata.token_texts(self._tokens, encoder_ids)
         pieces = [metadata.token_bytes(self._tokens, text) for text in ([] if ids is None else ids.tolist())]
         self.atlas.details |= {"token_bytes": pieces} if any(pieces) else {}
-        none = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
-        later = {path: call for path, call in (self._first_calls | none).items() if call}
+        beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
+        later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
-        if self._policy.disk is not None:
-            self._policy.disk.finish(self.atlas.entries, self.atlas.facts, self.atlas.bookmarks)
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
@@ -276,7 +280,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._begin(args, kwargs)
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
-        self._other_cache, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
+        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
@@ -300,7 +304,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
         if changed:  # entries before this run are of another text
             self._first_calls |= {
-                key[0]: sequence.call + (sequence.site.kind == "cross")
+                key[0]: sequence.number + (sequence.site.kind == "cross")
                 for key, sequence in self._sequences.items()
                 if sequence.site.kind != "self"
             }
@@ -316,9 +320,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
                 other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
-                reading = [key for key, site in self._visits.items() if site.kind != other]
-                calls = {key[0]: self._sequences[key].call for key in reading if key in self._sequences}
-                self._first_calls |= calls
+                keys = [key for key, site in self._visits.items() if site.kind != other and key in self._sequences]
+                self._first_calls |= {path: self._sequences[path, again].number for path, again in keys}
         self._padding_masks = {}  # an encoder that runs by itself has another text
 
     # ------------------------------------------------------------------------------------------------ matrices
@@ -328,8 +331,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         refuse_context_parallel(self.where)
         site = self._site_of(call.module)
-        step = None if site is None else self._step(site, call)
-        if site is None or step is None or not self._selection.includes(site, self._attentions):
+        positioned = None if site is None else self._positioned(site, call)
+        if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return
         with torch.no_grad():
             matrix = call.matrix
@@ -338,31 +341,33 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             chosen = self._selection.heads_of(site, self._attentions, count)
             heads = tuple(head for head in chosen if head in here)
             if len(heads) < len(chosen):
-                self._divide()
+                self._mark_divided()
             if not heads:
                 self._heads_elsewhere = True
                 return
             if len(heads) != matrix.shape[1]:
-                step = replace(step, matrix=matrix[:, [head - first for head in heads]])
+                positioned = replace(positioned, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
-                step = replace(step, values=self._kept_values(site, call.values, heads, count, here))
-            self._add(site, heads, step)
+                positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
+            self._add(site, heads, positioned)
 
-    def _step(self, site: AttentionSite, call: AttentionCall) -> Step | None:
+    def _positioned(self, site: AttentionSite, call: AttentionCall) -> PositionedCall | None:
         """Return a call with its position in the text; None where none of its queries is recorded."""
-        matrix, cross, has_position = call.matrix, site.kind == "cross", call.first_query is not None
+        matrix, cross = call.matrix, site.kind == "cross"
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
         text, inside = self._texts["self" if cross else site.kind], self._passes.inside
         if inside and not cross:
-            self._other_cache |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
+            self._restarted |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
+        # An attention that runs outside a pass, and outside a run of the encoder, cannot be about a text that is known.
         reads = inside or (self._encoding and site.kind == "encoder")
-        if not text.is_about(matrix.problem) if reads else text.ids is not None:  # a module that runs by itself
+        if not (text.is_about(matrix.problem) if reads else text.ids is None):
             self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
             return None
         query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)
-        return Step(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=not has_position)
+        keeps_all_keys = call.first_query is None
+        return PositionedCall(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=keeps_all_keys)
 
     def _kept_values(
         self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
@@ -376,25 +381,25 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         whole = self._values is True
         return partial(kept_values, self._model, site.path, values, heads, count, whole=whole)
 
-    def _divide(self) -> None:
-        """Note that other processes have further heads; a folder of one process would look whole."""
+    def _mark_divided(self) -> None:
+        """Note that other processes have further heads; refuse to write a folder, which would look complete."""
         self.atlas.divided = True
         if self._folder is not None:
             rule, found = "a folder must get the heads of all ranks.", f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("record()", rule, found=found, fix=fix)
 
-    def _add(self, site: AttentionSite, heads: tuple[int, ...], step: Step) -> None:
+    def _add(self, site: AttentionSite, heads: tuple[int, ...], call: PositionedCall) -> None:
         """Add a call to the text that it continues, or begin another."""
         key = (site.path, self._passes.occurrence(site.path))
-        sequence, call = self._sequences.get(key), 0
+        sequence, number = self._sequences.get(key), 0
         if sequence is not None:
-            if not (self._other_cache and step.cross) and sequence.continues(step):
-                sequence.extend(step)
+            if not (self._restarted and call.cross) and sequence.continues(call):
+                sequence.extend(call)
                 return
-            self.atlas.entries.append(sequence.finish())
-            call = sequence.call + 1
-        self._sequences[key] = RecordedSequence(site, call, heads, self._policy, step)
+            self.atlas.entries.append(sequence.to_entry())
+            number = sequence.number + 1
+        self._sequences[key] = RecordedSequence(site, number, heads, self._policy, call)
 
 
 def _hidden_state(output: Any) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""One attention over one text: the queries of all its calls, the final keys once, the merged statistics."""
+"""One attention over one text: the queries of all its calls, each key once, the merged statistics."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.atlas import Entry
 from attlas.atlas.entry import statistic_names
+from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
@@ -45,8 +46,8 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One call of an attention: a whole text, a chunk of it, or one step of a generation.
+class PositionedCall:
+    """One call of an attention with its position in a text: the whole text, a chunk of it, or one step of a generation.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class Step:
     first_query, first_key : int
         Positions in the text of query 0 and of key 0.
     cross : bool
-        Whether the keys are those of another text, the same at each step.
+        Whether the keys are those of another text, the same in each call.
     keeps_all_keys : bool
         Whether keys after the last query count; if not, they are the unused part of a static cache.
     query_mask : Tensor of bool, optional, shape (batch, m)
@@ -97,44 +98,45 @@ class RecordedSequence:
     ----------
     site : AttentionSite
         The attention.
-    call : int
+    number : int
         Number of texts of this attention before this one.
     heads : tuple of int
         The heads that are recorded.
     policy : RetentionPolicy
         What is stored.
-    step : Step
+    call : PositionedCall
         The first call.
     """
 
     def __init__(
-        self, site: AttentionSite, call: int, heads: tuple[int, ...], policy: RetentionPolicy, step: Step
+        self, site: AttentionSite, number: int, heads: tuple[int, ...], policy: RetentionPolicy, call: PositionedCall
     ) -> None:
-        self.site, self.call, self.heads, self.policy = site, call, heads, policy
-        self.first_query = step.first_query + step.rows.start
-        self.first_key = step.first_key
+        self.site, self.number, self.heads, self.policy = site, number, heads, policy
+        self.first_query = call.first_query + call.rows.start
+        self.first_key = call.first_key
         self.next_row = self.first_query  # position after the last recorded query
-        self.next_query, self.key_stop = step.query_stop, step.first_key  # positions after the last query and key
+        self.next_query, self.key_stop = call.query_stop, call.first_key  # positions after the last query and key
         self.mergeable = all(map(can_merge, policy.statistics))
-        self.blocks: list[Block] = []
+        self.blocks: list[Block] = []  # masks and sizes of the calls
         self._statistics = MergedStatistics(policy.statistics)
-        self._base = step.matrix.problem
+        self._base = call.matrix.problem  # settings of all calls; its tensors are those of the first
+        # Tensors of the calls in their order; keys, values and fingerprints of those calls that brought new keys.
         self._q: list[Tensor] = []
         self._k: list[Tensor] = []
         self._lse: list[Tensor] = []
         self._values: dict[str, list[Tensor]] = {}
         self._fingerprints: list[Tensor] = []
         self._query_masks: list[Tensor] = []
-        self._plan = step.matrix.plan
+        self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
-        self._append(step)
+        self._append(call)
         if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k, *chain(*self._values.values())):
-            self.finish()
+            self.to_entry()
 
-    def continues(self, step: Step) -> bool:
+    def continues(self, call: PositionedCall) -> bool:
         """Return whether a call continues this text: its queries come next, and the keys that both have are equal."""
-        problem, base = step.matrix.problem, self._base
-        follows = step.first_query == self.next_query and step.first_query + step.rows.start == self.next_row
+        problem, base = call.matrix.problem, self._base
+        follows = call.first_query == self.next_query and call.first_query + call.rows.start == self.next_row
         if not (follows and (self.policy.tokens or self.mergeable)):
             return False
         if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
@@ -142,69 +144,76 @@ class RecordedSequence:
         same = same_settings(problem.score, base.score) and same_settings(problem.sink, base.sink)
         if not (problem.score.position_free and same):
             return False
-        if step.cross and (step.key_stop != self.key_stop or step.first_key != self.first_key):
+        if call.cross and (call.key_stop != self.key_stop or call.first_key != self.first_key):
             return False
-        if not self.first_key <= step.first_key <= self.key_stop <= step.key_stop:
+        if not self.first_key <= call.first_key <= self.key_stop <= call.key_stop:
             return False
-        return self._same_keys(problem.k[:, :, : self.key_stop - step.first_key], step.first_key - self.first_key)
+        return self._same_keys(problem.k[:, :, : self.key_stop - call.first_key], call.first_key - self.first_key)
 
     def _same_keys(self, k: Tensor, start: int) -> bool:
         """Return whether some keys equal as many stored keys from `start` on, bit for bit."""
         if not self.policy.tokens:
             stored = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
             return torch.equal(fingerprint(k), stored)
-        stop, at = start + k.shape[2], 0
+        stop, piece_start = start + k.shape[2], 0
         for piece in self._k:
-            low, high = max(at, start), min(at + piece.shape[2], stop)
+            low, high = max(piece_start, start), min(piece_start + piece.shape[2], stop)
             if low < high:
-                old, new = piece[:, :, low - at : high - at], k[:, :, low - start : high - start]
+                old, new = piece[:, :, low - piece_start : high - piece_start], k[:, :, low - start : high - start]
                 if not torch.equal(old, new.to(old.device)):
                     return False
-            at += piece.shape[2]
+            piece_start += piece.shape[2]
         return True
 
-    def extend(self, step: Step) -> None:
+    def extend(self, call: PositionedCall) -> None:
         """Add one more call of the text."""
-        self._append(step)
+        self._append(call)
         if self.policy.disk is not None:
             # The first piece may be on disk already; later pieces are written to disk when they are large.
             written = 0 if self._written is None else 1
             for pieces in (self._q, self._k, *self._values.values()):
                 pieces[written:] = self.policy.disk.spill(pieces[written:])
 
-    def _append(self, step: Step) -> None:
+    def _append(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
-        A, policy = step.matrix, self.policy
-        n = A.problem.shape[3]
-        part = A.window(step.rows)
-        stop = step.key_stop
-        new_keys = slice(self.key_stop - step.first_key, stop - step.first_key)
-        new_k = A.problem.k[:, :, new_keys]
-        column = step.first_key - self.first_key
-        rows = part.problem.shape[2]
-        if policy.statistics and (self.mergeable or not self.blocks):
-            numbers = [with_keys(s, n) if self.mergeable else s for s in policy.statistics]
-            self._statistics.add(part.collect(*numbers), rows, n, column)
-        problem = part.problem
-        if not policy.tokens:
-            problem = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
-        stored = snapshot(problem, policy.device)
-        if not self.blocks:
-            # Later calls are compared with its sizes and settings, after its queries may have gone to disk.
-            self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
-        if policy.tokens:
-            self._q.append(stored.q)
-            self._lse.append(detached_tensor(part._exact_lse(), policy.device))  # in float64: weights are made of it
-            if new_k.shape[2] or not self._k:
-                self._k.append(detached_tensor(new_k, policy.device))
-                for name, t in step.values(new_keys).items() if step.values else ():
-                    self._values.setdefault(name, []).append(detached_tensor(t, policy.device))
-        elif new_k.shape[2] or not self._fingerprints:
-            self._fingerprints.append(fingerprint(new_k))
-        self.blocks.append(Block(stored.mask, rows, n, self.next_row - self.first_query, column))
-        self._query_masks.append(_query_mask(part, step))
+        part, n = call.matrix.window(call.rows), call.matrix.problem.shape[3]
+        rows, column = part.problem.shape[2], call.first_key - self.first_key
+        if self.policy.statistics and (self.mergeable or not self.blocks):
+            statistics = [with_keys(s, n) if self.mergeable else s for s in self.policy.statistics]
+            self._statistics.add(part.collect(*statistics), rows, n, column)
+        mask = self._append_queries(part)
+        self._append_keys(call)
+        self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        self._query_masks.append(_query_mask(part, call))
         self.next_row += rows
-        self.next_query, self.key_stop = step.query_stop, max(stop, self.key_stop)
+        self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
+
+    def _append_queries(self, part: AttentionMatrix) -> Mask | None:
+        """Store the recorded queries of a call and their log-sum-exps; return what is kept of its mask."""
+        problem = part.problem
+        if not self.policy.tokens:
+            problem = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
+        stored = snapshot(problem, self.policy.device)
+        if not self.blocks:
+            # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
+            self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
+        if self.policy.tokens:
+            self._q.append(stored.q)
+            self._lse.append(detached_tensor(part._exact_lse(), self.policy.device))  # in float64: weights need it
+        return stored.mask
+
+    def _append_keys(self, call: PositionedCall) -> None:
+        """Store the keys of a call that no call before had, and their values; or the fingerprints of these keys."""
+        new = slice(self.key_stop - call.first_key, call.key_stop - call.first_key)
+        k = call.matrix.problem.k[:, :, new]
+        if self.blocks and not k.shape[2]:
+            return
+        if not self.policy.tokens:
+            self._fingerprints.append(fingerprint(k))
+            return
+        self._k.append(detached_tensor(k, self.policy.device))
+        for name, t in call.values(new).items() if call.values else ():
+            self._values.setdefault(name, []).append(detached_tensor(t, self.policy.device))
 
     @property
     def key_count(self) -> int:
@@ -222,15 +231,15 @@ class RecordedSequence:
         problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
         return AttentionMatrix(problem, self._plan, lse=lse)
 
-    def _make_entry(self) -> Entry:
-        """Return the entry of all calls so far, from the tensors that are stored."""
+    def _entry_in_memory(self) -> Entry:
+        """Return the entry of all calls so far, of the tensors that are stored."""
         matrix = self.matrix() if self.policy.tokens else None
         rows = self.next_row - self.first_query
         return Entry(
             name=self.site.path,
             layer=self.site.layer,
             kind=self.site.kind,
-            call=self.call,
+            call=self.number,
             heads=self.heads,
             queries=(self.first_query, self.next_row),
             first_key=self.first_key,
@@ -250,11 +259,11 @@ class RecordedSequence:
             results = list(matrix.collect(*statistics))
         return dict(zip(statistic_names(statistics), results, strict=True))
 
-    def finish(self) -> Entry:
-        """Return the entry of all calls so far, with tensors that are memory-mapped where the policy names a disk."""
+    def to_entry(self) -> Entry:
+        """Return the entry of all calls so far; where the policy names a disk, write it there and return it mapped."""
         if self._written is not None and self._written.shape[2] == self.next_row - self.first_query:
             return self._written
-        entry = self._make_entry()
+        entry = self._entry_in_memory()
         if self.policy.disk is not None:
             self._written = entry = self.policy.disk.add(entry)
             if entry.matrix is not None:
@@ -264,12 +273,12 @@ class RecordedSequence:
         return entry
 
 
-def _query_mask(part: AttentionMatrix, step: Step) -> Tensor:
+def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
     """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
     batch, _, rows, _ = part.problem.shape
     query_mask = torch.ones(batch, rows, dtype=torch.bool)
-    if step.query_mask is not None:
-        query_mask = step.query_mask[:, step.rows.start : step.rows.stop]
+    if call.query_mask is not None:
+        query_mask = call.query_mask[:, call.rows.start : call.rows.stop]
     if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
         return query_mask
     return query_mask & (part._lse > -torch.inf).any(dim=1).cpu()

@@ -171,9 +171,18 @@ class Stacked(Mask):
         return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
-        # The last step has all keys there are, but those that a sliding cache has dropped.
-        mask = max(self.blocks, key=lambda block: block.n).placed
-        return None if mask is None else mask.padding(at)
+        found, known = None, 0
+        while known < at.n:  # no step need have all keys: a sliding cache drops the first ones
+            block = max((b for b in self.blocks if b.column <= known), key=lambda b: b.column + b.n, default=None)
+            if block is None or block.column + block.n <= known:
+                return None
+            known = block.column + block.n
+            if block.placed is not None:
+                flags = block.placed.padding(at)
+                if flags is None:
+                    return None
+                found = flags if found is None else found | flags
+        return found
 
     def size(self) -> tuple[int | None, int | None]:
         return self.blocks[-1].row + self.blocks[-1].m, max(block.column + block.n for block in self.blocks)

@@ -109,7 +109,7 @@ class TopK(Statistic):
         return _join(a, b, self.k)
 
     def finish(self, carry: Any) -> Any:
-        _name_unseen(carry.indices)
+        name_unseen(carry.indices)
         return carry
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
@@ -165,7 +165,7 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
     return Largest(values, indices.gather(-1, order))
 
 
-def _name_unseen(indices: Tensor) -> None:
+def name_unseen(indices: Tensor) -> None:
     """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
     k = indices.shape[-1]
     if not bool((indices < 0).any()):

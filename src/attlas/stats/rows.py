@@ -199,7 +199,7 @@ class EffectiveKeys(Statistic):
 
     def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
         mass, squares = carry
-        none = squares == 0
+        none = squares < torch.finfo(squares.dtype).tiny  # below, few digits are left
         return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:

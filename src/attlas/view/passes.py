@@ -1,4 +1,4 @@
-"""Passes over whole heads: found in the store, or computed in the background, nearest to what is looked at first."""
+"""Passes over whole heads: read from the store, or computed in the background, first near the rows that are shown."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Kind: TypeAlias = Literal["all", "sums"]
 
 _FORMAT = 1
 _TIMED_BANDS = 4  # bands after which their time says how long the rest will take: the first ones are the slowest
-_AT_ONCE = 1 << 23  # cells up to which a pass is made while one waits: some milliseconds
-_MAPPED = 256 << 20  # bytes of passes that are held open
+_IMMEDIATE_CELLS = 1 << 23  # cells up to which a pass is completed before the answer: some milliseconds
+_OPEN_BYTES = 256 << 20  # bytes of passes that are held open
 
 
 class PassKey(NamedTuple):
-    """Which pass: of what, and whether it finds all numbers or the sums alone."""
+    """Which pass: the head, and whether all numbers or only sums are computed."""
 
     place: Place
     kind: Kind
 
 
 class PassJob:
-    """One pass, band by band.
+    """One pass over a head, computed band by band: some rows at a time.
 
     Parameters
     ----------
     head : Head
         The matrix.
     store : Store
-        Where it is kept.
+        Where the result is kept.
     name : str
-        Under which name.
+        Name of the result in the store.
     facts : dict
-        What must agree for a stored pass to be this one.
+        What must be equal for a stored pass to be this one.
     kind : {"all", "sums"}
-        Whether all numbers are found, or sums alone.
+        Whether all numbers are computed, or only sums.
     """
 
     def __init__(self, head: Head, store: Store, name: str, facts: dict[str, object], kind: Kind = "all") -> None:
@@ -54,11 +54,11 @@ class PassJob:
         self.error = ""
         self.seconds = 0.0  # of computing, so far
         shapes = layout(head.m, head.n)
-        kept = store.open(name, facts, shapes)
-        self._draft = Draft(store, name, facts, shapes) if kept is None else None
-        arrays = kept if self._draft is None else self._draft.arrays
+        stored = store.open(name, facts, shapes)
+        self._draft = Draft(store, name, facts, shapes) if stored is None else None
+        arrays = stored if self._draft is None else self._draft.arrays
         height = band_height(head.n, head.heads, dense=head.heads > 1 and kind == "all")
-        self.result = Pass(head.m, head.n, arrays or {}, height, complete=kept is not None)
+        self.result = Pass(head.m, head.n, arrays or {}, height, complete=stored is not None)
         self.nbytes = sum(array.nbytes for array in self.result.arrays.values())
         self._lock = threading.Lock()
         if self.result.complete:
@@ -66,7 +66,7 @@ class PassJob:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take; None while too little of it is done to tell."""
+        """Seconds until the pass is complete; None while too few bands are done to tell."""
         done = int(self.result.done.sum())
         enough = done >= min(max(_TIMED_BANDS, len(self.result.done) // 20), len(self.result.done))
         return self.seconds / done * (len(self.result.done) - done) if enough else None
@@ -79,7 +79,7 @@ class PassJob:
                 return False
             begin = time.monotonic()
             try:
-                self.result.take(band, self._band(self.result.rows_of(band), 1 << BASE, wanted))
+                self.result.add(band, self._band(self.result.rows_of(band), 1 << BASE, wanted))
             except UnwantedError:
                 return False
             except (RuntimeError, ValueError, MemoryError) as error:
@@ -91,11 +91,12 @@ class PassJob:
             return not self.result.complete
 
     def _finish(self) -> None:
+        """Move a new result from its draft to the store."""
         if self._draft is not None:
             self._draft.finish()
 
     def close(self) -> None:
-        """Remove what was written of a pass that is not complete."""
+        """Remove the draft of a pass that is not complete; nobody can ask for more of it."""
         with self._lock:
             if self._draft is not None:
                 self._draft.discard()
@@ -104,16 +105,16 @@ class PassJob:
 
 
 class Passes:
-    """The passes of what is shown.
+    """The passes over the heads of what is shown; the last ones used are open.
 
     Parameters
     ----------
     source : Source
         What is shown.
     store : Store
-        Where they are kept.
+        Where results are kept.
     worker : Worker
-        Who computes them.
+        Computes passes in the background.
     """
 
     def __init__(self, source: Source, store: Store, worker: Worker) -> None:
@@ -124,34 +125,34 @@ class Passes:
     def get(
         self, place: Place, head: Head, *, sums: bool = False, row: float | None = None, wanted: Wanted = None
     ) -> PassJob:
-        """Return a pass, complete or not; the rest is computed in the background, first near a row.
+        """Return a pass, complete or not; the rest of it is computed in the background, first near a row.
 
         Parameters
         ----------
         place : Place
-            Of what.
+            Which head.
         head : Head
             Its matrix.
         sums : bool
-            Whether sums of blocks and columns are enough: those of a mean over heads are there much sooner.
+            Whether sums of blocks and columns are enough: for a mean over heads they take much less time.
         row : float, optional
-            Row that somebody looks at.
+            Row that is shown.
         wanted : callable, optional
-            Whether somebody still waits.
+            Returns whether somebody still waits.
 
         Raises
         ------
         UnwantedError
-            If `wanted` says so while a small pass is made at once.
+            If nobody waits any more while a small pass is computed.
         """
-        fast = sums and head.heads > 1 and head.is_uniform and self.complete_pass(place) is None
-        key = PassKey(place, "sums" if fast else "all")
+        sums_are_faster = sums and head.heads > 1 and head.is_uniform and self.complete_pass(place) is None
+        key = PassKey(place, "sums" if sums_are_faster else "all")
         job = self._job(key, head)
         if row is not None:
             job.row = row
         if job.result.complete or job.error:
             return job
-        if head.m * head.n * head.heads <= _AT_ONCE:
+        if head.m * head.n * head.heads <= _IMMEDIATE_CELLS:
             while job.step():
                 check_wanted(wanted)
         else:
@@ -159,7 +160,7 @@ class Passes:
         return job
 
     def complete_pass(self, place: Place, *, sums: bool = False) -> Pass | None:
-        """Return a pass if it is complete and open."""
+        """Return a pass that is complete and open, or None; with `sums`, one of sums alone will do."""
         kinds: tuple[Kind, ...] = ("all", "sums") if sums else ("all",)
         with self._lock:
             jobs = [self._open.get(PassKey(place, kind)) for kind in kinds]
@@ -181,6 +182,7 @@ class Passes:
             return sum(job.nbytes for job in self._open.values())
 
     def _job(self, key: PassKey, head: Head) -> PassJob:
+        """Return the job of a pass, opened if it is not open, and mark it as used last."""
         with self._lock:
             job = self._open.get(key)
             if job is None:
@@ -188,36 +190,28 @@ class Passes:
                 name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
                 job = self._open[key] = PassJob(head, self._store, name, facts, key.kind)
             self._open.move_to_end(key)
-            self._drop()
+            self._close_oldest()
             return job
 
-    def _drop(self) -> None:
-        """Let go of the passes asked for longest ago: complete ones are found again in the store."""
+    def _close_oldest(self) -> None:
+        """Close the passes that were asked for longest ago, where too many are open; the store keeps complete ones."""
         total = sum(job.nbytes for job in self._open.values())
         for key, job in list(self._open.items())[:-1]:
-            if total <= _MAPPED:
+            if total <= _OPEN_BYTES:
                 return
             total -= job.nbytes
             del self._open[key]
             job.close()
 
     def _facts(self, key: PassKey, head: Head) -> dict[str, object]:
+        """Return what tells a stored pass from all others; its name in the store depends on the order."""
         place = key.place
-        content = self._source.entries[place.entry].key
-        return {
-            "format": _FORMAT,
-            "content": content,
-            "batch": place.batch,
-            "head": place.head,
-            "variant": place.variant,
-            "kind": key.kind,
-            "block": 1 << BASE,
-            "m": head.m,
-            "n": head.n,
-        }
+        recording = {"format": _FORMAT, "content": self._source.entries[place.entry].key}
+        which = {"batch": place.batch, "head": place.head, "variant": place.variant, "kind": key.kind}
+        return recording | which | {"block": 1 << BASE, "m": head.m, "n": head.n}
 
     def close(self) -> None:
-        """Let go of all passes."""
+        """Close all passes."""
         with self._lock:
             for job in self._open.values():
                 job.close()

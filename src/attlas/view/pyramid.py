@@ -90,8 +90,8 @@ class Pass:
         missing = np.flatnonzero(~self.done)
         return int(missing[np.abs((missing + 0.5) * self.height - row).argmin()]) if len(missing) else None
 
-    def take(self, band: int, found: Band) -> None:
-        """Keep what was found of a band."""
+    def add(self, band: int, found: Band) -> None:
+        """Write the numbers of a band into the arrays."""
         rows = self.rows_of(band)
         place = slice(rows.start >> BASE, -(-rows.stop // (1 << BASE)))
         for name, values in zip(("sum", "max", "cells"), found.blocks, strict=True):

@@ -1,4 +1,4 @@
-"""The viewer as a local web server: `serve` opens it and stays, `Server` runs beside other work."""
+"""The viewer as a local web server: `serve` runs until Ctrl-C, `Server` runs beside other work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 _FIRST_PORT, _PORTS = 8750, 50  # tried one after another; then any that is free
-_TICKET_SECONDS = 60.0
+_TICKET_SECONDS = 60.0  # for which an address of `Server.once` can be opened
 _SHUTDOWN_SECONDS = 1  # for answers that are being sent when the server stops
 
 
@@ -130,7 +130,7 @@ class Server:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let signals stop the server, and restore their handlers: uvicorn would raise them once more."""
+        """Let signals stop the server, then restore their handlers: uvicorn itself would raise the signal once more."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -150,7 +150,7 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it: running requests are given up, connections closed."""
+        """Stop serving: running requests are given up, connections closed."""
         self._http.should_exit = True
         if self._thread is not None:
             self._thread.join()
@@ -254,8 +254,8 @@ def serve(
                 raise DtypeError("view", rule, found="tokenizer = None", fix=fix)
             service = ReadingService(service, lambda: (model, tokenizer), name=model_name(model))
     else:
-        named, loaders = settings.get("title"), None if model is None else [lambda: model]
-        service = CorpusService([shown], titles=named and [named], loaders=loaders)
+        name, loaders = settings.get("title"), None if model is None else [lambda: model]
+        service = CorpusService([shown], titles=name and [name], loaders=loaders)
     with contextlib.closing(service):
         serve_until_stopped(service, port=port, browser=browser, announce=announce or _print, at=at)
 
@@ -284,18 +284,18 @@ def serve_until_stopped(
         Where the page opens: a link of another run of the viewer, or what stands behind its ``#``.
     """
     server = Server(service, port=port)
-    place = at.rpartition("#")[2]
-    place = f"#{place}" if place else ""
-    announce(f"{server.url}{place}")
+    anchor = at.rpartition("#")[2]
+    anchor = f"#{anchor}" if anchor else ""
+    announce(f"{server.url}{anchor}")
     if browser and has_browser():
-        threading.Thread(target=_open, args=(f"{server.once()}{place}",), daemon=True).start()
+        threading.Thread(target=_open, args=(f"{server.once()}{anchor}",), daemon=True).start()
     server.run()
 
 
 def store_beside(folder: Path) -> Path:
     """Return the folder where the overviews of an atlas are kept."""
-    whole = folder.resolve()
-    return whole.with_name(f"{whole.name}.view")
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}.view")
 
 
 def _print(url: str) -> None:
@@ -338,7 +338,7 @@ def need_extra() -> None:
 
 
 def _listen(port: int | None) -> socket.socket:
-    """Return a socket that listens on a port of the loopback interface."""
+    """Return a socket that listens on a port of 127.0.0.1; without `port`, on the next free one."""
     if port is not None:
         if not 0 <= port <= 65_535:
             fix = f"--port {_FIRST_PORT}, or leave it out"

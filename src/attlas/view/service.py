@@ -1,4 +1,4 @@
-"""Every question that the page asks, answered: the same for HTTP, the notebook and the file that works offline."""
+"""Answers every question of the page, in the same way for HTTP, the notebook and the file that works offline."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ from attlas.view.store import Store
 from attlas.view.tokens import Text
 from attlas.view.worker import Worker
 
-# Each is answered by the method of its name.
+# Each is answered by the method of this name with an underscore before it.
 _QUESTIONS = (
     "info", "tokens", "search", "tile", "thumbnail", "row", "column", "region", "cell", "pair", "top", "track",
     "pooling", "heads", "focus", "status", "offline",
 )  # fmt: skip
 _POOLS = ("mean", "max")
-_DARK_FROM = 0.45  # mean position of a picture's colours on the colour bar, from 0 to 1, from which it counts as dark
+_DARK_FROM = 0.45  # a picture counts as dark where its colours lie above this on the colour bar (0 to 1) on average
 _PLAIN_TRACKS = ("entropy", "effective_keys")  # defined for plain weights alone, whose rows sum to 1
-_MOST_TOKENS = 16_384  # in one answer
-_MOST_CELLS = 65_536  # of a region
+# The most of each in one answer.
+_MOST_TOKENS = 16_384
+_MOST_CELLS = 65_536
 _MOST_MATCHES = 1000
 _MOST_LARGEST = 100
 _PAGE_BYTES = 24 << 20  # bytes of pictures of a page that works offline, before compression
-_TINY = 1e-300
+_TINY = 1e-300  # instead of a sum of 0, by which weights are divided
 _MOST_CHARACTERS = 1000  # of a text to search for
 
 
@@ -217,18 +218,14 @@ class Service:
     # --------------------------------------------------------------------------------------------- what there is
 
     def _info(self, params: Parameters, wanted: Wanted) -> Answer:
-        words = {
-            "masked": codes.MASKED,
-            "zero": codes.ZERO,
-            "first": codes.FIRST,
-            "last": codes.LAST,
-            "pending": codes.PENDING,
-            "log2_min": int(codes.LOG2_MIN),
-            "log2_max": 0,
-        }
-        facts = {"tile": TILE, "on_demand_level": ON_DEMAND, "codes": words, "tracks": TRACKS, "pools": _POOLS}
-        marks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
-        return json_answer({"format": 1, **self._source.info, "folder": self._folder, **facts, **marks}, final=False)
+        """Answer what is shown, how the numbers of pictures are coded, and the bookmarks."""
+        special = {"masked": codes.MASKED, "zero": codes.ZERO, "pending": codes.PENDING}
+        weights = {"first": codes.FIRST, "last": codes.LAST, "log2_min": int(codes.LOG2_MIN), "log2_max": 0}
+        pictures = {"tile": TILE, "on_demand_level": ON_DEMAND, "tracks": TRACKS, "pools": _POOLS}
+        pictures["codes"] = special | weights
+        bookmarks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
+        content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks}
+        return json_answer(content, final=False)
 
     def _bookmarks(self) -> list[dict[str, str]]:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
@@ -277,6 +274,7 @@ class Service:
         return json_answer({"start": span.start, "tokens": shown, "joined": text.joined_in(span)})
 
     def _text(self, params: Parameters) -> Text:
+        """Return the text that a question names in its parameter `of`."""
         texts = self._source.texts or [Text([])]
         return texts[params.whole("of", 0, len(texts), default=0)]
 
@@ -292,11 +290,11 @@ class Service:
             self._packing_progress = share
 
         first, shapes = places[0], [shown.entry.shape for shown in self._source.entries]
-        every = [(at, head) for at, shape in enumerate(shapes) for head in range(shape[1])]
+        all_heads = [(entry, head) for entry, shape in enumerate(shapes) for head in range(shape[1])]
         packer = Packer(
             self,
             [(place.entry, place.head) for place in places],  # type: ignore[misc]  # a mean of heads is packed, too
-            every,
+            all_heads,
             limit=_PAGE_BYTES,
             batch=first.batch,
             variant=first.variant,
@@ -331,7 +329,7 @@ class Service:
         return json_answer({"pool": "mean" if dark else "max"})
 
     def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Take which rows the page shows: passes continue there."""
+        """Let the passes of a head continue near the rows that the page shows."""
         place, head = self._head(params)
         params.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
@@ -339,6 +337,7 @@ class Service:
         return json_answer({}, final=False)
 
     def _status(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer what is computed in the background, and how much memory and disk is used."""
         jobs = [
             {
                 **key.place._asdict(),
@@ -369,6 +368,7 @@ class Service:
         return self._picture_answer(self._pictures.thumbnail(place, head, pool, size, wanted))
 
     def _track(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer one number for each row or column of a head, such as the entropy of rows."""
         place, head = self._head(params)
         name = params.word("name", TRACKS)
         if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
@@ -398,31 +398,32 @@ class Service:
         return _binary_answer(head.cells(rows, columns, wanted))
 
     def _cell(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer what is known of one cell; of value-weighted weights, also the plain weight, as "share"."""
         place, head = self._head(params)
         i, j = params.whole("i", 0, head.m), params.whole("j", 0, head.n)
-        row = range(i, i + 1), range(head.n)
-        shown, allowed = head.cells(*row, wanted)[0], head.allowed(*row)[0]
-        weights, plain, norms = shown, head, self._source.norms(place)
-        if norms is not None:
+        window = range(i, i + 1), range(head.n)  # the row of the cell
+        shown, allowed = head.cells(*window, wanted)[0], head.allowed(*window)[0]
+        plain, weights, is_weighted = head, shown, self._source.norms(place) is not None
+        if is_weighted:
             plain = self._head_at(place.plain)[1]
-            weights = plain.cells(*row, wanted)[0]
-        seen = weights[weights > 0].astype(np.float64)
-        lse = float(head.lse(row[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
+            weights = plain.cells(*window, wanted)[0]
+        positive = weights[weights > 0].astype(np.float64)
+        lse = float(head.lse(window[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
         return json_answer(
             {
                 "weight": finite_or_none(shown[j]),
-                "share": None if norms is None else finite_or_none(weights[j]),  # the weight itself
+                "share": finite_or_none(weights[j]) if is_weighted else None,
                 "logit": finite_or_none(plain.logit(i, j)),
                 "lse": finite_or_none(lse),
                 "allowed": bool(allowed[j]),
                 "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
-                "row_entropy": finite_or_none(-(seen * np.log(seen)).sum()) if allowed.any() else None,
+                "row_entropy": finite_or_none(-(positive * np.log(positive)).sum()) if allowed.any() else None,
                 "column_mass": self._column_mass(place, head, j, wanted),
             }
         )
 
     def _pair(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer the weight of each head from one query on some keys, and how much its row overlaps another head's."""
+        """Answer the weight of each head from one query on some keys, and how much its row overlaps a row elsewhere."""
         place, heads = self._head(params)
         rows = heads.rows(params.whole("i", 0, heads.m))
         keys = params.span("j0", "j1", heads.n)
@@ -431,11 +432,11 @@ class Service:
             _, other = self._head(params, "with_")
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
-            row = other.rows(params.whole("i", 0, other.m)).mean(axis=0)
-            sums = np.maximum(rows.sum(axis=1, keepdims=True), _TINY), max(row.sum(), _TINY)
-            if place.variant not in WEIGHTED:
-                sums = np.ones_like(sums[0]), 1.0
-            content["agreement"] = np.minimum(rows / sums[0], row / sums[1]).sum(axis=1).tolist()
+            other_row = other.rows(params.whole("i", 0, other.m)).mean(axis=0)
+            if place.variant in WEIGHTED:  # rows of plain weights sum to 1 already
+                rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), _TINY)
+                other_row = other_row / max(other_row.sum(), _TINY)
+            content["agreement"] = np.minimum(rows, other_row).sum(axis=1).tolist()
         return json_answer(content)
 
     def _column_mass(self, place: Place, head: Head, j: int, wanted: Wanted) -> float | None:
@@ -448,6 +449,7 @@ class Service:
         return finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 
     def _top(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer the cells of largest weight in a region of a head."""
         place, head = self._head(params)
         count = params.whole("k", 1, _MOST_LARGEST + 1, default=10)
         rows = params.span("r0", "r1", head.m) if params.has("r0", "r1") else range(head.m)

@@ -15,7 +15,7 @@ from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
 from attlas.heads import MIXED, PATTERNS
-from attlas.heads.classification import classify_entry, text_ids, text_statistics
+from attlas.heads.classification import measure_entry, text_ids, text_statistics
 from attlas.heads.patterns import NEAR
 from attlas.stats import Statistic
 from attlas.view.codes import finite_or_none
@@ -192,7 +192,7 @@ class HeadTable:
         """Return each column of an entry's heads, and the kinds of each head."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
-        measured = classify_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()
+        measured = measure_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
             return _Known(columns, [[] for _ in entry.heads], [])
         columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}

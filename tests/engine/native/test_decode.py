@@ -47,6 +47,22 @@ def test_every_dtype_size_and_grouping(name: str, dtype: torch.dtype, use: Calla
         check(attlas.attend(**asked, plan=NATIVE), v, known=known)
 
 
+@each_set
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [128, 13], ids=["whole vectors", "and a rest"])
+def test_every_number_of_16_bits_is_read_exactly(
+    name: str, dtype: torch.dtype, size: int, use: Callable[[str], None]
+) -> None:
+    """With one key, the output is its value."""
+    use(name)
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    values = every[every.isfinite()]
+    values = values[: len(values) // size * size].view(-1, 1, 1, size)
+    token = torch.zeros(len(values), 1, 1, 1, dtype=dtype)
+    out = attlas.attend(token, token, plan=NATIVE) @ values
+    assert torch.equal(out.view(torch.int16), (values + 0).view(torch.int16))
+
+
 MASKS: dict[str, Callable[[int, int], Any]] = {
     "window": lambda m, n: attlas.Window(200, 0),
     "from the first": lambda m, n: attlas.Causal(offset=1),

@@ -160,7 +160,7 @@ def collect(
                 new_lse[row_block.at.place] = part.exact_lse
             else:
                 complete = False
-    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], new_lse if complete else lse
+    return [s.finish(c) for s, c in zip(statistics, carries, strict=True)], new_lse if lse is None and complete else lse
 
 
 def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:

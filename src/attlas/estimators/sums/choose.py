@@ -17,10 +17,10 @@ from attlas.estimators.sums.result import Sums, unsort
 from attlas.estimators.sums.task import Task
 
 _FEW_PAIRS = 1 << 21  # pairs below which sorting costs more than it saves
-_MOST_COORDINATES = 8  # with more, boxes are so wide that all are near each other
+_MOST_COORDINATES = 8  # with more coordinates, boxes are so wide that all are near each other
 _WORTHWHILE = 0.9  # boxes are chosen if they are estimated to take at most this share of the time of a direct sum
-# Seconds of one core, measured: for a token in both trees, for a group of queries and its calls, and for a pair (a
-# constant, and a term for each coordinate) in float32 and float64.
+# Seconds of one core, measured: for a query or key in its tree of boxes; for a group of queries and the calls for it;
+# for a pair, a constant and a term for each coordinate.
 _SECONDS_PER_TOKEN, _SECONDS_PER_GROUP = 4e-6, 8e-4
 _SECONDS_PER_PAIR = {torch.float32: (1.2e-10, 2.5e-11), torch.float64: (2.7e-10, 2.6e-11)}
 
@@ -71,11 +71,10 @@ def choose_plan(task: Task) -> SumsPlan:
         method, because = "line", _LINES[task.kernel][1]
         others["boxes"] = "a line needs none"
     elif others["boxes"] is None:
-        share = share_to_compute(task)
-        if share * _direct_seconds(task) + _box_overhead_seconds(task) <= _WORTHWHILE * _direct_seconds(task):
-            method, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
-        else:
-            others["boxes"] = f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
+        share, direct = share_to_compute(task), _direct_seconds(task)
+        method, because = "boxes", f"about {share:.0%} of the pairs lie in boxes that are near enough to matter"
+        if share * direct + _box_overhead_seconds(task) > _WORTHWHILE * direct:
+            others["boxes"] = because
             method, because = "direct", "little could be left out"
     else:
         method, because = "direct", "every pair is computed by the kernels of attlas"
@@ -96,23 +95,23 @@ def run_plan(task: Task) -> Sums:
 
 
 def _why_no_line(task: Task) -> str | None:
-    """Return the reason against sorting keys on a line, None if there is none."""
+    """Return the reason against the method "line", None if there is none."""
     if task.x.shape[1] != 1:
         return f"there are {task.x.shape[1]} coordinates"
     if task.tolerance == 0:
         return "tolerance=0 allows no approximation"
-    return _why_not_here(task, _FEW_PAIRS)
+    return _why_only_direct(task, _FEW_PAIRS)
 
 
 def _why_no_boxes(task: Task) -> str | None:
-    """Return the reason against boxes, None if there is none."""
+    """Return the reason against the method "boxes", None if there is none."""
     if task.x.shape[1] > _MOST_COORDINATES:
         return f"boxes in {task.x.shape[1]} coordinates are never far from each other"
     if task.x.shape[1] == 1 and task.tolerance > 0:
         return "keys of one coordinate are sorted on a line, where there are enough of them"
     if task.tolerance == 0 and not task.bounded:
         return "tolerance=0 asks for every pair that has a weight, and all have one"
-    reason = _why_not_here(task, 1)
+    reason = _why_only_direct(task, 1)
     if reason is None and _box_overhead_seconds(task) > _WORTHWHILE * _direct_seconds(task):
         return f"{len(task.x) * len(task.keys):,} pairs are too few for it to pay"
     return reason
@@ -129,7 +128,7 @@ def _box_overhead_seconds(task: Task) -> float:
     return _SECONDS_PER_TOKEN * (len(task.x) + len(task.keys)) + _SECONDS_PER_GROUP * len(task.x) / QUERIES
 
 
-def _why_not_here(task: Task, few: int) -> str | None:
+def _why_only_direct(task: Task, few: int) -> str | None:
     """Return the reason against any method but the direct one: another device, or fewer than `few` pairs."""
     if task.x.device.type != "cpu":
         return f"the tensors are on {task.x.device}"

@@ -141,7 +141,7 @@ def plan_sums(
 
 
 class _Units(NamedTuple):
-    """What a task was divided by: its coordinates by `x`, shape (d,), weights by exp(log_weight), values by `value`."""
+    """Units of a scaled task: of coordinates `x`, shape (d,), of weights exp(log_weight), of values `value`."""
 
     x: Tensor
     log_weight: float

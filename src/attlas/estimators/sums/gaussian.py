@@ -34,72 +34,86 @@ _ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class _Boxes:
-    """Runs of sorted queries, each with the keys that matter to it."""
+    """Runs of sorted queries, each with the keys that matter to it; every tensor has one number for each box."""
 
-    start: Tensor  # place of the first query, and how many
-    count: Tensor
+    start: Tensor  # index of the first query
+    count: Tensor  # how many queries
     centre: Tensor
-    radius: Tensor  # in bandwidths
-    near: Tensor
-    run: Run
-    tilt: Tensor  # t and T, in bandwidths
-    spread: Tensor
+    radius: Tensor  # r, in bandwidths
+    nearest: Tensor  # index of the key nearest to the centre
+    run: Run  # the keys that matter
+    tilt: Tensor  # t, in bandwidths
+    spread: Tensor  # T, in bandwidths
 
 
 def gaussian_sums(line: Line) -> Sums:
     """Return the sums of a Gaussian line with the tolerance of its task."""
     task = line.task
-    line, fine = _centred(line)
-    # A quarter each for keys left out, for the polynomial, and for what taking the own key off multiplies.
-    part = task.tolerance / 4
-    nodes = nodes_for(part, WIDTH / 2, _usual_spread(line, part))
+    line, keeps_digits = _centred(line)
+    # A quarter each for keys left out and for the polynomial; subtracting the own key can double both.
+    error = task.tolerance / 4
+    nodes = nodes_for(error, WIDTH / 2, _usual_spread(line, error))
     if task.moments:
-        near = neighbours(line, line.x, line.own).clamp(min=0)
-        return sums_in_windows(line, window(line, line.x, 0.0, near, part))
-    boxes = _boxes(line, part)
-    smooth = (boxes.count > nodes) & (_log_error(nodes, boxes.radius, boxes.spread) <= math.log(part))
-    smooth &= (boxes.centre - line.keys[boxes.near]).abs() <= _FARTHEST * line.h
-    smooth &= fine
+        nearest = neighbours(line, line.x, line.own).clamp(min=0)
+        return sums_in_windows(line, window(line, line.x, 0.0, nearest, error))
+    boxes = _boxes(line, error)
+    smooth = (boxes.count > nodes) & (_log_error(nodes, boxes.radius, boxes.spread) <= math.log(error))
+    smooth &= (boxes.centre - line.keys[boxes.nearest]).abs() <= _FARTHEST * line.h
+    smooth &= keeps_digits
     m = len(line.x)
     sums = Sums(line.x.new_empty(m, task.values.shape[1]), line.x.new_empty(m), line.x.new_empty(m))
-    rough = torch.repeat_interleave(~smooth, boxes.count).nonzero().squeeze(-1)
-    if len(rough):
-        put_rows(sums, rough, _sum_each(line, rough, part))
-    task.report(len(rough))
+    rows = torch.repeat_interleave(~smooth, boxes.count).nonzero().squeeze(-1)
+    if len(rows):
+        put_rows(sums, rows, _sum_each(line, rows, error))
+    task.report(len(rows))
     if bool(smooth.any()):
         _interpolate(line, boxes, smooth, nodes, sums)
-    return sums if line.own is None else _without_own(line, sums, part)
+    return sums if line.own is None else _without_own(line, sums, error)
 
 
-def window(line: Line, centre: Tensor, radius: Tensor | float, near: Tensor, part: float) -> Run:
-    """Return the keys that can matter within `radius` of each centre; the others weigh less than `part` of the row.
+def window(line: Line, centre: Tensor, radius: Tensor | float, nearest: Tensor, error: float) -> Run:
+    """Return the keys that can matter within `radius` of each centre; all others weigh below `error` of the row.
+
+    Parameters
+    ----------
+    line : Line
+        The keys.
+    centre : Tensor, shape (p,)
+        Points on the line.
+    radius : Tensor, shape (p,), or float
+        In bandwidths.
+    nearest : Tensor of int64, shape (p,)
+        Index of the key nearest to each centre.
+    error : float
+        Relative error of the sums.
 
     Notes
     -----
-    A key at a distance s beyond a nearest one, in bandwidths, weighs ``exp(s a - ½ s²)`` times as much, with a the
-    place of the query beyond the nearest key. All of weight W together are below `part` of the nearest key's w where
-    that is below ``part w / W``: from ``a + sqrt(a² + 2 log(W / (part w)))`` on, for the largest a of the box.
+    Let a be the offset of a query from its nearest key, in bandwidths. A key further on by s in that direction weighs
+    ``exp(s a - ½ s²)`` times as much. All keys, of weight W together, weigh less than `error` times the nearest key, of
+    weight w, where that factor is below ``error w / W``: for s from ``a + sqrt(a² + 2 log(W / (error w)))`` on, with
+    the largest a of the box.
     """
-    base, weights, h = line.keys[near], line.weights(), line.h
-    # Half as much again of a tiny bound makes good for the rounding of every number here.
-    twice = 2 * (torch.log(weights.sum() / weights[near]).clamp(min=0) - math.log(part) + 1e-6)
-    place = (centre - base) / h
-    reach = [_root(a, twice) * (h * (1 + 1e-12)) for a in (radius - place, radius + place)]
+    base, weights, h = line.keys[nearest], line.weights(), line.h
+    # The small additions cover the rounding of all numbers here.
+    twice_log = 2 * (torch.log(weights.sum() / weights[nearest]).clamp(min=0) - math.log(error) + 1e-6)
+    offset = (centre - base) / h
+    reach = [_root(a, twice_log) * (h * (1 + 1e-12)) for a in (radius - offset, radius + offset)]
     return Run(
         torch.searchsorted(line.keys, base - reach[0]), torch.searchsorted(line.keys, base + reach[1], right=True)
     )
 
 
 def _centred(line: Line) -> tuple[Line, bool]:
-    """Return the line counted from its middle, and whether nodes between the queries then keep their digits.
+    """Return the line with its middle at 0, and whether nodes between the queries then keep their digits.
 
     A node has the rounding error of a coordinate, about ``eps`` times the largest, where a query and its keys have
     exact differences. A line too long for that, in bandwidths, is left as it is.
     """
     low, high = torch.minimum(line.x[0], line.keys[0]), torch.maximum(line.x[-1], line.keys[-1])
     middle = low / 2 + high / 2
-    fine = bool((high / 2 - low / 2) / line.h * torch.finfo(torch.float64).eps * 256 < line.task.tolerance / 4)
-    if not fine:
+    keeps_digits = bool((high / 2 - low / 2) / line.h * torch.finfo(torch.float64).eps * 256 < line.task.tolerance / 4)
+    if not keeps_digits:
         return line, False
     return replace(line, task=replace(line.task, x=line.task.x - middle, keys=line.task.keys - middle)), True
 
@@ -113,11 +127,11 @@ def nodes_for(error: float, radius: float, spread: float) -> int:
     return count
 
 
-def _root(a: Tensor, twice: Tensor) -> Tensor:
-    """Return ``a + sqrt(a² + twice)`` without taking the difference of near numbers."""
+def _root(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a + sqrt(a² + b)`` without cancellation."""
     size = a.abs()
-    root = torch.where(size > 1e100, size, (a.clamp(-1e100, 1e100).square() + twice).sqrt())
-    return torch.where(a > 0, a + root, twice / (root - a))
+    root = torch.where(size > 1e100, size, (a.clamp(-1e100, 1e100).square() + b).sqrt())
+    return torch.where(a > 0, a + root, b / (root - a))
 
 
 def _log_error(nodes: int, radius: Tensor, spread: Tensor) -> Tensor:
@@ -126,51 +140,52 @@ def _log_error(nodes: int, radius: Tensor, spread: Tensor) -> Tensor:
     return math.log(2) + nodes * (reach / 2).clamp(min=1e-300).log() - math.lgamma(nodes + 1) + 2 * reach
 
 
-def _usual_spread(line: Line, part: float) -> float:
-    """Return how far from the middle of a box keys may matter, where the nearest key is near."""
+def _usual_spread(line: Line, error: float) -> float:
+    """Return how far from the middle of a box keys may matter, in bandwidths, where the nearest key is in the box."""
     weights = line.weights()
-    return math.sqrt(2 * (math.log(float(weights.sum() / weights.median())) - math.log(part))) + WIDTH
+    return math.sqrt(2 * (math.log(float(weights.sum() / weights.median())) - math.log(error))) + WIDTH
 
 
-def _boxes(line: Line, part: float) -> _Boxes:
+def _boxes(line: Line, error: float) -> _Boxes:
+    """Return the boxes of the queries, at most `WIDTH` wide; empty ones are left out."""
     x, h = line.x, line.h
     box = ((x - x[0]) / (h * WIDTH)).floor()
     _, count = torch.unique_consecutive(box, return_counts=True)
     start = count.cumsum(0) - count
     first, last = x[start], x[start + count - 1]
     centre, radius = first / 2 + last / 2, (last / 2 - first / 2) / h
-    near = neighbours(line, centre)
-    run = window(line, centre, radius, near, part)
+    nearest = neighbours(line, centre)
+    run = window(line, centre, radius, nearest, error)
     low, high = line.keys[run.first], line.keys[run.stop - 1]
     tilt = ((low - centre) + (high - centre)) / (2 * h)
-    return _Boxes(start, count, centre, radius, near, run, tilt, (high - low) / (2 * h))
+    return _Boxes(start, count, centre, radius, nearest, run, tilt, (high - low) / (2 * h))
 
 
-def _sum_each(line: Line, rows: Tensor, part: float) -> Sums:
+def _sum_each(line: Line, rows: Tensor, error: float) -> Sums:
     """Return the sums of some queries over the keys that matter to each."""
     x = line.x[rows]
-    near = neighbours(line, x)
-    return exact_sums(line, x, window(line, x, 0.0, near, part), near)
+    nearest = neighbours(line, x)
+    return exact_sums(line, x, window(line, x, 0.0, nearest, error), nearest)
 
 
 def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Sums) -> None:
-    """Fill in the sums of the queries of smooth boxes."""
-    there = smooth.nonzero().squeeze(-1)
-    centre, radius, tilt = boxes.centre[there], boxes.radius[there], boxes.tilt[there]
+    """Fill in the sums of the queries of smooth boxes: exact at Chebyshev nodes, a polynomial between."""
+    which = smooth.nonzero().squeeze(-1)
+    centre, radius, tilt = boxes.centre[which], boxes.radius[which], boxes.tilt[which]
     angle = (torch.arange(nodes, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / nodes)
     y = radius.unsqueeze(-1) * angle.cos()
     points = (centre.unsqueeze(-1) + line.h * y).reshape(-1)
-    run = Run(*(t[there].repeat_interleave(nodes) for t in boxes.run))
-    found = exact_sums(line, points, run, boxes.near[there].repeat_interleave(nodes))
-    scale = found.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)
+    run = Run(*(t[which].repeat_interleave(nodes) for t in boxes.run))
+    exact = exact_sums(line, points, run, boxes.nearest[which].repeat_interleave(nodes))
+    scale = exact.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)
     top = scale.amax(-1, keepdim=True)
-    columns = torch.cat([found.numerator, found.denominator.unsqueeze(-1)], -1).view(len(there), nodes, -1)
+    columns = torch.cat([exact.numerator, exact.denominator.unsqueeze(-1)], -1).view(len(which), nodes, -1)
     columns = columns * (scale - top).exp().unsqueeze(-1)
     degrees = torch.arange(nodes, dtype=torch.float64, device="cpu")
     to_series = (degrees.unsqueeze(-1) * angle).cos() * (2.0 / nodes)
     to_series[0] /= 2
     series = torch.matmul(to_series, columns).movedim(1, 0).contiguous()
-    box = torch.repeat_interleave(torch.arange(len(there), device="cpu"), boxes.count[there])
+    box = torch.repeat_interleave(torch.arange(len(which), device="cpu"), boxes.count[which])
     rows = torch.repeat_interleave(smooth, boxes.count).nonzero().squeeze(-1)
     for some, at in zip(rows.split(_ROWS), box.split(_ROWS), strict=True):
         y = (line.x[some] - centre[at]) / line.h
@@ -180,7 +195,7 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
 
 
 def _clenshaw(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
-    """Return Chebyshev series, shape (degrees, boxes, columns), of the boxes `at` in the places t of [-1, 1]."""
+    """Return values of Chebyshev series (degrees, boxes, columns): of the box `at` of each query, at t in [-1, 1]."""
     twice = (2 * t).unsqueeze(-1)
     one = other = t.new_zeros(len(t), series.shape[-1])
     for degree in range(len(series) - 1, 0, -1):
@@ -188,27 +203,23 @@ def _clenshaw(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
     return series[0].index_select(0, at).addcmul_(t.unsqueeze(-1), one).sub_(other)
 
 
-def _without_own(line: Line, sums: Sums, part: float) -> Sums:
+def _without_own(line: Line, sums: Sums, error: float) -> Sums:
     """Return the sums without each query's own key."""
     task, own = line.task, line.own
     if own is None:
         return sums
-    kept = own[1].first > own[0].stop
-    place = own[0].stop[kept]
+    has_own = own[1].first > own[0].stop  # not where the own key has weight 0, which a line leaves out
+    own_key = own[0].stop[has_own]
     # The own key has log-weight 0. Where it is more than half of the row, the others are summed again without it.
-    share = torch.zeros_like(sums.denominator)
-    share[kept] = (line.weights()[place].log() - sums.log_scale[kept]).exp()
-    heavy = share > sums.denominator / 2
-    value = task.values.new_zeros(len(share), task.values.shape[1])
-    value[kept] = task.values[place]
-    left = Sums(sums.numerator - share.unsqueeze(-1) * value, sums.denominator - share, sums.log_scale)
-    for rows in heavy.nonzero().squeeze(-1).split(_ROWS):
-        mine = own[0].rows(rows), own[1].rows(rows)
-        near = neighbours(line, line.x[rows], mine)
-        there = near >= 0
-        found = exact_sums_without_own(
-            line, rows, window(line, line.x[rows], 0.0, near.clamp(min=0), part), near.clamp(min=0)
-        )
-        found.denominator[~there], found.log_scale[~there] = 0.0, -torch.inf
-        put_rows(left, rows, found)
-    return left
+    weight = torch.zeros_like(sums.denominator)
+    weight[has_own] = (line.weights()[own_key].log() - sums.log_scale[has_own]).exp()
+    value = task.values.new_zeros(len(weight), task.values.shape[1])
+    value[has_own] = task.values[own_key]
+    others = Sums(sums.numerator - weight.unsqueeze(-1) * value, sums.denominator - weight, sums.log_scale)
+    for rows in (weight > sums.denominator / 2).nonzero().squeeze(-1).split(_ROWS):
+        nearest = neighbours(line, line.x[rows], (own[0].rows(rows), own[1].rows(rows)))
+        alone, nearest = nearest < 0, nearest.clamp(min=0)
+        exact = exact_sums_without_own(line, rows, window(line, line.x[rows], 0.0, nearest, error), nearest)
+        exact.denominator[alone], exact.log_scale[alone] = 0.0, -torch.inf
+        put_rows(others, rows, exact)
+    return others

@@ -124,15 +124,14 @@ class Sums:
             has moments.
         """
         self._check_kernel(other)
-        both = self.numerator.shape, (self.first is None)
-        if both != (other.numerator.shape, other.first is None):
+        if (self.numerator.shape, self.first is None) != (other.numerator.shape, other.first is None):
             rule = "both sums must belong to the same queries and have the same parts."
             given = {"numerator": self.numerator, "other numerator": other.numerator}
             found = f"moments: {self.first is not None} and {other.first is not None}"
             fix = "call kernel_sums with the same x, number of values and moments."
             raise ShapeError("Sums.merge()", rule, given, found=found, fix=fix)
         scale = torch.maximum(self.log_scale, other.log_scale)
-        return replace(_each(torch.add, self._at(scale), other._at(scale)), log_scale=scale)
+        return replace(_map_tensors(torch.add, self._rescaled(scale), other._rescaled(scale)), log_scale=scale)
 
     def _check_kernel(self, other: Sums) -> None:
         mine, theirs = (
@@ -145,10 +144,10 @@ class Sums:
 
     def rows(self, index: Tensor | slice) -> Sums:
         """Return the sums of some queries."""
-        return _each(lambda t: t[index], self)
+        return _map_tensors(lambda t: t[index], self)
 
-    def _at(self, scale: Tensor) -> Sums:
-        """Return the same sums on another scale, which is not below their own."""
+    def _rescaled(self, scale: Tensor) -> Sums:
+        """Return the same sums on another logarithmic scale, which is not below their own."""
         below = torch.where(scale == -torch.inf, torch.zeros_like(scale), self.log_scale - scale)
         factor = below.exp().to(self.denominator.dtype)
         first = None if self.first is None else self.first.scaled(factor)
@@ -158,11 +157,11 @@ class Sums:
 
 def concatenate(parts: list[Sums]) -> Sums:
     """Return the sums of all queries from those of consecutive ones."""
-    return _each(lambda *t: torch.cat(t), *parts)
+    return _map_tensors(lambda *t: torch.cat(t), *parts)
 
 
-def _each(f: Callable[..., Tensor], *parts: Sums) -> Sums:
-    """Return sums of which each tensor is what a function makes of that tensor of all parts."""
+def _map_tensors(f: Callable[..., Tensor], *parts: Sums) -> Sums:
+    """Return sums whose every tensor is ``f`` of this tensor of all parts."""
     moments = [vars(part.first).values() for part in parts if part.first is not None]
     first = Moments(*map(f, *moments)) if moments else None
     numerator, denominator, scale = (
@@ -172,14 +171,14 @@ def _each(f: Callable[..., Tensor], *parts: Sums) -> Sums:
 
 
 def put_rows(sums: Sums, index: Tensor, rows: Sums) -> None:
-    """Overwrite the sums of some queries; moments stay."""
+    """Overwrite the sums of some queries, but not their moments."""
     sums.numerator[index] = rows.numerator.to(sums.numerator)
     sums.denominator[index] = rows.denominator.to(sums.denominator)
     sums.log_scale[index] = rows.log_scale
 
 
 def unsort(sums: Sums, order: Tensor) -> Sums:
-    """Return sums in the order of the input; `order` has the input index of each query."""
+    """Return sums in the order of the input; ``order[i]`` is the place in the input of query i."""
     position = torch.empty_like(order)
     position[order] = torch.arange(len(order), device=order.device)
     return sums.rows(position)

@@ -24,7 +24,7 @@ _WHERE = "kernel_sums()"
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Queries, keys and what belongs to them.
+    """Arguments of one call of `kernel_sums`.
 
     Parameters
     ----------

@@ -340,7 +340,7 @@ def code(name: str) -> int:
 
     Examples
     --------
-    >>> not available() or code("DONE")
+    >>> code("DONE") if available() else 0
     0
     """
     return _declared().codes[name]

@@ -13,7 +13,7 @@ struct AdditiveGradients {
   const AdditiveBackward& x;
   const PairwiseParams& p;
   const AdditiveScore<T> score;
-  const Values<T> right;
+  const PackedValues<T> right;
   const int64_t slots, whole, column_numbers;
   const int workers;
 
@@ -21,7 +21,7 @@ struct AdditiveGradients {
     Scratch<T> s;
     SlopeRows<T> given;
     Aligned<T> columns;         // gradients of e^2b's exponent, as AdditiveScore::packed
-    Aligned<T> values;          // as Values, major
+    Aligned<T> values;          // as PackedValues, by coordinate
     Aligned<T> rows;            // [row][slot]
     std::vector<double> weight;  // sum of slope * r of each slot
     double slopes = 0;
@@ -56,10 +56,10 @@ struct AdditiveGradients {
     Scratch<T>& s = w.s;
     const int count = int(std::min<int64_t>(ROWS, p.m - i0));
     const int64_t row0 = (b * p.heads + h) * p.m + i0;
-    w.given.take(p, x.slopes, row0, count);
+    w.given.read(p, x.slopes, row0, count);
     std::fill(w.rows.data, w.rows.data + ROWS * slots, T(0));
     const PairwiseMaskView<T> mask(p, b, h);
-    score.take_rows(b, h, i0, count, s);
+    score.prepare_rows(b, h, i0, count, s);
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
       const auto cover = mask.cover(i0, count, j0, columns);
@@ -97,7 +97,7 @@ struct AdditiveGradients {
   // Sums of slope * r (1 - r) for rows and columns, and of slope * r for the weights, r = 1 / (1 + AB).
   void units(Worker& w, int64_t b, int64_t h, int64_t j0, int vectors) const {
     const RowParts<T> part(w.s.rows.data, slots);
-    const T* slope = w.s.other.data;
+    const T* slope = w.s.slopes.data;
     int fast[COLS<T> / W], count = 0;
     Vec<T> sums{};
     for (int v = 0; v < vectors; ++v) {
@@ -162,7 +162,7 @@ struct AdditiveGradients {
       Vec<T> down = load(gradient + slot * W), weight{};
       for (int r = 0; r < ROWS; ++r) {
         const Vec<T> t = tanh_(all(part.raw[r * slots + slot]) + load(part.block + slot * W));
-        const Vec<T> above = load(w.s.other.data + r * COLS<T> + v * W);
+        const Vec<T> above = load(w.s.slopes.data + r * COLS<T> + v * W);
         const Vec<T> steep = above * (all(T(0.25)) - all(T(0.25)) * t * t);
         down += steep;
         weight += above * (all(T(0.5)) - all(T(0.5)) * t);

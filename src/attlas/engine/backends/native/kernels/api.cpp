@@ -43,13 +43,14 @@ bool tiles_granted() {
 // The widest set that the processor can run. The compiler's functions also ask whether the operating system saves the
 // registers when it changes threads.
 Set widest() {
+  // Not every compiler knows the names of F16C and of the tile unit, whose bits are AMX-BF16 and AMX-TILE.
+  unsigned a, b, c, d;
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return BASELINE;
+  const bool halves = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !halves) return BASELINE;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl"))
     return AVX2;
-  // Not every compiler knows the names of the tile unit; its bits are AMX-BF16 and AMX-TILE.
-  unsigned a, b, c, d;
   const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
   return tiles && __builtin_cpu_supports("avx512bf16") && ATTLAS_SETS > AMX && tiles_granted() ? AMX : AVX512;
 }

@@ -21,7 +21,7 @@ class CoveragePass {
 
  public:
   // Without `source` logits are products of packed tokens.
-  CoveragePass(const attlas::AttentionParams& problem, int q_parts, int k_parts, std::unique_ptr<Logits<T>> source = nullptr)
+  CoveragePass(const attlas::AttentionParams& problem, int q_parts, int k_parts, std::unique_ptr<LogitSource<T>> source = nullptr)
       : p_(problem),
         source_(std::move(source)),
         q_parts_(q_parts),
@@ -34,11 +34,11 @@ class CoveragePass {
   template <class Read>
   void run(int64_t b, int64_t h, int64_t first, int64_t some, Read read, const Number* right) {
     M::pack_left(queries_.data, some, p_.d, q_parts_, read);
-    pass(b, h, first, some, right);
+    run(b, h, first, some, right);
   }
 
   // The same where the rows are packed, or logits have a source of their own.
-  void pass(int64_t b, int64_t h, int64_t first, int64_t some, const Number* right) {
+  void run(int64_t b, int64_t h, int64_t first, int64_t some, const Number* right) {
     const int64_t head = b * p_.heads + h;
     // What is known from other rows must not depend on which thread had them.
     for (Level& level : levels_) level.guess = T(0), level.density = 0;
@@ -48,7 +48,7 @@ class CoveragePass {
     left = left / M::COLUMNS * M::COLUMNS;
     end = round_up(end, M::COLUMNS);
     if (source_ && left < end) {
-      source_->take_rows(b, h, first, some);
+      source_->prepare_rows(b, h, first, some);
       source_->fill(left, end - left, weights_.data, stride_);
     } else {
       for (int64_t j = left; j < end; j += M::COLUMNS)
@@ -194,7 +194,7 @@ class CoveragePass {
   }
 
   const attlas::AttentionParams& p_;
-  const std::unique_ptr<Logits<T>> source_;
+  const std::unique_ptr<LogitSource<T>> source_;
   const int q_parts_, k_parts_;
   const int64_t stride_;
   Aligned<Number> queries_;

@@ -69,12 +69,12 @@ struct Passes {
   bool has_forward, has_statistics;
 
   // Entropy alone is found sooner with the log-sum-exp, known or not, where the forward pass compares few logits.
-  Passes(const AttentionParams& p, bool at_once) : forward(p), given(p) {
-    has_forward = p.out || !p.lse_known || (at_once && !wants_column_statistics(p));
+  Passes(const AttentionParams& p, bool few_compared) : forward(p), given(p) {
+    has_forward = p.out || !p.lse_known || (few_compared && !wants_column_statistics(p));
     has_statistics = wants_column_statistics(p) || (!has_forward && wants_row_statistics(p));
     given.out = nullptr;
     given.lse_known = 1;
-    forget_row_statistics(has_statistics ? forward : given);
+    clear_row_statistics(has_statistics ? forward : given);
   }
 };
 
@@ -153,16 +153,16 @@ void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& pa
 
 // The logits of some rows, as the forward pass left them.
 template <class T>
-struct Kept final : Logits<T> {
+struct KeptLogits final : LogitSource<T> {
   Aligned<T> rows;
   const int64_t stride;
   int64_t group = 0;  // the first of these rows
-  int64_t taken = 0, some = 0;
+  int64_t prepared = 0, some = 0;  // the prepared rows: the first, counted from `group`, and how many
 
-  Kept(int64_t count, int64_t n) : rows(size_t(count * n)), stride(n) { this->only_masked = true; }
-  void take_rows(int64_t, int64_t, int64_t first, int64_t count) override { taken = first - group, some = count; }
+  KeptLogits(int64_t count, int64_t n) : rows(size_t(count * n)), stride(n) { this->only_masked = true; }
+  void prepare_rows(int64_t, int64_t, int64_t first, int64_t count) override { prepared = first - group, some = count; }
   void fill(int64_t left, int64_t columns, T* to, int64_t to_stride) override {
-    for (int64_t i = 0; i < some; ++i) std::copy_n(rows.at(size_t((taken + i) * stride + left)), columns, to + i * to_stride);
+    for (int64_t i = 0; i < some; ++i) std::copy_n(rows.at(size_t((prepared + i) * stride + left)), columns, to + i * to_stride);
   }
 };
 
@@ -184,10 +184,10 @@ class BothPasses {
   BothPasses(const Passes& passes, int64_t block)
       : known_(passes.given),
         group_(group_for(known_)),
-        kept_(new Kept<T>(group_, Packed<M>::padded(known_.n))),
+        kept_(new KeptLogits<T>(group_, Packed<M>::padded(known_.n))),
         forward_(passes.forward, group_, 1, 1, 1, 1),
-        statistics_(known_, block, 1, 1, std::unique_ptr<Logits<T>>(kept_)) {
-    forward_.keep(kept_->rows.data, kept_->stride);
+        statistics_(known_, block, 1, 1, std::unique_ptr<LogitSource<T>>(kept_)) {
+    forward_.keep_logits(kept_->rows.data, kept_->stride);
   }
 
   template <class Read>
@@ -198,7 +198,7 @@ class BothPasses {
       const int64_t some = std::min(group_, count - from);
       kept_->group = first + from;
       forward_.run(b, h, first + from, some, read, keys, values);
-      statistics_.take_rows(from, from + some, nullptr);
+      statistics_.process_rows(from, from + some, nullptr);
       read = read.from(some);
     }
     statistics_.finish();
@@ -214,7 +214,7 @@ class BothPasses {
 
   const Known known_;
   const int64_t group_;
-  Kept<T>* const kept_;  // belongs to the statistics
+  KeptLogits<T>* const kept_;  // belongs to the statistics
   Forward<M> forward_;
   Statistics statistics_;
 };
@@ -249,7 +249,7 @@ template <class M, class Source>
 int32_t run(const AttentionParams& p, Parts parts) {
   using T = typename M::T;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
-  const Passes passes(p, p.entropy && !p.partial && Forward<M>::at_once(p));
+  const Passes passes(p, p.entropy && !p.partial && Forward<M>::compares_few_logits(p));
   const bool both = passes.has_forward && passes.has_statistics && BothPasses<M>::group_for(p) > 0;
   const int64_t pairs = p.batch * p.key_heads, padded = Packed<M>::padded(p.n);
   // Small heads are packed a few megabytes at a time: caches keep that much, and the C library gives it out again without
@@ -281,22 +281,22 @@ int32_t run(const AttentionParams& p, Parts parts) {
 
 // What wants the log-sum-exp, where logits have a source of their own.
 template <class M>
-void all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& make) {
+void all_statistics(const AttentionParams& p, const MakeLogitSource<typename M::T>& make) {
   using Pass = StatisticsPass<M>;
   using Coverage = CoveragePass<M>;
-  static_assert(M::ROWS <= Logits<typename M::T>::ROWS);
+  static_assert(M::ROWS <= LogitSource<typename M::T>::ROWS);
   const int64_t heads = p.batch * p.heads, block = Pass::block_for(p, 1);
   if (wants_column_statistics(p) || wants_row_statistics(p))
     share_statistics<M>(
         p, block, heads, [&] { return std::make_unique<Pass>(p, block, 1, 1, make()); }, [](int64_t which) { return which; },
         [&](Pass& pass, int64_t which, int64_t row, int64_t count, auto& task_columns) {
-          pass.pass(which / p.heads, which % p.heads, row, count, nullptr, task_columns);
+          pass.run(which / p.heads, which % p.heads, row, count, nullptr, task_columns);
         });
   if (p.coverage)
     share_rows<M>(
         p, M::ROWS, heads, [&] { return std::make_unique<Coverage>(p, 1, 1, make()); },
         [&](Coverage& pass, int64_t which, int64_t row, int64_t count) {
-          pass.pass(which / p.heads, which % p.heads, row, count, nullptr);
+          pass.run(which / p.heads, which % p.heads, row, count, nullptr);
         });
 }
 
@@ -304,11 +304,11 @@ void all_statistics(const AttentionParams& p, const MakeLogits<typename M::T>& m
 
 #if !defined(__AMX_BF16__)  // other scores have no products for tile registers, and use those of AVX-512
 template <>
-void logit_statistics<float>(const AttentionParams& p, const MakeLogits<float>& make) {
+void logit_statistics<float>(const AttentionParams& p, const MakeLogitSource<float>& make) {
   all_statistics<Vectors<float>>(p, make);
 }
 template <>
-void logit_statistics<double>(const AttentionParams& p, const MakeLogits<double>& make) {
+void logit_statistics<double>(const AttentionParams& p, const MakeLogitSource<double>& make) {
   all_statistics<Vectors<double>>(p, make);
 }
 #endif

@@ -46,7 +46,7 @@ class Products {
   }
 
   // Coordinates of a block of rows, what their sums are multiplied by as a power of 2, and the largest |u|.
-  void take_rows(int64_t b, int64_t h, int64_t i0, int rows, double* to) const {
+  void prepare_rows(int64_t b, int64_t h, int64_t i0, int rows, double* to) const {
     double *power = to + ROWS * d_, *farthest = power + ROWS;
     const double* mean = mean_.data + head_of(b, h) * d_;
     *farthest = 0;

@@ -31,6 +31,30 @@ ATTLAS_INLINE float number(Float16 x) {
   return x.bits & 0x8000 ? -out : out;
 }
 
+// A vector of numbers that lie together.
+template <class T>
+ATTLAS_INLINE Vec<T> numbers(const T* from) {
+  return load(from);
+}
+ATTLAS_INLINE Ints<float> bits_of(const void* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Ints<float>)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+  return __builtin_convertvector(*static_cast<const Halves*>(from), Ints<float>);
+#endif
+}
+ATTLAS_INLINE Vec<float> numbers(const Bfloat16* from) { return (Vec<float>)(bits_of(from) << 16); }
+ATTLAS_INLINE Vec<float> numbers(const Float16* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+  const Ints<float> bits = bits_of(from), moved = (bits & 0x7fff) << 13;
+  const Ints<float> scaled = (Ints<float>)((Vec<float>)moved * 5.192296858534828e33f);
+  return (Vec<float>)((moved >= 31 << 23 ? moved | 0x7f800000 : scaled) | (bits & 0x8000) << 16);
+#endif
+}
+
 // Rows of numbers, `stride` apart.
 template <class T, class Source>
 struct Reader {
@@ -52,11 +76,13 @@ struct Reader {
       return (Vec<T>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
     }
 #endif
-    if constexpr (std::is_same_v<T, Source>)
-      if (count >= WIDTH<T>) return load(from);
+    return count >= WIDTH<T> ? numbers(from) : beginning(from, count);
+  }
+
+ private:
+  static __attribute__((noinline)) Vec<T> beginning(const Source* from, int64_t count) {
     Vec<T> out{};
-    for (int t = 0; t < WIDTH<T>; ++t)
-      if (t < count) out[t] = T(number(from[t]));
+    for (int t = 0; t < count; ++t) out[t] = T(number(from[t]));
     return out;
   }
 };

@@ -1,5 +1,6 @@
-// The statistics of rows that abi.h lists: the sums that they need, how these are found, and what is made of them. Both
-// passes take it from here: a new statistic is its line in abi.h and its arithmetic in this file.
+// The statistics of rows that abi.h lists: the sums that they need, how these are computed, and the statistics from the
+// sums. The forward and the statistics pass share this file: a new statistic is its line in abi.h and its arithmetic
+// here.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +20,14 @@ inline bool wants_column_statistics(const attlas::AttentionParams& p) {
   return p.column_mass || p.column_max || p.offsets || p.picture_sum || p.picture_max;
 }
 
-inline void forget_row_statistics(attlas::AttentionParams& p) {
-#define ATTLAS_FORGET(name) p.name = nullptr;
-  ATTLAS_ROW_STATISTICS(ATTLAS_FORGET)
-#undef ATTLAS_FORGET
+inline void clear_row_statistics(attlas::AttentionParams& p) {
+#define ATTLAS_CLEAR(name) p.name = nullptr;
+  ATTLAS_ROW_STATISTICS(ATTLAS_CLEAR)
+#undef ATTLAS_CLEAR
   p.top_values = nullptr, p.top_keys = nullptr, p.k_largest = 0;
 }
 
-// A number that must be given: a structure of these does not compile where one is left out.
+// A number without a default: leaving one out of a structure of these does not compile.
 template <class T>
 struct Required {
   T value;
@@ -48,45 +49,45 @@ struct RowStatistics {
   }
 };
 
-// Mean and variance of the logits of a row, found some at a time.
+// Mean and variance of the logits of a row, from some logits at a time.
 struct Moments {
-  double count = 0, mean = 0, squares = 0;  // squares: squared deviations from the mean, summed
+  double count = 0, mean = 0, squares = 0;  // squares: sum of the squared deviations from the mean
 
   double variance() const { return count > 0 ? squares / count : 0; }
 
-  // Merges `more` products, which have these sums of deviations from a centre and of their squares; logits are products times
-  // the scale (Chan, Golub, LeVeque 1979).
-  void merge(double more, double centre, double deviations, double squared_deviations, double scale) {
-    const double shift = deviations / more * scale, total = count + more, difference = centre * scale + shift - mean;
-    const double about = std::max(squared_deviations * scale * scale - shift * shift * more, 0.0);
-    squares += about + difference * difference * count * more / total;
-    mean += difference * more / total;
+  // Adds `added` logits, which are products times the scale, by the sums of the products' deviations from a centre and of
+  // the squares of these deviations (Chan, Golub, LeVeque 1979).
+  void merge(double added, double centre, double deviations, double squared_deviations, double scale) {
+    const double shift = deviations / added * scale, total = count + added, difference = centre * scale + shift - mean;
+    const double within = std::max(squared_deviations * scale * scale - shift * shift * added, 0.0);
+    squares += within + difference * difference * count * added / total;
+    mean += difference * added / total;
     count = total;
   }
 };
 
-// What an inner loop computes of each row.
+// What an inner loop computes of each row, as bits; MASKED changes how.
 enum RowSum : int {
   TOTALS = 1,    // sums of the weights p
   PLOGP = 2,     // sums of p log p
   SQUARES = 4,   // sums of p^2
-  MOMENTS = 8,   // of the allowed logits
-  GAPS = 16,     // some logits are -infinity, and moments must not count them
-  PEAKS = 32,    // the largest logits
+  MOMENTS = 8,   // sums of the allowed logits and of their squares, about a centre
+  MASKED = 16,   // some logits are -infinity, and moments must not count them
+  MAXIMA = 32,   // the largest logits
 };
 
-// What the wanted statistics of rows need.
+// The bits of RowSum that the wanted statistics need.
 inline int row_sums_for(const attlas::AttentionParams& p) {
   const RowStatistics<int> needed{
       .entropy = PLOGP,
       .squares = SQUARES,
       .mass = p.sink || p.partial ? TOTALS : 0,  // otherwise the weights of a row sum to 1
-      .max_logit = PEAKS,
+      .max_logit = MAXIMA,
       .mean = MOMENTS,
       .variance = MOMENTS,
   };
 #define ATTLAS_NEEDED(name) | (p.name ? needed.name.value : 0)
-  return (p.top_keys ? PEAKS : 0) ATTLAS_ROW_STATISTICS(ATTLAS_NEEDED);
+  return (p.top_keys ? MAXIMA : 0) ATTLAS_ROW_STATISTICS(ATTLAS_NEEDED);
 #undef ATTLAS_NEEDED
 }
 
@@ -96,21 +97,22 @@ ATTLAS_INLINE void with_first_loop(int wanted, F f) {
   (((wanted & ~LOOPS) == 0 && (f.template operator()<LOOPS>(), true)) || ...);
 }
 
-// Sums over some logits of one row, in vectors. A loop computes those that are WANTED; the others stay as they are.
+// Sums over some logits of one row, in vectors. A loop computes those whose bits of RowSum are in WANTED; the others stay as
+// they are.
 template <class T>
 struct VectorSums {
   Vec<T> total{}, plogp{}, squares{}, cells{}, deviations{}, squared_deviations{};
 
-  // A vector of logits without the scale, and their weights. Moments are taken about a centre near the mean, so that their
-  // difference loses nothing.
+  // Adds a vector of logits, which are without the scale, and their weights. Moments are taken about a centre near the
+  // mean, so that no digits are lost.
   template <int WANTED>
-  ATTLAS_INLINE void take(Vec<T> logit, const Weight<T>& weight, Vec<T> centre) {
+  ATTLAS_INLINE void accumulate(Vec<T> logit, const Weight<T>& weight, Vec<T> centre) {
     if (WANTED & TOTALS) total += weight.e;
     if (WANTED & PLOGP) plogp = weight.add_plogp(plogp);
     if (WANTED & SQUARES) squares += weight.e * weight.e;
     if (WANTED & MOMENTS) {
       Vec<T> from = logit - centre;
-      if (WANTED & GAPS) {
+      if (WANTED & MASKED) {
         from = logit > all(-INF<T>) ? from : Vec<T>{};
         cells += logit > all(-INF<T>) ? all(T(1)) : Vec<T>{};
       }
@@ -119,26 +121,26 @@ struct VectorSums {
     }
   }
 
-  // How many of the `size` logits that were taken moments count.
+  // How many of `size` accumulated logits count in the moments.
   template <int WANTED>
   ATTLAS_INLINE int64_t count(int64_t size) const {
-    return WANTED & GAPS ? int64_t(sum<T>(cells)) : size;
+    return WANTED & MASKED ? int64_t(sum<T>(cells)) : size;
   }
 
   template <int WANTED>
-  ATTLAS_INLINE void add(const VectorSums& more) {
-    if (WANTED & TOTALS) total += more.total;
-    if (WANTED & PLOGP) plogp += more.plogp;
-    if (WANTED & SQUARES) squares += more.squares;
-    if (WANTED & GAPS) cells += more.cells;
+  ATTLAS_INLINE void merge(const VectorSums& other) {
+    if (WANTED & TOTALS) total += other.total;
+    if (WANTED & PLOGP) plogp += other.plogp;
+    if (WANTED & SQUARES) squares += other.squares;
+    if (WANTED & MASKED) cells += other.cells;
     if (WANTED & MOMENTS) {
-      deviations += more.deviations;
-      squared_deviations += more.squared_deviations;
+      deviations += other.deviations;
+      squared_deviations += other.squared_deviations;
     }
   }
 };
 
-// What a row has seen so far. Its weights are not normalized yet, or they are where the log-sum-exp is known.
+// Sums over all logits of a row so far. Weights are normalized only where the log-sum-exp is known.
 template <class T, class Real>
 struct RowSums {
   Real total = 0, plogp = 0, squares = 0;
@@ -153,20 +155,20 @@ struct RowSums {
                     double(sum<T>(more.squared_deviations)), double(scale));
   }
 
-  // All weights so far are multiplied by exp(log_factor), which is `factor`.
+  // Multiplies all weights so far by `factor`, which is exp(log_factor).
   void multiply(Real factor, Real log_factor) {
     plogp = factor * (plogp + log_factor * total);
     total *= factor;
     squares *= factor * factor;
   }
 
-  // The statistics of weights that are these times `share`, which is exp(-log_norm).
-  RowStatistics<T> statistics(Real share, Real log_norm, T max_logit) const {
-    const Real entropy = (total * log_norm - plogp) * share;
+  // The statistics of the normalized weights, which are these times `inverse_norm`, exp(-log_norm).
+  RowStatistics<T> statistics(Real inverse_norm, Real log_norm, T max_logit) const {
+    const Real entropy = (total * log_norm - plogp) * inverse_norm;
     return {
         .entropy = entropy > 0 ? T(entropy) : T(0),  // rounding may make it negative where one key has all the weight
-        .squares = T(squares * share * share),
-        .mass = T(total * share),
+        .squares = T(squares * inverse_norm * inverse_norm),
+        .mass = T(total * inverse_norm),
         .max_logit = max_logit,
         .mean = T(moments.mean),
         .variance = T(moments.variance()),
@@ -174,7 +176,7 @@ struct RowSums {
   }
 };
 
-// The mean of a few logits in the middle of a row, those of -infinity left out; -infinity where there is no other.
+// The mean of a few logits in the middle of a row without those of -infinity; -infinity where all of them are.
 template <class T>
 T mean_in_the_middle(const T* row, int64_t size) {
   T total = 0;

@@ -107,7 +107,7 @@ struct Weighing {
   float shifts[M::ROWS] = {};  // ROUNDING less them
   V totals[M::ROWS] = {}, plogp[M::ROWS] = {};
 
-  void take_top(int row, float top) {
+  void set_max(int row, float top) {
     tops[row] = top;
     shifts[row] = ROUNDING - top;
   }

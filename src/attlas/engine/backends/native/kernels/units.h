@@ -166,7 +166,7 @@ struct AdditiveScore final : Score<T> {
     return packed.data + (token_head(b, h) * blocks + x) * stride;
   }
 
-  void take_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
+  void prepare_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
     const RowParts<T> part(s.rows.data, slots);
     T low = 0, high = 0;
     for (int r = 0; r < ROWS; ++r) {
