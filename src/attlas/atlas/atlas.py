@@ -381,8 +381,8 @@ class Atlas:
         keys = encoder[::beams]
         # An encoder reads whole texts: others are not those of the keys.
         fits = [text for text in keys for _ in range(beams)] == encoder and [len(text) for text in keys] == [n] * batch
-        keys = keys if fits and self._is_of_last_text(entry) else None
-        return (known if entry.kind == "cross" else keys), keys
+        known_keys = keys if fits and self._is_of_last_text(entry) else None
+        return (known if entry.kind == "cross" else known_keys), known_keys
 
     def _is_of_last_text(self, entry: Entry) -> bool:
         calls = self.details.get(FIRST_CALLS)
