@@ -230,6 +230,14 @@ def test_version_is_the_same_everywhere() -> None:
 # --------------------------------------------------------------------------------------------------------- docstrings
 
 
+def test_the_stub_of_the_package_lists_its_public_modules() -> None:
+    """`attlas/__init__.pyi` tells type checkers which modules `import attlas` offers."""
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    listed = [node.names[0].name for node in stub.body if isinstance(node, ast.ImportFrom) and node.module == "attlas"]
+    modules = {name.removeprefix("attlas.") for name in PUBLIC_PACKAGES[1:]} | {"errors", "masks", "scores"}
+    assert listed == sorted(modules - set(importlib.import_module("attlas").__all__))
+
+
 def public_objects() -> Iterator[tuple[str, object]]:
     """Yield each public class and function once, under the shortest name that it is known by."""
     seen = set()

@@ -220,7 +220,6 @@ attend(): q and k must have the same dtype.
     """\
 A.mean(): it needs whole matrices, and they would be larger than the limit.
   A: shape (1, 16, 100000, 100000) float32
-  matrices: 1
   found: 40,000,000,000 bytes, the limit is 1,073,741,824
   fix: stats.picture(A, 512, 512).mean(1), or a window of queries, A[..., :64, :].mean(1).""",
 ]

@@ -63,7 +63,7 @@ class AttlasError(Exception):
 
 
 class ShapeError(AttlasError, ValueError):
-    """Sizes, indices or settings that do not fit together."""
+    """Sizes, indices or settings that do not fit together, or an option with a value that it does not take."""
 
 
 class OutOfRangeError(ShapeError, IndexError):
@@ -75,7 +75,7 @@ class DtypeError(AttlasError, TypeError):
 
 
 class DeviceError(AttlasError, ValueError):
-    """Tensors that live on different devices."""
+    """Tensors that live on different devices, or a device that torch does not have here."""
 
 
 class ModifiedError(AttlasError, RuntimeError):

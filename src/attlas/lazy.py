@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch.overrides import resolve_name
 from attlas import stats
 from attlas._compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.engine.autodiff import graph
-from attlas.errors import GradientError, StoredOnlyError, TooLargeError
+from attlas.errors import DtypeError, GradientError, StoredOnlyError, TooLargeError, kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -261,19 +261,30 @@ def written_out(where: str, given: Any) -> Any:
 
 def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any]) -> Any:
     found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
-    check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found))
+    check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT)
     return tree_map_only(LazyTensor, write_out, given)
 
 
-def check_size(where: str, found: list[LazyTensor], size: int, fix: str = "") -> None:
-    """Raise a TooLargeError if what a call writes out takes more than 1 GiB."""
-    if size <= graph.DENSE_LIMIT:
+def check_size(where: str, found: list[LazyTensor], size: int, limit: int | None, fix: str = "") -> None:
+    """Raise a TooLargeError if what a call writes out takes more bytes than the limit; None for no limit."""
+    if limit is None or size <= limit:
         return
     some, rule = found[0], "it needs whole matrices, and they would be larger than the limit."
-    given = {"A": f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}", "matrices": len(found)}
+    shape = f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}"
+    given = {some.label: shape} | ({"matrices": len(found)} if len(found) > 1 else {})
     fix = fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist."
-    bytes_found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
+    bytes_found = f"{size:,} bytes, the limit is {limit:,}"
     raise TooLargeError(where, rule, given, found=bytes_found, fix=fix)
+
+
+def check_are_statistics(where: str, given: Iterable[object]) -> None:
+    """Raise a DtypeError unless each is a Statistic, an object and not its class."""
+    for statistic in given:
+        if not isinstance(statistic, stats.Statistic):
+            name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
+            fix = f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)"
+            rule = "every argument must be a Statistic, an object and not its class."
+            raise DtypeError(where, rule, {"statistic": name}, found=kind(statistic), fix=fix)
 
 
 if EinopsBackend is not None:

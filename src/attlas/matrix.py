@@ -145,7 +145,7 @@ class AttentionMatrix(TensorLike):
         """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
         if not self._gradient.is_known:
             return None
-        check_size("A.grad", [self], self.numel() * self.dtype.itemsize)
+        check_size("A.grad", [self], self.numel() * self.dtype.itemsize, graph.DENSE_LIMIT)
         return self._axes.restore(self._gradient.total(self.problem.shape, self.dtype, self.device))
 
     @property

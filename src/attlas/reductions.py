@@ -12,6 +12,7 @@ from torch import Tensor
 from attlas import reads
 from attlas._compat import transforming
 from attlas.engine import operations
+from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
@@ -137,7 +138,7 @@ def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None,
     size = math.prod(kept) * m * n * A.dtype.itemsize
     few = f"A[..., :64, :].{name}({min(dims)})"
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
-    check_size(f"A.{name}()", [A], size if limited else 0, fix)
+    check_size(f"A.{name}()", [A], size, graph.DENSE_LIMIT if limited else None, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
     statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
     if cells is not None:

@@ -19,10 +19,10 @@ from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tensors_of, without_graph
 from attlas.engine.statistic import Statistic
-from attlas.errors import BackendError, DtypeError, TooLargeError, kind
+from attlas.errors import BackendError
 from attlas.indexing import Axes, Where
 from attlas.inputs import check_values, tracing
-from attlas.lazy import LazyTensor
+from attlas.lazy import LazyTensor, check_are_statistics, check_size
 from attlas.retained import WeightGradient
 
 
@@ -226,14 +226,9 @@ class SoftmaxMatrix(LazyTensor):
         return self._dense(limit, before_softmax=False)
 
     def _dense(self, limit: int | None, *, before_softmax: bool) -> Tensor:
-        size = self.shape.numel() * self.dtype.itemsize
-        if limit is not None and size > limit:
-            name = "A.logits" if before_softmax else "A"
-            rule = "the whole matrix would be larger than the limit."
-            given = {"A": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
-            found = f"{size:,} bytes, the limit is {limit:,}"
-            fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
-            raise TooLargeError(f"{name}.to_dense()", rule, given, found=found, fix=fix)
+        name = "A.logits" if before_softmax else "A"
+        fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
+        check_size(f"{name}.to_dense()", [self], self.numel() * self.dtype.itemsize, limit, fix)
         m, n = self.problem.shape[2:]
         return self._read(Where(None, range(m), range(n), False), before_softmax=before_softmax)
 
@@ -271,13 +266,7 @@ class SoftmaxMatrix(LazyTensor):
         >>> entropy.shape, mass.shape
         (torch.Size([100]), torch.Size([100]))
         """
-        for statistic in statistics:
-            if not isinstance(statistic, Statistic):
-                rule = "every argument must be a Statistic, an object and not its class."
-                given, fix = repr(statistic), "A.collect(stats.Entropy(), stats.TopK(8))"
-                if isinstance(statistic, type):
-                    given, fix = statistic.__name__, f"A.collect({statistic.__name__}())"
-                raise DtypeError("collect()", rule, {"statistic": given}, found=kind(statistic), fix=fix)
+        check_are_statistics("collect()", statistics)
         problem = self._concrete_problem("A.collect()")
         values_need_graph = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
         recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or values_need_graph else []

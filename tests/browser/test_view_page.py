@@ -451,14 +451,16 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
         data = Path(download.value.path()).read_bytes()
         width = int.from_bytes(data[16:20], "big")
         assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
-    caption = page.evaluate(
+    captions = page.evaluate(
         """async () => {
           const { formatCaption } = await import(new URL("./picture.js", document.baseURI).href);
-          const info = { title: "file.py · tiny", model: "tiny" };
-          return formatCaption({ info, pool: "max", variant: "plain", compare: "none", second: null }, 2);
+          const info = { title: "file.py · tiny", model: "tiny", entries: [{}, { batch: 3 }] };
+          const state = { info, entry: 0, batch: 0, pool: "max", variant: "plain", compare: "none", second: null };
+          return [formatCaption(state, 2), formatCaption({ ...state, entry: 1, batch: 2 }, 2)];
         }"""
     )
-    assert caption == "file.py · tiny · a pixel shows the largest weight of 4 × 4 cells"
+    shown = "a pixel shows the largest weight of 4 × 4 cells"
+    assert captions == [f"file.py · tiny · {shown}", f"file.py · tiny · sequence 2 of 3 · {shown}"]
 
 
 @pytest.mark.parametrize(("spread", "pool"), [(1.5, "mean"), (6.0, "max")])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from attlas import scaling
@@ -49,7 +50,13 @@ def test_words_of_options_are_those_of_their_modules() -> None:
 
 
 def test_export_is_another_name_of_report() -> None:
-    words = ["run.atlas", "-o", "page.html"]
-    assert vars(options.parser().parse_args(["export", *words])) == vars(
-        options.parser().parse_args(["report", *words])
-    )
+    words, parser = ["run.atlas", "-o", "page.html"], options.parser()
+    assert vars(parser.parse_args(["export", *words])) == vars(parser.parse_args(["report", *words]))
+
+
+def test_an_unknown_option_shows_the_options_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(["stats", "run.atlas", "--sorted", "keys"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: attlas stats ")
+    assert "attlas stats: error: unrecognized arguments: --sorted keys" in told

@@ -53,6 +53,10 @@ def test_texts_that_do_not_fit(model_folder: Path, tmp_path: Path, out: Path, co
     given = ("record", "--model", model_folder, "--text", text, "-o", out)
     assert complaint(*given) == "record: 301 tokens"
     assert complaint(*given, "--tokens", 250, "--generate", 10) == "record: 250 tokens and 10 to generate"
+    assert complaint(*given, "--generate", 300) == "record: 301 tokens and 300 to generate"
+    own = given[:3] + given[5:]  # timeit.py, of which as much is read as there is room for
+    for more in (254, 256, 3000):
+        assert complaint(*own, "--generate", more) == f"record: 3 tokens and {more:,} to generate"
     text.write_text("x")
     assert complaint(*given) == "record: 2 tokens"
     assert complaint(*given, "--tokens", 100) == "record: 2 tokens"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.atlases import atlas_of
 from tests.cli.conftest import Run
 from tests.pages import data_of
 
@@ -268,6 +269,23 @@ def test_pictures_of_one_head_and_of_all(
         *("tiny: 120 queries × 120 keys", "tiny: 4 queries (0:4) × 120 keys"),
         *("tiny: 120 queries × 120 keys", "tiny: 120 queries × 20 keys (100:120)"),
     ]
+
+
+@pytest.mark.parametrize("options", [(), ("--layer", 0, "--head", 1), ("--layer", 0, "--head", 1, "--rows", "0:4")])
+def test_pictures_say_which_sequence_they_show(options: tuple[object, ...], tmp_path: Path, said: Run) -> None:
+    A = attlas.attend(torch.randn(3, 2, 60, 8), torch.randn(3, 2, 60, 8), mask=attlas.Causal())
+    atlas_of(A, model="tiny", tokens=[["a"] * 60] * 3).save(tmp_path / "batch.atlas")
+    said("picture", tmp_path / "batch.atlas", *options, "--columns", "0:4", "-o", tmp_path / "out.svg")
+    assert "sequence 0 of 3" in (tmp_path / "out.svg").read_text(encoding="utf-8")  # also where it is drawn as shapes
+
+
+def test_heads_of_a_short_text_are_not_named_by_a_short_block(
+    model_and_text: tuple[str, ...], tmp_path: Path, said: Run
+) -> None:
+    out = tmp_path / "short.atlas"
+    printed = said("record", *model_and_text, "--tokens", 3, "--layers", 0, "--heads", 1, "-o", out)
+    assert "1 layer × 1 head of tiny" in printed
+    assert attlas.load(out).details["block"]["period"] == 128
 
 
 @pytest.mark.parametrize("kept", ["recorded", "numbers_only"])

@@ -45,6 +45,18 @@ def test_read_join_export(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "one corpus" in capsys.readouterr().err
 
 
+def test_what_cannot_be_read_leaves_no_folder(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["corpus", "shipped", str(words), "-o", str(tmp_path / "new")]
+    for wrong, message in (
+        ([*given[:2], str(tmp_path / "missing"), *given[3:]], f"found: no file at {tmp_path / 'missing'}"),
+        ([*given, "--texts", "0"], "--texts must be at least 1."),
+        ([*given, "--length", "4096"], "fix: --length 2048"),
+    ):
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.corpus._UNSEEN", ("this", "_sitebuiltins"))  # short ones
     find = importlib.util.find_spec

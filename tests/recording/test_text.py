@@ -95,13 +95,42 @@ def test_the_output_of_an_encoder_that_is_given_has_no_known_text(bart: nn.Modul
     with record(bart, tokens=Tokenizer()) as atlas:
         bart(ids, encoder_outputs=output, decoder_input_ids=ids[:, :4])
     assert atlas.texts_of(atlas.entry("cross.0")) == ([words(text) for text in ids[:, :4]], None)
+    embedded = bart.get_input_embeddings()(ids)
     with record(bart, tokens=Tokenizer()) as atlas:
-        generate(bart, ids, max_new_tokens=4)
-    assert atlas.texts_of(atlas.entry("cross.0"))[1] is None
+        generate(bart, None, inputs_embeds=embedded, max_new_tokens=4)
+    assert atlas.texts_of(atlas.entry("cross.0"))[1] is atlas.texts_of(atlas.entry("encoder.0"))[1] is None
     atlas.encoder_texts = [words(text) for text in ids]
     assert (
         atlas.texts_of(atlas.entry("cross.0"))[1] == atlas.texts_of(atlas.entry("encoder.0"))[0] == atlas.encoder_texts
     )
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_generation_knows_the_text_of_the_encoder(
+    family: str, beams: int, ids: Tensor, request: pytest.FixtureRequest
+) -> None:
+    model, mask = request.getfixturevalue(family), torch.ones_like(ids)
+    mask[1, -3:] = 0
+    with record(model, tokens=Tokenizer()) as atlas:
+        for text in (ids.flip(1), ids):
+            generate(model, text, attention_mask=mask, max_new_tokens=4, num_beams=beams)
+    encoder = [words(text) for text in ids]
+    entry, cross = atlas.entry("encoder.1"), atlas.entry("cross.1")
+    assert atlas.texts_of(entry) == (encoder, encoder)
+    assert torch.equal(entry.query_mask, mask.bool())
+    assert cross.shape[0] == 2 * beams
+    assert atlas.texts_of(cross)[1] == [text for text in encoder for _ in range(beams)]
+    assert atlas.texts_of(atlas.entry(("encoder.1", 0))) == atlas.texts_of(atlas.entry(("cross.1", 0))) == (None, None)
+
+
+def test_generation_from_the_output_of_an_encoder(bart: nn.Module, ids: Tensor) -> None:
+    output = bart.model.encoder(ids.flip(1))
+    with record(bart, tokens=Tokenizer()) as atlas:
+        bart.model.encoder(ids)
+        generate(bart, ids, encoder_outputs=output, max_new_tokens=4)
+    assert atlas.texts_of(atlas.entry("encoder.0")) == (None, None)
+    assert atlas.texts_of(atlas.entry("cross.0"))[1] is None
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -111,7 +140,9 @@ def test_a_module_that_runs_by_itself_has_no_text(bart: nn.Module, llama: nn.Mod
             for run in (part, model) if first else (model, part):
                 run(ids if run is model else ids.flip(1))
         alone, whole = (atlas.entry((key, call)) for call in ((0, 1) if first else (1, 0)))
-        assert atlas.texts_of(alone) == (None, None)
+        encoder = [words(text) for text in ids.flip(1)]  # an encoder by itself reads a text, a part of a model none
+        known = (encoder, encoder) if model is bart and not first else (None, None)
+        assert atlas.texts_of(alone) == known
         if first and model is llama:
             assert atlas.texts_of(whole)[0] == [words(text) for text in ids]
 

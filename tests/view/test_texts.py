@@ -9,6 +9,7 @@ from tests.view.cases import facts
 
 import attlas
 from attlas.atlas import Atlas, Entry
+from attlas.errors import ShapeError
 from attlas.view import Service
 from attlas.view.packing import Packer
 
@@ -54,6 +55,19 @@ def test_cross_attention_has_the_tokens_of_both_texts() -> None:
             assert labels(service, 2, sequence) == [TARGET[sequence], SOURCE[sequence]]
         # Named stretches are of the text of the decoder.
         assert [each["spans"] for each in facts(service, "info")["entries"]] == [["query", "key"], [], ["query"]]
+
+
+def test_a_matrix_of_two_texts_takes_the_tokens_of_both() -> None:
+    q, k = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 5, 8)
+    with closing(Service(attlas.attend(q, k), tokens=(TARGET, SOURCE))) as service:
+        assert labels(service, 0, 1) == [TARGET[1], SOURCE[1]]
+    with closing(Service(attlas.attend(q[0, 0], k[0, 0]), tokens=(TARGET[0], SOURCE[0]))) as service:
+        assert labels(service, 0, 0) == [TARGET[0], SOURCE[0]]
+    for wrong in (SOURCE, SOURCE[0], (TARGET[0], SOURCE[0]), (SOURCE, TARGET), [], "abcde"):
+        with pytest.raises(ShapeError, match=r"need the tokens of both.*\n.*4 queries × 5 keys"):
+            Service(attlas.attend(q, k), tokens=wrong)
+    with closing(Service(attlas.attend(q, k, mask=attlas.Causal()), tokens=SOURCE)) as service:
+        assert labels(service, 0, 1) == [SOURCE[1]] * 2  # the queries are the last of the keys
 
 
 def test_what_is_not_known_has_no_text() -> None:

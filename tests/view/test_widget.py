@@ -272,6 +272,12 @@ def test_an_atlas_shows_some_heads_of_some_layers() -> None:
     assert "&lt;script&gt;" in html
 
 
+def test_a_batch_says_which_sequence_is_pictured(small: attlas.AttentionMatrix) -> None:
+    A = attlas.attend(torch.randn(3, 2, 9, 4), torch.randn(3, 2, 9, 4))
+    assert "2 of 6 heads · sequence 0 of 3 · " in A._repr_html_()
+    assert "sequence" not in small._repr_html_()
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_nothing_to_picture(shape: tuple[int, int]) -> None:
     html = preview(attlas.attend(torch.randn(shape[0], 4), torch.randn(shape[1], 4)))

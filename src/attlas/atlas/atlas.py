@@ -375,11 +375,14 @@ class Atlas:
         known = self.texts if self.has_text(entry) else None
         if entry.kind == "self" or entry.kind == self._main() != "cross":
             return known, known
-        encoder = self.texts if self._main() == "encoder" else self.encoder_texts
-        sizes = [entry.shape[3]] * entry.shape[0]  # an encoder reads whole texts: others are not those of the keys
-        fits = encoder is not None and [len(text) for text in encoder] == sizes and self._is_of_last_text(entry)
-        keys = encoder if fits else None
-        return (known if entry.kind == "cross" else keys), keys
+        encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
+        batch, _, _, n = entry.shape
+        beams = max(len(encoder) // max(batch, 1), 1)  # a text is there for each beam, and the encoder reads it once
+        keys = encoder[::beams]
+        # An encoder reads whole texts: others are not those of the keys.
+        fits = [text for text in keys for _ in range(beams)] == encoder and [len(text) for text in keys] == [n] * batch
+        known_keys = keys if fits and self._is_of_last_text(entry) else None
+        return (known if entry.kind == "cross" else known_keys), known_keys
 
     def _is_of_last_text(self, entry: Entry) -> bool:
         calls = self.details.get(FIRST_CALLS)

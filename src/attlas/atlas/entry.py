@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attlas.autodiff import tensors_in
-from attlas.errors import DtypeError, RecordingError, ShapeError, kind
+from attlas.errors import DtypeError, RecordingError, ShapeError
+from attlas.lazy import check_are_statistics
 from attlas.matrix import AttentionMatrix
 from attlas.stats import Statistic
 from attlas.value_weighted import value_weighted
@@ -255,12 +256,9 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
     ['entropy', 'top_k', 'top_k_2']
     """
     names: list[str] = []
+    statistics = list(statistics)
+    check_are_statistics("statistics", statistics)
     for statistic in statistics:
-        if not isinstance(statistic, Statistic):
-            name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
-            rule = "each must be a Statistic, an object and not its class."
-            fix = f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)"
-            raise DtypeError("statistics", rule, {"statistic": name}, found=kind(statistic), fix=fix)
         plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
         names.append(f"{plain}_{count + 1}" if count else plain)

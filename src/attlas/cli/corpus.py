@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import attlas
+from attlas.cli.checks import check_least
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 
@@ -34,6 +35,8 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         return
     if arguments.source is None or arguments.out is None:
         raise UsageError("a model, a source and -o are needed.", "fewer", "attlas corpus MODEL SOURCE -o DIR")
+    for name, least in (("length", 2), ("stride", 1), ("texts", 1), ("batch", 1), ("samples", 1)):
+        check_least(name, getattr(arguments, name), least, max(least, 64))
     rank = int(os.environ.get("RANK", "0"))
     device = arguments.device
     if device == "cuda" and "LOCAL_RANK" in os.environ:
@@ -44,6 +47,9 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         dtype=getattr(torch, arguments.dtype),
         device=device,
     )
+    if loaded.context is not None and (arguments.length or 0) > loaded.context:
+        rule = f"--length must fit into the context of the model, {loaded.context:,} tokens."
+        raise UsageError(rule, f"--length {arguments.length}", f"--length {loaded.context}")
     names = ("length", "stride", "batch", "seed", "samples", "column", "patch_sdpa", "failures")
     options = {name: getattr(arguments, name) for name in names} | {"limit": arguments.texts}
     found = _read(loaded, arguments.source, arguments.out, options, terminal, shown=rank == 0)

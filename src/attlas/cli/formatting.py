@@ -118,3 +118,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {word}{'s' if number != 1 else ''}"

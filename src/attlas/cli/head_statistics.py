@@ -66,22 +66,22 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 
-def block_details(model: Any, tokens: int) -> dict[str, Any] | None:
+def block_details(model: Any, context: int | None) -> dict[str, Any] | None:
     """Measure every head on a random block of tokens that occurs twice, for the details of a recording.
 
     Parameters
     ----------
     model : PreTrainedModel
         The model.
-    tokens : int
-        Length of the text beside which it is run; the block is at most half as long.
+    context : int, optional
+        Most tokens that it reads; the block is at most half as long.
 
     Returns
     -------
     dict or None
         The length of the block, and for each layer a list of numbers; None where a layer does not see the whole block.
     """
-    period = min(_PERIOD, tokens // 2)
+    period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
     with attlas.record(model) as atlas:
         run_model(model, repeated_block(model.config.get_text_config().vocab_size, period))
     if any(A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period) for A in atlas):

@@ -130,7 +130,7 @@ def tokenize(
     text : str
         The text.
     tokens : int, optional
-        How many tokens; the default is as many as the model reads, up to 2,048.
+        How many tokens; the default is as many as the model has room for, up to 2,048.
     least : int
         How many there must be at least.
     whole : bool
@@ -147,19 +147,20 @@ def tokenize(
     check_least("tokens", tokens, least, _FEWEST)
     size = tokens
     if size is None and not whole:
-        size = min(limit or _DEFAULT_TOKENS, _DEFAULT_TOKENS) - more
-    cut = text if size is None else text[: _CHARACTERS * size]
-    found = loaded.tokenizer(cut, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
-    first = loaded.tokenizer.bos_token_id
-    ids = torch.tensor(([] if first is None else [first]) + found)[:size]
+        room = _DEFAULT_TOKENS if limit is None else min(limit - more, _DEFAULT_TOKENS)
+        size = max(room, least)  # where these do not fit, the last error says so
+    ids = encode(loaded, text, size)
     if len(ids) < (tokens or least):
         most = len(ids) if limit is None else min(len(ids), limit - more)
         fix = f"--tokens {most}" if most >= least else "--text FILE, with some pages of text"
         raise UsageError(f"the text must have at least {tokens or least:,} tokens.", f"{len(ids):,} tokens", fix)
     if limit is not None and len(ids) + more > limit:
-        rule = f"the text must fit into the context of the model, {limit:,} tokens."
+        what = "the text and what is generated" if more else "the text"
+        rule = f"{what} must fit into the context of the model, {limit:,} tokens."
         given = f"{len(ids):,} tokens" + (f" and {more:,} to generate" if more else "")
-        fix = f"--tokens {limit - more}" if limit - more >= least else f"--generate {limit // 2} --tokens {limit // 2}"
+        half = limit // 2
+        less = f"--generate {half}" + (f" --tokens {half}" if len(ids) > half else "")
+        fix = f"--tokens {limit - more}" if limit - more >= least else less
         raise UsageError(rule, given, fix)
     return ids
 

@@ -36,7 +36,9 @@ _FLAG: dict[str, Any] = {"action": "store_true"}
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line, with the whole line as `command`; exit where it names no command."""
     top = parser()
-    arguments = top.parse_args(argv)
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        getattr(arguments, "error", top.error)(f"unrecognized arguments: {' '.join(unknown)}")
     if not hasattr(arguments, "module"):
         top.print_help(sys.stderr)
         top.exit(2)
@@ -73,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name, help=short, description=description, epilog=epilog, formatter_class=Help, allow_abbrev=False
         )
-        command.set_defaults(module=name)
+        command.set_defaults(module=name, error=command.error)  # whose usage an unknown option is shown
         add_options(command)
     commands.choices["export"] = commands.choices["report"]  # another name, which the list does not show
     return top

@@ -13,6 +13,7 @@ from attlas import pictures
 from attlas.atlas import Atlas, Entry
 from attlas.cli.checks import check_target
 from attlas.cli.files import entry_of, open_folder
+from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
@@ -65,6 +66,7 @@ def _one(atlas: Atlas, entry: Entry, arguments: Namespace, terminal: Terminal) -
     name = f"{atlas.model + ', ' if atlas.model else ''}layer {entry.layer}, head {head}"
     if entry.kind != "self":
         name += f" ({entry.kind})"
+    name += _sequence(entry)
     log = arguments.scale == "log"
     labels = _labels(atlas, entry, rows, columns, blocks)
     if labels:
@@ -82,7 +84,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     size = arguments.size or _OVERVIEW
     parts: list[Tensor] = []
     windows = [_window(entry, arguments) for entry in entries]
-    with terminal.step(f"drawing {sum(len(entry.heads) for entry in entries)} heads", len(entries)) as tick:
+    with terminal.step(f"drawing {plural(sum(len(entry.heads) for entry in entries), 'head')}", len(entries)) as tick:
         for entry, (rows, columns) in zip(entries, windows, strict=True):
             parts.append(_blocks(entry, range(len(entry.heads)), rows, columns, size, arguments))
             tick()
@@ -96,6 +98,7 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
     names = [[f"{entry.layer}·{head}  {kinds.get((entry, head), '')}" for head in heads] for entry in entries]
     title = f"{atlas.model}: " if atlas.model else ""
     title += f"{_extent('queries', rows, entries[0].shape[2])} × {_extent('keys', columns, entries[0].shape[3])}"
+    title += _sequence(entries[0])
     return pictures.grid(
         maps,
         names,
@@ -105,6 +108,11 @@ def _overview(atlas: Atlas, entries: list[Entry], arguments: Namespace, terminal
         log=arguments.scale == "log",
         window=(rows, columns),
     )
+
+
+def _sequence(entry: Entry) -> str:
+    """Return which sequence of a batch is drawn, where there are several."""
+    return f", sequence 0 of {entry.shape[0]}" if entry.shape[0] > 1 else ""
 
 
 def _extent(what: str, window: range, size: int) -> str:

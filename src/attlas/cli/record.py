@@ -24,7 +24,7 @@ from attlas.atlas.entry import statistic_names
 from attlas.cli import head_statistics
 from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
-from attlas.cli.formatting import in_bytes
+from attlas.cli.formatting import in_bytes, plural
 from attlas.cli.generation import ProgressListener, read_and_generate, run_model
 from attlas.cli.loading import LoadedModel, load, texts, tokenize
 from attlas.cli.terminal import Terminal, UsageError
@@ -119,7 +119,7 @@ def record_text(
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                details["block"] = head_statistics.block_details(loaded.model, len(ids))
+                details["block"] = head_statistics.block_details(loaded.model, loaded.context)
 
         def add_metadata(atlas: Atlas) -> None:
             """Add the metadata that the matrices do not contain."""
@@ -236,7 +236,8 @@ def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
     out = arguments.out
     size = sum(file.stat().st_size for file in out.iterdir())
     terminal.say(f"{terminal.style(str(out), 'bold')}  {in_bytes(size)}")
-    terminal.say(f"  {len(atlas)} layers × {len(atlas.entries[0].heads)} heads of {atlas.model}")
+    shape = f"{plural(len(atlas), 'layer')} × {plural(len(atlas.entries[0].heads), 'head')}"
+    terminal.say(f"  {shape} of {atlas.model}")
     if arguments.generate:
         start, stop = atlas.spans["generated"]
         written = "".join((atlas.tokens or [])[start:stop])

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.checks import check_target, need
-from attlas.cli.formatting import json_text
+from attlas.cli.formatting import json_text, plural
 from attlas.cli.options import KERNELS
 from attlas.cli.regress_columns import Column
 from attlas.cli.regress_report import print_report
-from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, plural, read, split
+from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, read, split
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import CheckpointError
 from attlas.files import whole_file

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attlas.cli.formatting import percent
-from attlas.cli.regress_table import number, plural
+from attlas.cli.formatting import percent, plural
+from attlas.cli.regress_table import number
 from attlas.cli.terminal import Terminal
 
 FLAT = 8.0  # bandwidths of so many standard deviations leave a feature without influence: weights differ by 1 %

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attlas.cli.checks import need
 from attlas.cli.files import read_lines
+from attlas.cli.formatting import plural
 from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_missing
 from attlas.cli.terminal import UsageError
 
@@ -236,8 +237,3 @@ def number(value: float, digits: int = 4) -> str:
         return "0"
     size = math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, digits - 1 - size)}f}" if -5 < size < 9 else f"{value:.{digits - 1}g}"
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {word}{'s' if number != 1 else ''}"

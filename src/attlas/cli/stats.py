@@ -13,7 +13,7 @@ from attlas.atlas import Atlas
 from attlas.cli import head_statistics
 from attlas.cli.checks import check_least
 from attlas.cli.files import entry_of, open_folder
-from attlas.cli.formatting import json_text, print_heads, secondary_patterns
+from attlas.cli.formatting import json_text, plural, print_heads, secondary_patterns
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import detectable, measure_entry
@@ -150,5 +150,5 @@ def title_line(atlas: Atlas) -> str:
     """Return what was recorded: model, layers and heads, and the text as far as it is known."""
     heads = max((len(entry.heads) for entry in atlas.entries), default=0)
     tokens, source = _tokens(atlas), atlas.details.get("source")
-    read = "" if tokens is None else f", reads {tokens:,} tokens" + (f" of {source}" if source else "")
-    return f"{atlas.model or 'a model'}, {len(atlas.layers())} layers × {heads} heads{read}"
+    read = "" if tokens is None else f", reads {plural(tokens, 'token')}" + (f" of {source}" if source else "")
+    return f"{atlas.model or 'a model'}, {plural(len(atlas.layers()), 'layer')} × {plural(heads, 'head')}{read}"

@@ -82,7 +82,8 @@ class Terminal:
 
     def prose(self, text: str, *names: str, indent: str = "  ") -> None:
         """Write sentences, broken into lines where the terminal ends."""
-        for line in textwrap.wrap(text, min(self.width, _LINE), initial_indent=indent, subsequent_indent=indent):
+        width = min(self.width, _LINE)
+        for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False):
             self.say(line, *names)
 
     def complain(self, text: str) -> None:

@@ -22,7 +22,7 @@ from attlas import models
 from attlas.cli import record
 from attlas.cli.checks import check_target
 from attlas.cli.files import is_corpus, open_folder, title_of
-from attlas.cli.formatting import say_page
+from attlas.cli.formatting import plural, say_page
 from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
@@ -191,7 +191,8 @@ def show(folder: Path, terminal: Terminal, arguments: Namespace, model: str | Pa
         raise UsageError("the recording must have an attention.", f"none in {folder}", "attlas record -o run.atlas")
     of = f" of {atlas.model}" if atlas.model else ""
     tokens = f", {len(atlas.tokens):,} tokens" if atlas.tokens else ""
-    line = f"{len(atlas)} layers × {max(len(entry.heads) for entry in atlas.entries)} heads{of}{tokens}"
+    heads = plural(max(len(entry.heads) for entry in atlas.entries), "head")
+    line = f"{plural(len(atlas), 'layer')} × {heads}{of}{tokens}"
     compared: dict[str, Any] = {}
     if arguments.compare is not None:
         with terminal.step(f"opening {arguments.compare.name}"):

@@ -159,6 +159,8 @@ def corpus(
     known = _finished(target, about, () if about["source"] == "-" else first)
     if known is not None:
         return known
+    if isinstance(texts, str | Path) and about["source"] != "-":
+        next(documents(texts, column), None)  # a source that cannot be read leaves no folder that is bound to it
     with hold(target / PARTS, rank, world), ModelReader(model, patch_sdpa=patch_sdpa).running() as reader:
         run = Run(target, reader, about, tokenizer, rank, world)
         stream = (text for document in documents(texts, column, run.begun) for text in cutter.cut(document))

@@ -18,7 +18,8 @@ from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
-from attlas.errors import BackendError, DtypeError, GradientError, kind
+from attlas.errors import BackendError, DtypeError, GradientError
+from attlas.lazy import check_are_statistics
 from attlas.matrix import AttentionMatrix
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
@@ -78,9 +79,7 @@ class Collector:
         return [self._joined(*own) for own in zip(statistics, *by_statistic, strict=True)]
 
     def _check(self, statistic: Any) -> None:
-        if not isinstance(statistic, Statistic):
-            rule, fix = "every argument must be a Statistic, an object and not its class.", "A.collect(stats.Entropy())"
-            raise DtypeError("collect()", rule, {"statistic": repr(statistic)}, found=kind(statistic), fix=fix)
+        check_are_statistics("collect()", [statistic])
         if statistic.v is not None:
             rule, fix = "values are pooled apart from statistics where DTensors are given.", "A @ v"
             raise BackendError("A.collect()", rule, found=f"{type(statistic).__name__} with values", fix=fix)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import TooLargeError
 from attlas.indexing import Axes, parse
-from attlas.lazy import LazyTensor
+from attlas.lazy import LazyTensor, check_size
 from attlas.matrix import AttentionMatrix
 from attlas.reductions import Dim, axes_of, over_leading, reduced_shape
 
@@ -121,11 +120,7 @@ class HeadMean(LazyTensor):
         TooLargeError
             If the tensor would take more than `limit` bytes; None for no limit.
         """
-        size = self.shape.numel() * self.dtype.itemsize
-        if limit is not None and size > limit:
-            rule, found = "the whole matrix would be larger than the limit.", f"{size:,} bytes, the limit is {limit:,}"
-            given = {"mean": f"shape {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"}
-            fix = "read a part, mean[..., :64, :]; limit=None insists."
-            raise TooLargeError("mean.to_dense()", rule, given, found=found, fix=fix)
+        fix = "read a part, mean[..., :64, :]; limit=None insists."
+        check_size("mean.to_dense()", [self], self.numel() * self.dtype.itemsize, limit, fix)
         axis = self.ndim - 2  # of the heads
         return over_leading(self.heads, "sum", {axis}, limited=False).squeeze(axis) / self.heads.shape[axis]

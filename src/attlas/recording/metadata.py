@@ -53,6 +53,14 @@ def _config_field(config: Any, name: str) -> Any:
         return None
 
 
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """Return the encoder of a model of transformers that has one beside a decoder."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder"):
+        encoder = model.get_encoder()  # type: ignore[operator]  # a method of transformers' models
+        return encoder if isinstance(encoder, nn.Module) and encoder is not model else None
+    return None
+
+
 def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, Tensors]:
     """Return the token ids and the 2-D attention masks that a model was called with, by the kind of attention.
 

@@ -26,7 +26,7 @@ from attlas.recording import errors, metadata
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import AttentionCall
+from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RecordedSequence, RetentionPolicy
@@ -212,6 +212,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
+        self._encoder = metadata.encoder_of(model)  # generate() runs it by itself and gives its output to each pass
+        self._encoding = False  # whether it runs so
+        self._encoded: Tensor | None = None  # the output of its last run by itself,
+        self._encoded_ids: Tensor | None = None  # and what it read
+        self._given: Tensor | None = None  # the output of an encoder that the running pass was given
         self._restarted = False  # whether the running pass does not go on from the tokens of the pass before
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
@@ -224,6 +229,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if self._keep == "disk":
                 disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
                 self._policy = replace(self._policy, disk=disk)
+            if self._encoder is not None:
+                hook = self._encoder.register_forward_pre_hook(self._begin_encoder, with_kwargs=True)
+                stack.callback(hook.remove)
+                stack.callback(self._encoder.register_forward_hook(self._end_encoder, always_call=True).remove)
             self._follow(stack)
         return self.atlas
 
@@ -271,14 +280,43 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._begin(args, kwargs)
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
-        self._restarted = False
+        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
+
+    def _begin_encoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a run of the encoder that is no part of a pass."""
+        if not is_recording(self) or self._passes.inside or in_backward():
+            return
+        ids, masks = metadata.text_inputs(module, args, kwargs)
+        self._encoding, self._encoded = True, None
+        self._padding_masks = {"encoder": masks["self"]} if "self" in masks else {}
+        self._texts["encoder"].begin(ids.get("self"))
+
+    def _end_encoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a run of the encoder that is no part of a pass; `output` is None after an error."""
+        if not self._encoding or not is_recording(self):
+            return
+        self._encoding, self._padding_masks = False, {}
+        if output is None:
+            return
+        changed = self._texts["encoder"].end()
+        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
+        if changed:  # entries before this run are of another text
+            self._first_calls |= {
+                key[0]: sequence.number + (sequence.site.kind == "cross")
+                for key, sequence in self._sequences.items()
+                if sequence.site.kind != "self"
+            }
 
     def _end(self) -> None:
         super()._end()
         if not any(site.kind == "encoder" for site in self._visits.values()):
-            self._texts["encoder"].begin(None)  # the model was given the output of another pass
+            # The model was given the output of another pass, or of a run of the encoder by itself.
+            beams = _count_beams(self._encoded, self._given)
+            self._texts["encoder"].begin(
+                None if self._encoded_ids is None or not beams else self._encoded_ids.repeat_interleave(beams, dim=0)
+            )
         for name, text in self._texts.items():
             if text.end():  # entries before this pass are of another text
                 other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
@@ -320,8 +358,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         text, inside = self._texts["self" if cross else site.kind], self._passes.inside
         if inside and not cross:
             self._restarted |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
-        # An attention that runs outside a pass of the model cannot be about a text that is known.
-        if not (text.is_about(matrix.problem) if inside else text.ids is None):
+        # An attention that runs outside a pass, and outside a run of the encoder, cannot be about a text that is known.
+        reads = inside or (self._encoding and site.kind == "encoder")
+        if not (text.is_about(matrix.problem) if reads else text.ids is None):
             self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.problem.shape[2])
         if not len(rows):
@@ -361,3 +400,16 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self.atlas.entries.append(sequence.to_entry())
             number = sequence.number + 1
         self._sequences[key] = RecordedSequence(site, number, heads, self._policy, call)
+
+
+def _hidden_state(output: Any) -> Tensor | None:
+    """Return what a decoder takes of the output of an encoder."""
+    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+
+
+def _count_beams(encoded: Tensor | None, given: Tensor | None) -> int:
+    """Return how often `given` has each sequence of `encoded`, in order: once, or for each beam; 0 if it is another."""
+    if encoded is None or given is None or not len(encoded):
+        return 0
+    beams = len(given) // len(encoded)
+    return beams if torch.equal(encoded.repeat_interleave(beams, dim=0), given) else 0

@@ -32,7 +32,8 @@ def show(
     shown : Atlas or AttentionMatrix
         What is looked at.
     tokens : sequence of str, or of such, optional
-        Text of each token of sequence 0, or a list for each sequence; an atlas knows them.
+        Text of each token of sequence 0, or a list for each sequence; an atlas knows them. A pair, of queries and
+        keys, for a matrix of two texts.
     title : str, optional
         What the page is called.
     height : int, default 640

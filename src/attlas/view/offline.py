@@ -41,7 +41,8 @@ def export(
         Layer and head of those that are shown in detail, the one that the page opens at first. The default is the
         most telling head.
     tokens : sequence of str, or of such, optional
-        Text of each token of sequence 0, or a list for each sequence; an atlas knows them.
+        Text of each token of sequence 0, or a list for each sequence; an atlas knows them. A pair, of queries and
+        keys, for a matrix of two texts.
     title : str
         What the page is called.
     query : int, optional

@@ -186,7 +186,8 @@ def serve(
     source : Atlas, AttentionMatrix, Corpus, str or Path
         A recording or a corpus, or its folder, or a matrix.
     tokens : list of str, or of such, optional
-        Text of each token of sequence 0, or a list for each sequence; an atlas knows them.
+        Text of each token of sequence 0, or a list for each sequence; an atlas knows them. A pair, of queries and
+        keys, for a matrix of two texts.
     title : str, optional
         What the page is called; the default is the name of the folder.
     compare : Atlas, AttentionMatrix, str or Path, optional

@@ -97,7 +97,8 @@ class Service:
         A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
         batch.
     tokens : sequence of str, or of such, optional
-        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas.
+        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas. A pair, of the
+        queries and of the keys, for a matrix of two texts.
     title : str
         Name of the whole; by default that of the model.
     compare : Atlas or AttentionMatrix, optional

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -132,7 +132,8 @@ class Source:
         A recording, or one matrix; its leading axes are batch and heads as `attend` reads them, one alone is the
         batch.
     tokens : sequence of str, or of such, optional
-        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas.
+        Text of each token of sequence 0, or a list for each sequence; by default those of the atlas. A pair of such for
+        a matrix whose queries are not among its keys: m is not n, and the mask names no position.
     title : str
         Name of the whole; by default that of the model.
     other : Atlas or AttentionMatrix, optional
@@ -145,7 +146,8 @@ class Source:
     DtypeError
         If it is neither.
     ShapeError
-        If no matrix of the other has the size of one that is shown.
+        If no matrix of the other has the size of one that is shown, or `tokens` are those of one text and the queries
+        and keys of the matrix are of two.
     """
 
     def __init__(
@@ -158,7 +160,10 @@ class Source:
         other_title: str = "",
     ) -> None:
         if isinstance(shown, AttentionMatrix):
-            shown = atlas_of(shown)
+            if tokens is not None and _has_two_texts(shown):
+                shown, tokens = _with_two_texts(shown, tokens)
+            else:
+                shown = atlas_of(shown)
         if not isinstance(shown, Atlas):
             rule = "there must be an atlas or a matrix to show."
             fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
@@ -285,6 +290,27 @@ def atlas_of(A: AttentionMatrix) -> Atlas:
     first = 0 if problem.mask is None else max(problem.mask.first_query(m, n) or 0, 0)
     heads = tuple(int(head) for head in problem.head_ids)
     return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
+
+
+def _has_two_texts(A: AttentionMatrix) -> bool:
+    """Return whether the queries of a matrix are not known to be some of its keys."""
+    (m, n), mask = A.shape[-2:], A.problem.mask
+    return m != n and (mask is None or mask.first_query(m, n) is None)
+
+
+def _with_two_texts(A: AttentionMatrix, tokens: Any) -> tuple[Atlas, list[list[str]]]:
+    """Return the atlas of a matrix with the texts of its keys, and the texts of its queries."""
+    atlas = atlas_of(A)
+    batch, _, m, n = atlas.entries[0].shape
+    texts = [token_texts(list(side), None) or [] for side in tokens if not isinstance(side, str)]
+    if [[len(text) for text in side] for side in texts] != [[m] * batch, [n] * batch]:
+        rule = "queries and keys of two texts need the tokens of both, for each sequence."
+        given = {"A": f"{m} queries × {n} keys, and no mask that says which of the keys the queries are"}
+        fix = "tokens=(queries, keys); or mask=attlas.Causal() in attend, if the queries are the last of the keys."
+        raise ShapeError("view", rule, given, found=f"a list of {len(tokens)}", fix=fix)
+    atlas.entries[0] = replace(atlas.entries[0], kind="cross")
+    atlas.encoder_texts = texts[1]
+    return atlas, texts[0]
 
 
 def _sizes(sizes: Collection[tuple[int, ...]]) -> str:

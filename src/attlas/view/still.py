@@ -100,6 +100,8 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
         parts.append(_figure(_png(picture, entry.shape[3]), name, 72 if several else 112))
     total = sum(len(entry.heads) * entry.shape[0] for entry in entries)
     notes = [f"{len(parts)} of {total:,} heads"] if total > len(parts) else []
+    batch = max(entry.shape[0] for entry, _ in chosen)
+    notes += [f"sequence 0 of {batch}"] if batch > 1 else []
     most = max(entry.shape[2] for entry, _ in chosen)
     notes += [f"{count_blocks(most, side)} of {most:,} queries"] if cells > _CELLS else []
     return "".join(parts), _note([*notes, ".view() opens all of it"])

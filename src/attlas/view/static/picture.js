@@ -11,8 +11,10 @@ import { t } from "./words.js";
 // The caption of a picture; it names every choice that changes the numbers.
 export function formatCaption(state, level) {
   const { info, compare, second } = state;
+  const sequences = info.entries[state.entry].batch ?? 1;
   const parts = [info.title];
   if (info.model && !info.title.includes(info.model)) parts.push(info.model);
+  if (sequences > 1) parts.push(t("sequence {0} of {1}", state.batch, sequences));
   parts.push(describeBlock(level, state));
   if (describeVariant(state)) parts.push(describeVariant(state));
   if (second !== null && compare !== "none") {

@@ -277,6 +277,7 @@ export const zh = {
   "with the first key": "含第一个键",
   "Only statistics of this layer were kept: no cells to show": "这一层只存了统计量：没有格子可看",
   "first key excluded, rows renormalised": "去掉第一个键，各行重新归一",
+  "sequence {0} of {1}": "共 {1} 个序列中的序列 {0}",
   "beside it": "旁边",
   "upper triangle": "上三角",
   "log-ratio of the first over": "对数比，第一个比",
