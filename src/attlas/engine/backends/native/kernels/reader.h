@@ -21,6 +21,9 @@ ATTLAS_INLINE float number(Bfloat16 x) {
   return out;
 }
 ATTLAS_INLINE float number(Float16 x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
   // Exponent and fraction moved into place, then scaled by 2^112: exact, subnormal numbers too.
   const uint32_t moved = uint32_t(x.bits & 0x7fff) << 13;
   const uint32_t special = moved >= (31u << 23) ? 0x7f800000u | moved : 0;
@@ -29,6 +32,7 @@ ATTLAS_INLINE float number(Float16 x) {
   out *= 5.192296858534828e33f;
   if (special) std::memcpy(&out, &special, 4);
   return x.bits & 0x8000 ? -out : out;
+#endif
 }
 
 // A vector of numbers that lie together.

@@ -31,10 +31,18 @@ struct Limited {
 template <class T, class Source>
 __attribute__((noinline)) bool in_range(Reader<T, Source> read, int64_t rows, int64_t size) {
   const T limit = sizeof(T) == 8 ? T(1e150) : T(1e17);
-  int bad = 0;  // counted without a branch, so that the loop becomes vectors
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t t = 0; t < size; ++t) bad |= !(std::fabs(read(i, t)) < limit);
-  return !bad;
+  Ints<T> inside = Ints<T>{} - 1;
+  bool good = true;
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t t = 0;
+    for (; t + WIDTH<T> <= size; t += WIDTH<T>) {
+      const Vec<T> x = read.vector(i, t, WIDTH<T>);
+      inside &= (x < all(limit)) & (x > all(-limit));
+    }
+    for (; t < size; ++t) good &= std::fabs(read(i, t)) < limit;
+  }
+  for (int x = 0; x < WIDTH<T>; ++x) good &= inside[x] != 0;
+  return good;
 }
 
 // The same for `count` heads from `first` on, batch after batch.
