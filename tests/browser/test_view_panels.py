@@ -286,7 +286,7 @@ def test_any_script_and_whitespace_is_readable_and_the_text_stays_where_it_is(op
 
 def test_a_hundred_thousand_tokens_scroll_like_a_hundred(browse: Any) -> None:
     n = 100_000
-    A = attlas.attend(torch.randn(1, 1, 8, 4), torch.randn(1, 1, n, 4))
+    A = attlas.attend(torch.randn(1, 1, 8, 4), torch.randn(1, 1, n, 4), mask=attlas.Causal())
     words = [f" w{i}" if i % 9 else "\n" for i in range(n)]
     with served(A, tokens=words) as url:
         page = browse(url, wait=".t")
