@@ -284,3 +284,12 @@ def test_copies_neither_narrow_the_bandwidth_nor_better_the_score():
     group = random.integers(0, 2, 200)
     repeated = AttentionRegressor().fit(group[:, None], group + random.normal(scale=0.1, size=200))
     assert repeated.loo_score_ > 0.9
+
+
+def test_the_loss_of_fractional_counts_is_that_of_the_predictions():
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 4, size=(80, 1)).astype(float)
+    y = X[:, 0] + rng.integers(0, 3, 80)
+    weights = rng.uniform(0.3, 3, 80)
+    model = AttentionRegressor().fit(X, y, sample_weight=weights)
+    assert model.loo_loss_ == pytest.approx(np.average((model.leave_one_out() - y) ** 2, weights=weights), rel=1e-9)

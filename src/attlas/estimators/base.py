@@ -276,7 +276,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         copies = are_copies(data)
         if rows >= n or copies:
             # Sorted, with equal observations joined: the search must not depend on how the data are listed.
-            data = distinct(data, join=counts)
+            # Fractions of observations are left out one by one, as leave_one_out() does.
+            data = distinct(data, join=counts and (data.weights is None or not (data.weights % 1).any()))
         data = data._replace(values=self._prepared(data.values, data.weights))
         spread = spread_of(data.X, data.weights, counts=counts)
         whole, index = data, np.arange(len(data.X))  # `index` has the row of `data` of each observation of `whole`
