@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import socket
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -155,6 +156,21 @@ def test_requests_that_no_browser_sends(viewer: Server, logged: list[logging.Log
             wrong.append(f"{name}: {raw[:120]!r} was answered {status}, not {right}")
     assert not wrong, f"{Counter(line.partition(':')[0] for line in wrong)}\n" + "\n".join(wrong[:20])
     assert send(viewer, request(f"/{token}/{TILE}")) == 200
+    assert not logged, [record.getMessage() for record in logged[:3]]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("sent", [0, 7])
+def test_a_request_that_is_given_up_leaves_no_traceback(
+    viewer: Server, logged: list[logging.LogRecord], method: str, sent: int
+) -> None:
+    lines = ["Content-Type: application/json", f"Origin: http://localhost:{viewer.port}", "Content-Length: 900"]
+    raw = request(f"/{token_of(viewer)}/api/bookmarks", *lines, method=method, host=f"localhost:{viewer.port}")
+    with socket.create_connection(("127.0.0.1", viewer.port), timeout=20) as connection:
+        connection.sendall(raw + b"x" * sent)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed at once
+    # The loop of the server meets both in this order: once this one is answered, the other one is over.
+    assert send(viewer, request(f"/{token_of(viewer)}/{TILE}")) == 200
     assert not logged, [record.getMessage() for record in logged[:3]]
 
 

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -174,10 +174,13 @@ async def _answer_post(request: Request, service: Service | ReadingService) -> R
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "the content must be JSON")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise HTTPException(413, f"at most {_MOST_BYTES:,} bytes are taken")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise HTTPException(413, f"at most {_MOST_BYTES:,} bytes are taken")
+    except ClientDisconnect:
+        raise HTTPException(400, "the content ended early") from None  # nobody is there to read this
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
