@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -469,14 +469,22 @@ def test_a_whole_map_is_saved_as_pdf_and_as_svg(open_page: Any) -> None:
     assert len(set(pixels[3 * width * (height // 2) : 3 * width * (height // 2 + 1)])) > 20  # a row of the map
 
 
-def test_the_link_is_the_address(open_page: Any) -> None:
-    page = open_page("#e=1&pin=20.3")
+def test_a_copied_link_opens_the_map_and_nothing_over_it(open_page: Any, browse: Any) -> None:
+    page = open_page("#e=1&h=2&pin=20.3&pal=magma&t=dark&lang=zh&a=heads")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Export").click()
+    page.locator(".slot-export button").click()
     page.locator("[data-export=link]").click()
-    until(page, "document.querySelector('.export-line').textContent === 'Link copied.'")
-    assert page.evaluate("navigator.clipboard.readText()") == page.url
-    assert "pin=20.3" in page.url
+    until(page, "document.querySelector('.export-line').textContent === '链接已复制。'")
+    link = page.evaluate("navigator.clipboard.readText()")
+    address, _, place = link.partition("#")
+    found = {name: values[0] for name, values in parse_qs(place).items()}
+    assert address == page.url.partition("#")[0]
+    assert {"e": "1", "h": "2", "pin": "20.3", "pal": "magma"}.items() <= found.items()
+    assert not {"panel", "t", "lang", "a"} & found.keys()  # what belongs to the one who copied it
+    other = browse(link)
+    assert other.locator("dialog[open]").count() == 0
+    assert other.get_by_role("button", name="Text", exact=True).get_attribute("aria-expanded") == "true"
+    assert state(other)["pin"] == "20.3"
 
 
 def test_the_offline_page_shows_the_same_without_a_server(open_page: Any, atlas: Atlas, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // Bookmarks: named views stored with the recording, a dialog to edit them, and a tour through them.
 
 import { createDialog, make } from "./elements.js";
-import { readView, writeHash } from "./state.js";
+import { readView, writeView } from "./state.js";
 import { t } from "./words.js";
 
 /** Mount the button and the list, and in `element` the line of a tour. */
@@ -26,7 +26,7 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
     const { info, entry, head } = store.state;
     const layer = info.entries[entry];
     const name = t("Head {0}", `${layer.layer}·${head === "mean" ? t("mean") : layer.heads[head]}`);
-    save([...list, { name, at: getViewHash(store.state), says: "" }]);
+    save([...list, { name, at: writeView(store.state), says: "" }]);
   });
   dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, startButton), message);
 
@@ -134,6 +134,3 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
     },
   };
 }
-
-// The view as a bookmark stores it: without open dialogs and without settings of the page.
-const getViewHash = (state) => writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });

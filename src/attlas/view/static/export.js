@@ -9,6 +9,7 @@ import { drawCard } from "./card.js";
 import { describeHead } from "./says.js";
 import { createPdf } from "./pdf.js";
 import { formatPython } from "./python.js";
+import { writeView } from "./state.js";
 import { drawPicture } from "./picture.js";
 import { vectorLimit, createVector, wrapPicture } from "./vector.js";
 import { t } from "./words.js";
@@ -135,9 +136,8 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     }
   }
   async function copyLink() {
-    // The hash is written a little after the state changes.
-    await new Promise((resolve) => setTimeout(resolve, 200));
-    return (await copyText(window.location.href)) ? t("Link copied.") : t("The link is the address of this page");
+    const link = `${window.location.href.split("#")[0]}#${writeView(store.state)}`;
+    return (await copyText(link)) ? t("Link copied.") : link;
   }
   async function copyPython() {
     const text = formatPython(store.state, getCells());

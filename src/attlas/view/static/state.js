@@ -126,6 +126,11 @@ export function writeHash(state) {
   return parts.join("&");
 }
 
+/** What is looked at, as the hash of a link or a bookmark: without open dialogs, a tour, and the settings of the page. */
+export function writeView(state) {
+  return writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
+}
+
 /** The fields that a hash holds; what cannot be read is left out. */
 export function readHash(text) {
   const fields = {};

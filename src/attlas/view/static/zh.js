@@ -122,7 +122,6 @@ export const zh = {
   "SVG of the {0} cells in view with their tokens, for print ({1}).": "视野内 {0} 格及其词元的 SVG，供印刷（{1}）。",
   " and ": " 和 ",
   "Cancelled.": "已取消。",
-  "The link is the address of this page": "链接就是本页的地址",
   "Link copied.": "链接已复制。",
   "{0} cells saved.": "已保存 {0} 格。",
   "The browser could not make the picture": "浏览器没能生成图片",
