@@ -289,3 +289,27 @@ def test_the_share_of_the_first_token_of_an_encoder_padded_on_the_left(words) ->
             dense = weights[row["layer"]][:, row["head"]].double()
             share = float(dense[torch.arange(2), :, first][rows].sum() / dense[rows].sum())
             assert row["first_key_mass"] == pytest.approx(share, abs=1e-5)
+
+
+MASKS = {
+    "none": (None, 12),
+    "causal": (attlas.Causal(), 9),
+    "no keys": (attlas.Causal(), 12),
+    "first rows empty": (attlas.Causal() & attlas.Padding([9, 0]), 9),
+    "window": (attlas.Window(2, 0), 12),
+    "documents": (attlas.Documents(torch.arange(9) // 4) & attlas.Causal(), 9),
+    "heads": (attlas.masks.Heads({0: attlas.Causal()}, attlas.Window(1, 0)), 12),
+    "table": (attlas.from_tensor(torch.arange(9)[:, None] % 3 > torch.arange(9) % 2), 9),  # not one run of keys a row
+}
+
+
+@pytest.mark.parametrize("score", [attlas.ScaledDot(), attlas.Boxcar(0.8)], ids=["finite", "bounded"])
+@pytest.mark.parametrize("name", MASKS)
+def test_means_are_over_the_rows_that_may_attend(name, score) -> None:
+    mask, m = MASKS[name]
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(2, 2, size, 3, generator=generator) for size in (m, 9))
+    A = attlas.attend(q, k, score=score, mask=mask)
+    found = included_rows(make_entry(A, kind="cross"))
+    wanted = A.to_dense().sum(-1) > 0.5
+    assert torch.equal(wanted, torch.ones_like(wanted) if found is None else found.expand(wanted.shape))

@@ -533,3 +533,36 @@ def test_passes_that_nobody_looks_at_are_let_go(service: Service, monkeypatch: p
     assert service._passes.nbytes <= 2.5 * size
     assert complete(service, head=1, variant="nosink").any()
     assert complete(service, head=0).any()
+
+
+class Counted(attlas.Score):
+    """A dot product that counts the cells that are computed."""
+
+    scratch = 1
+    finite = True
+    position_free = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = 0
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, at: Any) -> torch.Tensor:
+        self.cells += q.shape[-2] * k.shape[-2] * q.shape[0] * q.shape[1]
+        return q @ k.mT
+
+
+@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(40, 0), attlas.Documents(torch.arange(5000) // 9)])
+def test_the_first_answers_take_no_pass_over_a_long_matrix(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.view.statistics._PLAIN", (0, 0))  # it is long: no statistic is computed unasked
+    score, n = Counted(), 5000
+    q = torch.randn(1, 3, n, 4, generator=torch.Generator().manual_seed(1))
+    service = Service(attlas.attend(q, q, score=score, mask=mask))
+    try:
+        assert facts(service, "info")["entries"][0]["m"] == n
+        table = facts(service, "heads")
+        assert (table["progress"], len(table["rows"])) == (1, 3)
+        assert score.cells == 0
+        facts(service, "pooling", entry=0, head=0)  # from a sample of the queries
+        assert 0 < score.cells <= 2 * 256 * n
+    finally:
+        service.close()

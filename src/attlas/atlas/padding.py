@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.matrix import AttentionMatrix
+from attlas.stats.counts import interval_of
 
 if TYPE_CHECKING:
     from attlas.atlas.entry import Entry
@@ -82,8 +83,12 @@ def included_rows(entry: Entry) -> Tensor | None:
 
 
 def _rows_with_keys(entry: Entry) -> Tensor | None:
-    """Return which rows have an allowed key, by their log-sum-exp, or by a statistic if only statistics were kept."""
+    """Return which rows may attend to a key: by the mask, their log-sum-exp, or a statistic if only those were kept."""
     if entry.matrix is not None and entry.matrix.problem.sink is None:
+        problem = entry.matrix.problem
+        runs = interval_of(problem)
+        if runs is not None and problem.has_finite_logits:  # no pass over the matrix
+            return runs[0] < runs[1]
         return entry.matrix._exact_lse() > -math.inf
     known: dict[str, Any] = entry.statistics
     for name, least in (("max_logit", -math.inf), ("effective_keys", 0.0), ("max_weight", 0.0)):

@@ -60,7 +60,7 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
         Columns by name; each list has one number for each recorded head. Statistics that are no number of
         a row or a head (pictures, spans, places) have no column.
     """
-    if entry.shape[0] * entry.shape[2] == 0:
+    if not entry.statistics or entry.shape[0] * entry.shape[2] == 0:
         return {}
     rows = included_rows(entry)
     columns: dict[str, Tensor] = {}
