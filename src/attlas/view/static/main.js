@@ -15,8 +15,9 @@ import { createRequests } from "./requests.js";
 import { mountReading } from "./reading.js";
 import { mountSearch } from "./search.js";
 import { createShell } from "./shell.js";
-import { DEFAULTS, bindHash, findCounterpart, createStore, holdsHead, readHash, isEqual } from "./state.js";
+import { DEFAULTS, bindHash, createStore, holdsHead, readHash, isEqual } from "./state.js";
 import { mountSays } from "./says.js";
+import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from "./start.js";
 import { mountStatus } from "./status.js";
 import { mountText } from "./text.js";
 import { createTexts } from "./tokens.js";
@@ -52,12 +53,12 @@ export function mount(root, transport, options = {}) {
     // The page begins at the place of the link, else at a head chosen by the statistics.
     const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
     const hasPlace = (fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
-    const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : requests.get("heads").catch(() => null)]);
+    const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : fetchHeadsSoon(requests)]);
     if (destroyed) return null;
     const fields = { ...readLink() }; // it may have changed meanwhile
     const bookmark = info.bookmarks?.[fields.tour];
     if (bookmark) Object.assign(fields, readHash(bookmark.at), { tour: fields.tour });
-    const initial = { ...DEFAULTS, ...chooseStart(info, hasPlace(fields) ? null : heads?.json), ...fields };
+    const initial = { ...DEFAULTS, ...chooseStart(info, hasPlace(fields) ? null : heads), ...fields };
     const store = createStore({ ...initial, ...(hasPlace(fields) || fields.pool ? {} : await choosePooling(requests, info, initial)), info });
     if (destroyed) return null;
     cleanups.push(keepValid(store));
@@ -92,6 +93,7 @@ export function mount(root, transport, options = {}) {
     cleanups.push(() => bookmarks.destroy());
     cleanups.push(createKeys(root, context));
     cleanups.push(followTitle(store, options));
+    if (!hasPlace(fields) && !(heads?.progress >= 1)) cleanups.push(followTellingHead(root, context));
     root.classList.add("attlas-ready");
     return context;
   }
@@ -108,22 +110,6 @@ export function mount(root, transport, options = {}) {
       for (const cleanup of cleanups.reverse()) cleanup();
     },
   };
-}
-
-// The most informative head where it is known, else the first readable entry; no text pane where there is no text.
-function chooseStart(info, heads) {
-  const readable = info.entries.findIndex((entry) => entry.readable);
-  const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
-  const other = findCounterpart(info, first.entry);
-  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
-  return { ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) };
-}
-
-// The pooling that suits the first head; the default where the server does not answer.
-async function choosePooling(requests, info, { entry, head, batch }) {
-  if (info.only || info.entries[entry]?.readable === false) return {};
-  const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
-  return answer ? { pool: answer.json.pool } : {};
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.

@@ -294,6 +294,8 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       return pointing.cell();
     },
     level: () => computeScene().level,
+    /** Whether the whole matrix is in view, as it is at first. */
+    fitted: () => store.state.zoom === null || isFitted(),
     /** Why the chosen comparison is not drawn, or null. */
     refused: () => computeScene().refusal,
     /** Whether everything in view has been drawn in its final form. */

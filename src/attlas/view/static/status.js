@@ -6,7 +6,8 @@ import { getBlockSide } from "./state.js";
 import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
-const POLL_INTERVAL = 1300; // ms between two requests for the progress
+const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
+const POLL_INTERVAL = 1300; // and between two requests for its progress
 
 /** Mount the status line. */
 export function mountStatus(element, { store, transport, map }) {
@@ -40,7 +41,7 @@ export function mountStatus(element, { store, transport, map }) {
         // The queue reports a lost server; polling goes on.
       }
     } else if (!map.unfinished()) store.set({ progress: null });
-    if (timer !== null) timer = setTimeout(poll, POLL_INTERVAL);
+    if (timer !== null) timer = setTimeout(poll, store.state.progress ? POLL_INTERVAL : FIRST_POLL);
   }
   poll();
   update(store.state);

@@ -102,6 +102,7 @@ export const zh = {
   "Copy a link, save a picture, a table, or a page that works offline": "复制链接，保存图片、表格或离线可用的页面",
   "Export": "导出",
   "Progress of the export": "导出进度",
+  "The most telling head: {0}": "最有代表性的头：{0}",
   "Copy link": "复制链接",
   "This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.": "当前视图：头、位置、缩放、颜色、固定的格子。查看器关闭以后，用 attlas view run.atlas --at 链接 打开。",
   "Picture": "图片",

@@ -1,0 +1,65 @@
+// Where a page begins: at the place of its link, else at the head that the statistics find most telling.
+
+import { getHeadName } from "./numbers.js";
+import { findCounterpart } from "./state.js";
+import { t } from "./words.js";
+
+const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes
+// Fields that are changed by a user who has begun to look around.
+const MOVED_FIELDS = ["entry", "head", "batch", "second", "compare", "variant", "pool", "view", "pin", "tour", "panel"];
+
+/** The table of all heads if it comes soon, else null. */
+export async function fetchHeadsSoon(requests) {
+  const controller = new AbortController();
+  const timer = setTimeout(() => controller.abort(), HEADS_WAIT);
+  try {
+    return (await requests.get("heads", {}, { signal: controller.signal })).json;
+  } catch {
+    return null; // the panel of the heads asks again
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The most telling head where it is known, else the first readable entry; no text pane where there is no text. */
+export function chooseStart(info, heads) {
+  const readable = info.entries.findIndex((entry) => entry.readable);
+  const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
+  const other = findCounterpart(info, first.entry);
+  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
+  return { ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) };
+}
+
+/** The pooling that suits the first head; the default where the server does not answer. */
+export async function choosePooling(requests, info, { entry, head, batch }) {
+  if (info.only || info.entries[entry]?.readable === false) return {};
+  const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
+  return answer ? { pool: answer.json.pool } : {};
+}
+
+/**
+ * Go to the most telling head once the statistics of all heads are known, unless the user has moved meanwhile.
+ * Returns the function that ends this.
+ */
+export function followTellingHead(root, { store, map, transport, announce }) {
+  const gestures = ["pointerdown", "wheel", "keydown"];
+  const start = store.state;
+  const cleanups = [];
+  const end = () => cleanups.splice(0).forEach((cleanup) => cleanup());
+  async function go({ heads }) {
+    if (!heads || heads.progress < 1) return;
+    const { entry, head, second } = chooseStart(start.info, heads);
+    if (!map.fitted() || (entry === start.entry && head === start.head)) return end();
+    const pooling = await choosePooling(transport, start.info, { entry, head, batch: start.batch });
+    if (!cleanups.length) return undefined; // the user has moved while the server was asked
+    end();
+    store.set({ entry, head, ...(second ? { second } : {}), ...pooling });
+    return announce(t("The most telling head: {0}", getHeadName(start.info, entry, head)));
+  }
+  for (const gesture of gestures) {
+    root.addEventListener(gesture, end, { capture: true, passive: true });
+    cleanups.push(() => root.removeEventListener(gesture, end, { capture: true }));
+  }
+  cleanups.push(store.on(["heads"], go), store.on(MOVED_FIELDS, end));
+  return end;
+}
