@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.browser.conftest import number
+from tests.browser.conftest import READY, number, state, until
 
 import attlas
 from attlas import heads, stats
@@ -143,3 +143,64 @@ def test_the_map_speaks_of_the_blocks_that_it_has(browse: Any, report: Path, atl
     i, j = (int(re.sub(r"\D.*", "", place.replace(",", ""))) for place in tab.locator(".tip .place").all_inner_texts())
     largest = float(dense[i // 8 * 8 : i // 8 * 8 + 8, j // 8 * 8 : j // 8 * 8 + 8].max())
     assert number(words) == pytest.approx(largest, rel=6e-3)
+
+
+ROW_OF_PIXELS = """(y) => {
+  const canvas = document.querySelector(".base");
+  const { data } = canvas.getContext("2d").getImageData(200, y, canvas.width - 240, 1);
+  const colours = Array.from({ length: data.length / 4 }, (_, x) => data.slice(4 * x, 4 * x + 3).join());
+  const runs = [];
+  for (const [x, colour] of colours.entries()) colour === colours[x - 1] ? (runs[runs.length - 1] += 1) : runs.push(1);
+  return runs;
+}"""
+
+REDS = """(places) => {
+  const canvas = document.querySelector(".base");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return places.map(([x, y]) => data[4 * (Math.round(y) * canvas.width + Math.round(x))]);
+}"""
+
+
+def test_blocks_have_a_grid_of_blocks_and_are_not_drawn_as_large_as_cells(browse: Any, report: Path) -> None:
+    tab = browse(f"{report.as_uri()}#e=0&h=1&z=6&r=600.5&c=300.5", 1280, 844)  # blocks of 8 × 8 cells
+    assert state(tab)["z"] == "2"
+    closer = tab.get_by_role("button", name="Zoom in  +")
+    assert closer.is_disabled()
+    assert closer.get_attribute("title") == "This file has blocks of 8 × 8 cells here, and no smaller ones"
+    runs = tab.evaluate(ROW_OF_PIXELS, 500)
+    lines = [run for run in runs if run < 8]
+    assert set(lines) == {1}
+    assert {run for run in runs[1:-1] if run >= 8} == {8 * 4 - 1}  # a block, less the line at its border
+    # Another head has blocks of 2 × 2 cells: it may be closer, and this one may not when one goes back.
+    tab.evaluate("location.hash = 'e=1&h=0&z=6&r=600.5&c=590.5'")
+    tab.wait_for_selector(READY)
+    assert state(tab)["z"] == "4"
+    tab.get_by_role("button", name="Previous head").click()
+    tab.wait_for_selector(READY)
+    assert state(tab)["z"] == "2"
+
+
+def test_the_cells_about_the_query_are_real_in_every_head(browse: Any, report: Path, atlas: Atlas) -> None:
+    tab = browse(f"{report.as_uri()}#e=0&h=1&z=5&r=70.5&c=60.5", 1280, 844)  # 32 pixels a cell, without numbers
+    assert state(tab)["z"] == "5"
+    assert tab.locator(".status-scale").inner_text() == "every cell is drawn"
+    stage = tab.locator(".stage").bounding_box()
+    x, y = stage["width"] / 2, stage["height"] / 2
+    seen = {}
+    for dx, dy in ((0, 0), (-64, 32), (128, 64), (-160, -64), (32, -96), (-32, 160)):
+        tab.mouse.move(stage["x"] + x + dx, stage["y"] + y + dy)
+        until(tab, "/^\\d/.test(document.querySelector('.tip:not([hidden]) .tip-weight')?.textContent)")
+        i, j = (int(place.replace(",", "")) for place in tab.locator(".tip .place").all_inner_texts())
+        text = tab.locator(".tip-weight").inner_text()
+        assert not text.startswith("≈")
+        assert number(text) == pytest.approx(float(atlas[0][0, 1, i, j]), rel=1e-5)
+        seen[number(text)] = x + dx, y + dy
+        tab.mouse.move(5, 5)
+    assert len(seen) == 6
+    shades = tab.evaluate(REDS, [seen[weight] for weight in sorted(seen)])
+    assert shades == sorted(shades, reverse=True)  # what is drawn is what is said: the larger, the darker
+    # Farther out the cells are a part of the map, and a frame says where they are.
+    tab.evaluate("location.hash = 'e=0&h=1&z=1.5&r=75.5&c=74.5'")
+    tab.wait_for_selector(READY)
+    words = tab.locator(".status-scale").inner_text()
+    assert words == "a pixel shows the largest weight of 8 × 8 cells, in the frame every cell"

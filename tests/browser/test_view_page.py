@@ -456,7 +456,8 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
           const { formatCaption } = await import(new URL("./picture.js", document.baseURI).href);
           const info = { title: "file.py · tiny", model: "tiny", entries: [{}, { batch: 3 }] };
           const state = { info, entry: 0, batch: 0, pool: "max", variant: "plain", compare: "none", second: null };
-          return [formatCaption(state, 2), formatCaption({ ...state, entry: 1, batch: 2 }, 2)];
+          const grain = { side: 4, framed: false };
+              return [formatCaption(state, grain), formatCaption({ ...state, entry: 1, batch: 2 }, grain)];
         }"""
     )
     shown = "a pixel shows the largest weight of 4 × 4 cells"

@@ -23,7 +23,9 @@ def atlas() -> Atlas:
     queries = 30 * codes.roll(1, 2)
     queries[:, 0] = 20 * torch.randn(N, 16, generator=torch.Generator().manual_seed(1))  # the other head has no pattern
     second = attlas.attend(queries, codes, mask=attlas.Causal())
-    return atlas_of(random_matrix(N, spread=2.0), second, ids=torch.arange(N)[None] % 30, tokens=[f" w{i}" for i in range(N)])
+    return atlas_of(
+        random_matrix(N, spread=2.0), second, ids=torch.arange(N)[None] % 30, tokens=[f" w{i}" for i in range(N)]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import base64
 import re
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from tests.atlases import atlas_of, random_matrix
 from tests.pages import data_of
+from tests.view.cases import facts
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas
+from attlas.atlas import Atlas, Bookmark
 from attlas.errors import RecordingError, ShapeError
-from attlas.view import codes, export, packing
+from attlas.view import Service, codes, export, offline, packing
 
 N, HEADS = 700, 3
 TOKENS = [f" t{i}" for i in range(N - 2)] + ["</script><b>", "🦊"]
@@ -169,3 +171,65 @@ def test_any_title_leaves_the_data_where_they_belong(title: str, shown: str, tmp
     text = export(matrix(60), tmp_path / "page.html", title=title).read_text(encoding="utf-8")
     assert f"<title>{shown} · attlas</title>" in text
     assert data_of(tmp_path / "page.html")["packed"]
+
+
+def check_patch(data: dict[str, Any], place: tuple[int, int], cell: tuple[int, int], dense: np.ndarray) -> None:
+    """Check that a patch holds the cells about one, at least 16 on each side as far as the matrix goes."""
+    (head,) = (each for each in data["packed"] if (each["entry"], each["head"]) == place)
+    m, n = dense.shape
+    (box,) = (box for box in head["patches"] if box["r0"] <= cell[0] < box["r1"] and box["c0"] <= cell[1] < box["c1"])
+    for at, (low, high), size in zip(cell, (("r0", "r1"), ("c0", "c1")), (m, n), strict=True):
+        assert box[low] <= max(0, at - 16)
+        assert box[high] >= min(size, at + 16)
+        assert box[low] % 32 == 0
+        assert box[high] - box[low] <= 64
+    found = numbers(data, f"patch:{place[0]}:{place[1]}:{box['r0']}:{box['c0']}", "<f4")
+    rows, columns = slice(box["r0"], box["r1"]), slice(box["c0"], box["c1"])
+    allowed = np.tri(m, n, dtype=bool)[rows, columns]
+    wanted = np.where(allowed, dense[rows, columns], np.nan)
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("query", [0, 15, 16, 147, N - 1])
+def test_cells_about_the_query_and_the_bookmarks_are_exact(
+    query: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "Packer", partial(packing.Packer, limit=1 << 19))  # blocks in detail too
+    atlas = recording(matrix(), matrix(seed=1))
+    atlas.bookmarks = [
+        Bookmark("a pair", "e=1&h=2&pin=500.33"),
+        Bookmark("a place", "#h=1&r=299.5&c=20.25&z=3"),
+        Bookmark("all", "e=1&h=2"),
+        Bookmark("beyond", "e=1&h=2&pin=5000.33"),
+        Bookmark("nonsense", "e=1&h=2&pin=a.b"),
+    ]
+    data = data_of(export(atlas, tmp_path / "page.html", heads=[(0, 1)], query=query))
+    dense = {(layer, head): atlas[layer][0, head].to_dense().numpy() for layer in (0, 1) for head in range(HEADS)}
+    key = 1 + int(dense[0, 1][query, 1:].argmax())
+    for place, weights in dense.items():
+        check_patch(data, place, (query, key), weights)
+    check_patch(data, (1, 2), (500, 33), dense[1, 2])
+    check_patch(data, (0, 1), (299, 20), dense[0, 1])
+    counts = {(each["entry"], each["head"]): len(each["patches"]) for each in data["packed"]}
+    assert sum(counts.values()) == len(dense) + 2
+
+
+def test_cells_about_the_query_take_a_bounded_part_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_PATCHES", 3 * 4 * 64 * 64)
+    monkeypatch.setattr(offline, "Packer", partial(packing.Packer, limit=1 << 19))
+    data = data_of(export(recording(matrix(), matrix(seed=1)), tmp_path / "page.html", query=147))
+    assert [len(each["patches"]) for each in data["packed"]] == [1, 1, 1, 0, 0, 0]  # the most telling heads first
+
+
+def test_a_page_of_the_viewer_has_the_cells_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attlas.view.service._PAGE_BYTES", 1 << 19)
+    A = matrix()
+    service = Service(A)
+    try:
+        asked = {"entry": 0, "head": 1, "i": 500, "j": 33, "r": 310, "c": 290}
+        data = facts(service, "offline", **asked)["data"]
+    finally:
+        service.close()
+    dense = A[0, 1].to_dense().numpy()
+    check_patch(data, (0, 1), (500, 33), dense)
+    check_patch(data, (0, 1), (310, 290), dense)

@@ -551,7 +551,9 @@ class Counted(attlas.Score):
         return q @ k.mT
 
 
-@pytest.mark.parametrize("mask", [None, attlas.Causal(), attlas.Window(40, 0), attlas.Documents(torch.arange(5000) // 9)])
+@pytest.mark.parametrize(
+    "mask", [None, attlas.Causal(), attlas.Window(40, 0), attlas.Documents(torch.arange(5000) // 9)]
+)
 def test_the_first_answers_take_no_pass_over_a_long_matrix(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.view.statistics._PLAIN", (0, 0))  # it is long: no statistic is computed unasked
     score, n = Counted(), 5000

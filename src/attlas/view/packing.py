@@ -22,6 +22,7 @@ from attlas.stats.pooled import block_edges
 from attlas.view import codes
 from attlas.view.codes import Array
 from attlas.view.exact import Head
+from attlas.view.patches import marked_cells, patch_about
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
 from attlas.view.source import Place, Source
 
@@ -33,6 +34,7 @@ _TILES = 1 << 20  # and up to which they are tiles where a coarser picture was r
 _WEIGHTS = 900_000  # of single queries, of all heads together, about
 _PER_QUERY = 3, 8  # at least and at most
 _TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
+_PATCHES = 2 << 20  # bytes before compression of the cells about pins and bookmarks
 _THUMBNAILS = 256
 _PAUSE = 0.05  # seconds between two looks at a pass
 
@@ -65,7 +67,9 @@ class Packer:
     batch, variant, pool : int, str, str
         As in the questions of the page.
     pin : (int, int), optional
-        A cell of the first head whose row and column are kept exactly.
+        A cell whose row and column are kept exactly of the heads in detail, and the cells about it of all heads.
+    centre : (int, int), optional
+        A further cell with the cells about it, of the heads in detail: the middle of the map.
     report : callable
         Called with the share that is done, from 0 to 1.
     overviews : bool
@@ -80,6 +84,7 @@ class Packer:
     variant: str = "plain"
     pool: str = "max"
     pin: tuple[int, int] | None = None
+    centre: tuple[int, int] | None = None
     report: Callable[[float], object] = lambda share: None
     overviews: bool = True
 
@@ -96,7 +101,7 @@ class Packer:
         self._info = json.loads(self._ask("info").body)
         others = [place for place in self.order if place not in self.heads] if self.overviews else []
         places = [*self.heads, *others]
-        packed_heads, room, weights = [], _OVERVIEWS, 2 * _WEIGHTS
+        packed_heads, room, weights, self._patch_room = [], _OVERVIEWS, 2 * _WEIGHTS, _PATCHES
         for done, place in enumerate(places):
             self.report(done / len(places))
             self._share = done / len(places), 1 / len(places)
@@ -111,7 +116,8 @@ class Packer:
             every_cell = record["finest"] == 0 and not record["block"]
             kept = 0 if record["exact"] or every_cell else self._largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
-            packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept})
+            patches = [] if every_cell else self._patches(place)
+            packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept, "patches": patches})
         self._thumbnails()
         source = self.service.source
         told = {number for shown in source.entries for number in chain(*shown.texts[self.batch : self.batch + 1])}
@@ -227,6 +233,22 @@ class Packer:
         self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
         return count
+
+    def _patches(self, place: tuple[int, int]) -> list[dict[str, int]]:
+        """Put the cells about the pinned one, the middle of the map and bookmarks, NaN where masked; say which."""
+        head, (m, n) = self._head(place), self._entry(place).shape[2:]
+        own = [self.pin, *([self.centre] if place in self.heads else [])]
+        cells = [cell for cell in own if cell is not None] + marked_cells(self.service.source.atlas.bookmarks, place)
+        found = []
+        for rows, columns in dict.fromkeys(patch_about(i, j, m, n) for i, j in cells if i < m and j < n):
+            size = 4 * len(rows) * len(columns)
+            if head is None or size > self._patch_room:
+                break
+            self._patch_room -= size
+            weights = np.where(head.allowed(rows, columns), head.cells(rows, columns), np.nan)
+            self._put(f"patch:{place[0]}:{place[1]}:{rows.start}:{columns.start}", weights.astype("<f4"), 4)
+            found.append({"r0": rows.start, "r1": rows.stop, "c0": columns.start, "c1": columns.stop})
+        return found
 
     def _thumbnails(self) -> None:
         readable = [place for place in self.order if self._entry(place).matrix is not None]

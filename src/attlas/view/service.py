@@ -283,7 +283,10 @@ class Service:
         places = [self._head(params)[0]]
         if params.has("second_entry"):
             places.append(self._head(params, "second_")[0])
-        pin = (params.whole("i", 0, 1 << 40), params.whole("j", 0, 1 << 40)) if params.has("i") else None
+        pin, centre = (
+            (params.whole(i, 0, 1 << 40), params.whole(j, 0, 1 << 40)) if params.has(i) else None
+            for i, j in (("i", "j"), ("r", "c"))
+        )
 
         def report(share: float) -> None:
             check_wanted(wanted)
@@ -300,6 +303,7 @@ class Service:
             variant=first.variant,
             pool=params.word("pool", _POOLS, "max"),
             pin=pin,
+            centre=centre,
             report=report,
             overviews=False,
         )

@@ -3,7 +3,8 @@ import test from "node:test";
 
 const at = process.env.STATIC;
 const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/geometry.js`);
-const { findCell, explainRefusal, createScene, getTarget } = await import(`${at}/scene.js`);
+const { getZoomLimit } = await import(`${at}/held.js`);
+const { describeGrain, findCell, explainRefusal, createScene, getTarget } = await import(`${at}/scene.js`);
 const { listWantedTiles } = await import(`${at}/layers.js`);
 const { createCamera } = await import(`${at}/camera.js`);
 const { computeWheelZoom, computeArrowStep } = await import(`${at}/gestures.js`);
@@ -118,7 +119,8 @@ test("a zoom keeps the cell under the pointer, and stays within bounds", () => {
   const store = createStore({ row: 100, column: 200, zoom: 1 });
   const frame = () => ({ cx: 400, cy: 300 });
   const bounds = () => ({ m: 1000, n: 1000, least: -1 });
-  const camera = createCamera({ store, frame, bounds, moved() {}, reduced: () => true });
+  const getLimit = () => 6;
+  const camera = createCamera({ store, frame, bounds, getLimit, moved() {}, reduced: () => true });
   const under = () => [store.state.row + (350 - 300) / 2 ** store.state.zoom, store.state.column + (450 - 400) / 2 ** store.state.zoom];
   const before = under();
   camera.zoomBy(1.7, 450, 350);
@@ -129,6 +131,46 @@ test("a zoom keeps the cell under the pointer, and stays within bounds", () => {
   assert.equal(store.state.zoom, -1);
   camera.panBy(1e9, -1e9);
   assert.deepEqual([store.state.row, store.state.column], [1000, 0]);
+});
+
+const patches = [{ r0: 96, r1: 160, c0: 64, c1: 128 }];
+const held = { entries: [entry(), entry()], held: [{ entry: 0, head: 0, finest: 4, block: null, patches }, { entry: 1, head: 0, finest: 1, block: null, patches: [] }] };
+
+test("blocks are not drawn as large as cells, but where the cells are in the file", () => {
+  const limit = (changes, row, column) => getZoomLimit(held, { ...state(), ...changes }, row, column);
+  assert.equal(limit({}, 500, 500), 1); // 16 cells of 2 pixels
+  assert.equal(limit({}, 100, 100), 6);
+  assert.equal(limit({}, 90, 140), 6); // near
+  assert.equal(limit({ entry: 1 }, 100, 100), 4);
+  assert.equal(limit({ second: { entry: 1, head: 0 }, compare: "ratio" }, 100, 100), 1); // the other one has no cells here
+  assert.equal(getZoomLimit({ entries: held.entries }, state(), 500, 500), 6); // a server has every cell
+  const store = createStore({ row: 110, column: 90, zoom: 0 });
+  const camera = createCamera({ store, frame: () => ({ cx: 400, cy: 300 }), bounds: () => ({ m: 5000, n: 5000, least: -1 }), getLimit: (row, column) => limit({}, row, column), moved() {}, reduced: () => true });
+  camera.zoomBy(99, 700, 300); // the pointer is on blocks
+  assert.equal(store.state.zoom, 1);
+  camera.goTo(110, 90, 5);
+  assert.equal(store.state.zoom, 5);
+  camera.panBy(-9000, 0);
+  camera.zoomBy(1, 400, 300); // closer than blocks may be, and it stays there
+  assert.equal(store.state.zoom, 5);
+  camera.zoomBy(-1, 400, 300);
+  assert.equal(store.state.zoom, 1);
+});
+
+test("what is pointed at is a cell in the frame, and a block beside it", () => {
+  const scene = createScene(state({ info: held, row: 128, column: 96, zoom: 2 }), 900, 700, 1, false);
+  const [pane] = scene.panes;
+  assert.deepEqual(describeGrain(scene), { side: 16, framed: true });
+  const [inside, beside] = [getTarget(scene, pane, 130, 70), getTarget(scene, pane, 170, 70)];
+  assert.deepEqual([inside.side, inside.level, inside.block], [1, 0, { r0: 130, r1: 131, c0: 70, c1: 71 }]);
+  assert.deepEqual([beside.side, beside.level, beside.block], [16, 4, { r0: 160, r1: 176, c0: 64, c1: 80 }]);
+  assert.ok(pane.patches.every((layer) => listWantedTiles(layer, true).every(({ params }) => params.level === 5 || (params.level === 0 && params.y === 0 && params.x === 0))));
+  const close = createScene(state({ info: held, row: 128, column: 96, zoom: 5 }), 900, 700, 1, false);
+  assert.deepEqual(describeGrain(close), { side: 1, framed: false });
+  const far = createScene(state({ info: held, row: 128, column: 96, zoom: -0.5 }), 900, 700, 1, false);
+  assert.deepEqual(describeGrain(far), { side: 16, framed: false });
+  const triangle = createScene(state({ info: held, row: 128, column: 96, zoom: 2, second: { entry: 1, head: 0 }, compare: "triangle" }), 900, 700, 1, false);
+  assert.equal(triangle.panes[0].patches.length, 0);
 });
 
 test("wheels of all kinds zoom by bounded steps", () => {

@@ -1,7 +1,7 @@
 // The centre and zoom of the map: panning, zooming about a point, and their animations.
 
 import { clamp } from "./geometry.js";
-import { ZOOM_MAX, ZOOM_MIN } from "./state.js";
+import { ZOOM_MIN } from "./state.js";
 
 const EASE = 45; // ms in which a zoom covers two thirds of the remaining way
 const GLIDE = 260; // ms in which a released map loses two thirds of its speed
@@ -9,9 +9,9 @@ const MIN_SPEED = 0.02; // CSS pixels per ms; a slower map stops
 
 /**
  * `frame(x, y)` returns the pane at a point, `bounds()` returns `{m, n, least}` (least: smallest zoom),
- * `moved()` asks for a frame.
+ * `getLimit(row, column)` the largest zoom at a cell, `moved()` asks for a frame.
  */
-export function createCamera({ store, frame, bounds, moved, reduced }) {
+export function createCamera({ store, frame, bounds, getLimit, moved, reduced }) {
   let zooming = null; // {target, x, y}: the target zoom, and the point that stays fixed
   let glide = null; // {vx, vy}
   let flight = null; // {from, to, start}
@@ -22,7 +22,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     store.set({ row: clamp(row, 0, m), column: clamp(column, 0, n), zoom });
   }
 
-  const clampZoom = (zoom) => clamp(zoom, bounds().least, ZOOM_MAX);
+  const clampZoom = (zoom, row, column) => clamp(zoom, bounds().least, getLimit(row, column));
 
   function zoomTo(zoom, x, y) {
     const { row, column, zoom: before } = store.state;
@@ -50,7 +50,11 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     /** Zoom by a number of doublings about a point; `now`: without an animation. */
     zoomBy(doublings, x, y, { now = false } = {}) {
       glide = flight = null;
-      const target = clampZoom((zooming?.target ?? store.state.zoom) + doublings);
+      const { row, column, zoom } = store.state;
+      const { cx, cy } = frame(x, y);
+      // A map that was moved to blocks may be closer than they are drawn; zooming in leaves it there.
+      const next = (zooming?.target ?? zoom) + doublings;
+      const target = doublings > 0 ? Math.max(zoom, clampZoom(next, row + (y - cy) / 2 ** zoom, column + (x - cx) / 2 ** zoom)) : clampZoom(next, row, column);
       if (now || reduced()) {
         zooming = null;
         zoomTo(target, x, y);
@@ -67,7 +71,7 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     /** Go to a cell and zoom; animated where it is near. */
     goTo(row, column, zoom) {
       stop();
-      const to = { row, column, zoom: zoom === undefined ? store.state.zoom : clampZoom(zoom) };
+      const to = { row, column, zoom: zoom === undefined ? store.state.zoom : clampZoom(zoom, row, column) };
       const from = { row: store.state.row, column: store.state.column, zoom: store.state.zoom };
       const distance = Math.max(Math.abs(to.row - from.row), Math.abs(to.column - from.column)) * 2 ** Math.min(from.zoom, to.zoom);
       if (reduced() || from.zoom === null || distance > 4000) {
@@ -80,8 +84,10 @@ export function createCamera({ store, frame, bounds, moved, reduced }) {
     /** Move the centre and zoom, as from a link, into their bounds. */
     hold() {
       const { row, column, zoom } = store.state;
-      moveTo(row, column, Math.min(ZOOM_MAX, Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
+      moveTo(row, column, Math.min(getLimit(row, column), Math.max(Math.min(ZOOM_MIN, bounds().least), zoom)));
     },
+    /** The largest zoom at the centre. */
+    limit: () => getLimit(store.state.row, store.state.column),
     moving: () => Boolean(zooming || glide || flight),
     zooming: () => Boolean(zooming || flight),
     /** Advance the animations; called at the start of a frame. Returns whether one still runs. */

@@ -96,22 +96,24 @@ export function createCells(transport, { changed }) {
   };
 }
 
-/** Lines between cells, in device pixels, where cells are large enough. */
-export function drawGrid(ctx, pane, { scale, dpr, look }) {
-  if (scale < GRID_FROM) return;
+/** Lines between blocks of `side` cells, in device pixels, where the blocks are large enough. */
+export function drawGrid(ctx, pane, { scale, dpr, look, side }) {
+  const pixels = scale * side;
+  if (pixels < GRID_FROM) return;
   const { region, px, py } = pane;
-  const lineWidth = Math.max(1, Math.round(dpr * (scale > 30 ? 1 : 0.6)));
+  const lineWidth = Math.max(1, Math.round(dpr * (pixels > 30 ? 1 : 0.6)));
   ctx.fillStyle = look.paper;
-  ctx.globalAlpha = Math.min(0.8, (scale - GRID_FROM) / 24 + 0.12);
+  ctx.globalAlpha = Math.min(0.8, (pixels - GRID_FROM) / 24 + 0.12);
   const [left, right, top, bottom] = [px(region.c0), px(region.c1), py(region.r0), py(region.r1)];
-  for (let j = region.c0 + 1; j < region.c1; j++) ctx.fillRect(px(j), top, lineWidth, bottom - top);
-  for (let i = region.r0 + 1; i < region.r1; i++) ctx.fillRect(left, py(i), right - left, lineWidth);
+  const getNext = (place) => (Math.floor(place / side) + 1) * side;
+  for (let j = getNext(region.c0); j < region.c1; j += side) ctx.fillRect(px(j), top, lineWidth, bottom - top);
+  for (let i = getNext(region.r0); i < region.r1; i += side) ctx.fillRect(left, py(i), right - left, lineWidth);
   ctx.globalAlpha = 1;
 }
 
 /** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` returns the head and cell whose number is shown. */
 export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
-  if (scale < NUMBERS_FROM || layers[0].level > 0) return;
+  if (scale < NUMBERS_FROM) return;
   const { region, X, Y } = pane;
   ctx.font = `${Math.min(13, Math.round(scale * 0.24 + 1))}px ${look.sans}`;
   ctx.textAlign = "center";
@@ -121,7 +123,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
   for (let i = region.r0; i < region.r1; i++) {
     for (let j = region.c0; j < region.c1; j++) {
       const target = targetAt(i, j);
-      if (!target || !target.allowed) continue;
+      if (!target || !target.allowed || target.side > 1) continue;
       const weight = cells.weight(target.source, target.entry, target.i, target.j);
       if (weight === null) continue;
       let [text, colour] = [null, null];

@@ -4,7 +4,7 @@ import { getColour, getColours, getDivergingColours, getRange } from "./colour.j
 import { make, createPicker, createSegmented } from "./elements.js";
 import { formatNumber, formatSuperscript, computeTicks, formatInteger } from "./numbers.js";
 import { createRange } from "./range.js";
-import { PALETTES, isContrast, getBlockSide } from "./state.js";
+import { PALETTES, isContrast } from "./state.js";
 import { WEIGHTED, isWeighted, getNumberName, getUnit } from "./weighting.js";
 import { t } from "./words.js";
 
@@ -210,7 +210,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     readingElement.replaceChildren(patch, formatNumber(reading));
   }
   function showTitle(state) {
-    const text = formatTitle(state, map.level());
+    const text = formatTitle(state, state.grain.side);
     if (titleElement.textContent !== text) titleElement.textContent = text;
   }
   function render() {
@@ -242,7 +242,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   }
 
   const unsubscribeReading = store.on(["reading"], showReading);
-  const unsubscribeZoom = store.on(["zoom"], showTitle);
+  const unsubscribeGrain = store.on(["grain"], showTitle);
   const unsubscribe = store.on(["info", "entry", "head", "batch", "pool", "variant", "compare", "colour", "low", "high", "ratio", "difference", "palette", "dark"], render);
   const resizeObserver = new ResizeObserver(render);
   resizeObserver.observe(plot);
@@ -250,7 +250,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   return {
     destroy() {
       unsubscribeReading();
-      unsubscribeZoom();
+      unsubscribeGrain();
       unsubscribe();
       resizeObserver.disconnect();
       fitRequest?.abort();
@@ -260,12 +260,11 @@ export function mountColourbar(element, { store, transport, map, announce }) {
 }
 
 // The title of the bar: what the colours show.
-function formatTitle(state, level) {
+function formatTitle(state, side) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
-  if (!level) return getNumberName(state);
-  const side = formatInteger(getBlockSide(state.info, state, level));
+  if (side === 1) return getNumberName(state);
   if (isWeighted(state)) return `${getNumberName(state)}, ${t(state.pool)}`;
-  return state.pool === "max" ? t("largest of {0} × {1}", side, side) : t("mean of {0} × {1}", side, side);
+  return state.pool === "max" ? t("largest of {0} × {1}", formatInteger(side), formatInteger(side)) : t("mean of {0} × {1}", formatInteger(side), formatInteger(side));
 }
 
 function createGroup(title, ...parts) {

@@ -2,7 +2,8 @@
 
 import { make, createSegmented } from "./elements.js";
 import { getHeadName, getLayerName } from "./numbers.js";
-import { findCounterpart, holdsHead } from "./state.js";
+import { holdsHead } from "./held.js";
+import { findCounterpart } from "./state.js";
 import { t } from "./words.js";
 
 const modes = [

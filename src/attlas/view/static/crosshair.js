@@ -146,9 +146,9 @@ function describeCell(target, tokens, value) {
 }
 
 // The weight in the tooltip: of the cell, or of the block of a pixel; null where there is none.
-function getWeight({ level }, { pool, block, exact, largest }) {
-  if (level && pool === "max" && largest) return largest[2];
-  if (!level && exact) return exact.allowed ? exact.weight : null;
+function getWeight({ side }, { pool, block, exact, largest }) {
+  if (side > 1 && pool === "max" && largest) return largest[2];
+  if (side === 1 && exact) return exact.allowed ? exact.weight : null;
   return block && !block.pending && !block.masked ? block.weight : null;
 }
 
@@ -213,9 +213,9 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
      */
     reading() {
       if (!shownTarget) return { cell: null, block: null, weight: null };
-      const { i, j, level, block } = shownTarget;
+      const { i, j, side, block } = shownTarget;
       const weight = getWeight(shownTarget, shownDetails);
-      if (!level) return { cell: shownTarget.toPaneCell(i, j), block: null, weight };
+      if (side === 1) return { cell: shownTarget.toPaneCell(i, j), block: null, weight };
       if (shownDetails.largest) return { cell: shownTarget.toPaneCell(shownDetails.largest[0], shownDetails.largest[1]), block: null, weight };
       const [first, last] = [shownTarget.toPaneCell(block.r0, block.c0), shownTarget.toPaneCell(block.r1 - 1, block.c1 - 1)];
       return { cell: null, block: { r0: first.i, r1: last.i + 1, c0: first.j, c1: last.j + 1 }, weight };
@@ -239,7 +239,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       element.replaceChildren(createLine("tip-more tip-head", words), value, pairs);
       moveTo(place);
     },
-    show(target, place, { level, pool, spoken = false }) {
+    show(target, place, { pool, spoken = false }) {
       const unchanged = shownTarget && shownTarget.source.key === target.source.key && shownTarget.level === target.level && shownTarget.block.r0 === target.block.r0 && shownTarget.block.c0 === target.block.c0;
       if (unchanged) {
         moveTo(place);
@@ -247,6 +247,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       }
       clear();
       shownTarget = target;
+      const { level, side } = target;
       const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, unitOfSource(target.source)), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
       if (target.other) {
         details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, unitOfSource(target.other));
@@ -256,15 +257,15 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       element.hidden = false;
       fill(target, details);
       moveTo(place);
-      if (spoken) announce(describeCell(target, texts.of(target.source), level === 0 ? details.block : details.exact));
+      if (spoken) announce(describeCell(target, texts.of(target.source), side === 1 ? details.block : details.exact));
       if (!target.allowed) return;
       const loadExact = async (signal) => {
         details.exact = await cells.exact(target.source, target.i, target.j, signal);
         if (target.other) details.other = await cells.exact(target.other, target.i, target.j, signal);
         if (spoken && !signal.aborted) announce(describeCell(target, texts.of(target.source), { weight: details.exact.weight, masked: !details.exact.allowed }));
       };
-      if (!level || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
-      if (level > 0 && 2 ** level <= MOST_ROWS && !details.block?.masked && !details.block?.pending) {
+      if (side === 1 || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
+      if (side > 1 && side <= MOST_ROWS && !details.block?.masked && !details.block?.pending) {
         const loadLargest = async (signal) => {
           details.largest = await cells.largest(target.source, target.block, signal);
         };
@@ -290,12 +291,12 @@ const formatWeight = ({ weight, rounded }, source) => [formatExact(weight, round
 
 function createHeadline(target, details) {
   const { pool, block, exact, other, otherBlock, largest } = details;
-  if (!target.allowed || exact?.allowed === false || (block?.masked && !target.level)) {
+  if (!target.allowed || exact?.allowed === false || (block?.masked && target.side === 1)) {
     const why = target.empty ? t("empty row: this query may see no key") : t("masked: this query may not see this key");
     return [createLine("tip-mask", why)];
   }
   if (block?.masked) return [createLine("tip-mask", "masked")];
-  if (target.level) {
+  if (target.side > 1) {
     if (block?.pending) return [createLine("tip-mask", t("not computed yet"))];
     const side = formatInteger(target.side);
     const words = pool === "max" ? t("largest of {0} × {1} cells", side, side) : t("mean of {0} × {1} cells", side, side);
@@ -336,7 +337,7 @@ function createPlaces(target, tokens, { largest }) {
 function createNotes(target, { exact, largest, pool }) {
   const lines = [];
   if (largest && pool === "mean") lines.push(t("the largest of them: {0}", formatExact(largest[2], largest[3])));
-  if (exact?.allowed && !target.level) {
+  if (exact?.allowed && target.side === 1) {
     const parts = [];
     if (exact.share) parts.push(t("weight {0} × norm {1}", formatNumber(exact.share), formatNumber(exact.weight / exact.share)));
     if (exact.rank) parts.push(t("{0} of its row", formatOrdinal(exact.rank)));

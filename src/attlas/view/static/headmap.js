@@ -5,7 +5,7 @@ import { getColour, getColours } from "./colour.js";
 import { canCompare } from "./compare.js";
 import { make, createSegmented } from "./elements.js";
 import { formatNumber, getHeadMark, getHeadName, formatPercent, formatInteger } from "./numbers.js";
-import { holdsHead } from "./state.js";
+import { holdsHead } from "./held.js";
 import { formatAmount, isWeighted, getNumberName, getUnit } from "./weighting.js";
 import { t } from "./words.js";
 

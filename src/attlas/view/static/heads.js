@@ -4,7 +4,7 @@ import { make, createPicker } from "./elements.js";
 import { mountHeadmap, createPairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
 import { formatNumber, getHeadMark, getHeadName, getLayerName, formatInteger } from "./numbers.js";
-import { holdsHead } from "./state.js";
+import { holdsHead } from "./held.js";
 import { createThumbs } from "./thumbs.js";
 import { t } from "./words.js";
 

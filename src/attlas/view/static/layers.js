@@ -31,6 +31,18 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
   };
 }
 
+/** The cells of a patch on a layer that shows blocks; null where none of them is in view. */
+export function createPatchLayer({ pane, source, entry, other, transposed, toX, toY, region }, patch) {
+  const part = {
+    r0: Math.max(region.r0, patch.r0),
+    r1: Math.min(region.r1, patch.r1),
+    c0: Math.max(region.c0, patch.c0),
+    c1: Math.min(region.c1, patch.c1),
+  };
+  if (part.r0 >= part.r1 || part.c0 >= part.c1) return null;
+  return { pane, source, entry, other, level: 0, transposed, toX, toY, region: part, patch };
+}
+
 // The tiles of a level that overlap a region, without those that the causal mask hides.
 function* iterateTiles({ entry, region, level }, margin = 0) {
   const size = TILE * 2 ** level;
@@ -61,7 +73,7 @@ export function listWantedTiles(layer, settled) {
     if (other) items.push(createTileRequest(other, requestLevel, y, x, distance));
   };
   const seen = new Set();
-  for (const margin of settled ? [0, 1] : [0]) {
+  for (const margin of settled && !layer.patch ? [0, 1] : [0]) {
     for (const { y, x } of iterateTiles(layer, margin)) {
       if (seen.has(`${y}/${x}`)) continue;
       seen.add(`${y}/${x}`);

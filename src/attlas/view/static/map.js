@@ -6,11 +6,13 @@ import { createTip, drawCrosshair } from "./crosshair.js";
 import { make } from "./elements.js";
 import { computeFit } from "./geometry.js";
 import { createGestures } from "./gestures.js";
+import { getZoomLimit } from "./held.js";
 import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
 import { TRACK_OF, createPainter } from "./painter.js";
 import { createPointing } from "./pointing.js";
-import { computeBox, needsPass, getRegion, createScene } from "./scene.js";
+import { formatInteger } from "./numbers.js";
+import { computeBox, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX } from "./state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
@@ -24,6 +26,7 @@ const PICTURE_TIMEOUT = 6000; // ms without a new tile after which a picture is 
 const LABEL_DELAY = 400; // ms after a movement before the label of the canvas changes
 
 const PLACE_FIELDS = ["row", "column", "zoom"];
+const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare"]; // whose change may need another zoom
 const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
 // Fields whose change redraws the map.
 const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
@@ -66,8 +69,9 @@ function createTools(element, map) {
   const placeButtons = make("div", {}, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
   element.append(placeButtons, zoom);
   return {
-    show(now) {
-      zoomInButton.disabled = now >= ZOOM_MAX - 0.001;
+    show(isClosest, side) {
+      zoomInButton.disabled = isClosest;
+      zoomInButton.title = isClosest && side > 1 ? t("This file has blocks of {0} × {0} cells here, and no smaller ones", formatInteger(side)) : t("Zoom in  +");
     },
   };
 }
@@ -122,6 +126,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     store,
     frame: paneAt,
     bounds: () => ({ m: getEntry().m, n: getEntry().n, least: Math.min(0, computeFitted().zoom - 0.4) }),
+    getLimit: (row, column) => getZoomLimit(info, store.state, row, column),
     moved: requestDraw,
     reduced: () => motion.matches,
   });
@@ -145,7 +150,9 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     incompleteTiles = painter.draw(drawnScene, { look, palette, budget, state: store.state });
     if (budget.short()) invalidate(); // tiles wait for their colours
     requestTiles();
-    tools.show(store.state.zoom);
+    const grain = describeGrain(drawnScene);
+    tools.show(store.state.zoom >= camera.limit() - 0.001, grain.side);
+    store.set({ grain });
     const busy = String(!isSettled());
     if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
   }
@@ -181,7 +188,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       const existing = items.get(item.key);
       if (!existing || item.distance < existing.distance) items.set(item.key, item);
     };
-    const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? pane.layers : []));
+    const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? [...pane.layers, ...pane.patches] : []));
     if (exportScene) for (const layer of layersOf(exportScene)) listWantedTiles(layer, false).forEach(add);
     for (const layer of layersOf(drawnScene)) {
       listWantedTiles(layer, !incomplete && !camera.moving()).forEach(add);
@@ -253,7 +260,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     }
     // A fitted map stays fitted when a pane is added or removed.
     if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(computeFitted());
-    if (changed.some((field) => PLACE_FIELDS.includes(field))) camera.hold();
+    if (changed.some((field) => HELD_FIELDS.includes(field))) camera.hold();
     tip.hide();
     invalidate();
     scheduleFocus();
@@ -293,7 +300,6 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       if (value === null) pointing.setKeyboard(false);
       return pointing.cell();
     },
-    level: () => computeScene().level,
     /** Whether the whole matrix is in view, as it is at first. */
     fitted: () => store.state.zoom === null || isFitted(),
     /** Why the chosen comparison is not drawn, or null. */
@@ -305,7 +311,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       const names = Object.values(TRACK_OF);
       return incompleteTiles.pending || getScene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
     },
-    /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, level}. */
+    /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, grain, box}. */
     async picture(dpr, signal) {
       const { width, height } = size;
       const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
@@ -316,7 +322,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
         for (let [left, since] = [Infinity, performance.now()]; ; ) {
           const { missing } = paint.draw(dense, options);
           if (missing < left) [left, since] = [missing, performance.now()];
-          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, level: dense.level, box: computeBox(dense) };
+          if (!missing || performance.now() - since > PICTURE_TIMEOUT) return { canvas, width, height, grain: describeGrain(dense), box: computeBox(dense) };
           exportScene = dense;
           invalidate();
           await new Promise((done) => setTimeout(done, 100));

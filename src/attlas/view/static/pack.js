@@ -1,5 +1,7 @@
 // The offline page of the shown heads: the server packs the numbers, here the state is added and the file made.
 
+const CELL_ZOOM = 0; // from this zoom on a cell is a pixel
+
 export const dataMark = "/*data*/"; // the place of the packed numbers in a page
 
 // The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
@@ -21,17 +23,17 @@ export function listPackedHeads({ entry, head, second, compare }) {
   return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
 }
 
-/** The parameters of the request for an offline page: the shown heads, the view, and the pinned cell. */
+/** The parameters of the request for an offline page: the shown heads, the view, the pinned cell, and the middle of the map where it shows cells. */
 export function createPackQuery(state) {
   const [first, second] = listPackedHeads(state);
-  const { batch, variant, pool, pin } = state;
+  const { batch, variant, pool, pin, row, column, zoom } = state;
   const other = second ? { second_entry: second.entry, second_head: second.head } : {};
-  return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}) };
+  return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}), ...(zoom >= CELL_ZOOM ? { r: Math.floor(row), c: Math.floor(column) } : {}) };
 }
 
 /** The state with which the offline page begins: without the fields of the open page. */
 export function getViewState(state) {
-  const { info, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
+  const { info, grain, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
   return view;
 }
 

@@ -1,7 +1,7 @@
 // A transport over the data of an offline page, which needs no server and no network.
 
 import { unpack } from "./base64.js";
-import { decode, MASKED, PENDING, ZERO } from "./colour.js";
+import { decode, encode, MASKED, PENDING, ZERO } from "./colour.js";
 import { getHeadMark } from "./numbers.js";
 import { listTiles } from "./pack.js";
 import { TransportError } from "./transport.js";
@@ -10,6 +10,23 @@ import { t } from "./words.js";
 
 const createMissingError = (what) => new TransportError(404, t("This file does not hold {0}", what));
 const tileSide = 256;
+
+// Whether some cells of a patch lie in a tile of level 0.
+const isInTile = ({ r0, r1, c0, c1 }, y, x) => r0 < (y + 1) * tileSide && r1 > y * tileSide && c0 < (x + 1) * tileSide && c1 > x * tileSide;
+
+// A tile of level 0 with the cells of patches; the others count as masked, as the map draws none of them.
+function createPatchTile(patches, y, x, unit) {
+  const codes = new Uint16Array(tileSide * tileSide).fill(MASKED);
+  for (const { r0, r1, c0, c1, weights } of patches) {
+    for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
+      for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
+        const weight = weights[(r - r0) * (c1 - c0) + c - c0];
+        if (!Number.isNaN(weight)) codes[(r - y * tileSide) * tileSide + c - x * tileSide] = encode(weight / unit);
+      }
+    }
+  }
+  return codes.buffer;
+}
 
 export function createPackedTransport(data) {
   const { parts } = data;
@@ -41,10 +58,24 @@ export function createPackedTransport(data) {
     if (params.pool !== data.state.pool && level > 0) throw createMissingError(params.pool === "mean" ? t("means of blocks") : t("maxima of blocks"));
     const codes = await getPart(`tile:${head.name}:${level}:${y}:${x}`);
     if (codes) return codes;
+    const patches = level === 0 ? head.patches.filter((patch) => isInTile(patch, y, x)) : [];
+    if (patches.length) return createPatchTile(await Promise.all(patches.map(async (patch) => ({ ...patch, weights: await getPatch(head, patch) }))), y, x, unit);
     if (level < head.finest) throw createMissingError(t("this level of detail"));
     const isInside = y >= 0 && x >= 0 && y * tileSide * 2 ** level < head.entryInfo.m && x * tileSide * 2 ** level < head.entryInfo.n;
     if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
     return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // masked tiles are not stored
+  }
+  // The weights of the cells of a patch, NaN where masked.
+  const getPatch = async (head, { r0, c0 }) => new Float32Array(await getPart(`patch:${head.name}:${r0}:${c0}`));
+  // The weights of a region within one patch, NaN where masked; null where the region is in none.
+  async function getPatchWeights(head, r0, r1, c0, c1) {
+    const patch = head.patches.find((each) => r0 >= each.r0 && r1 <= each.r1 && c0 >= each.c0 && c1 <= each.c1);
+    if (!patch) return null;
+    const weights = await getPatch(head, patch);
+    const width = patch.c1 - patch.c0;
+    const out = new Float32Array((r1 - r0) * (c1 - c0));
+    for (let r = r0; r < r1; r++) out.set(weights.subarray((r - patch.r0) * width + c0 - patch.c0, (r - patch.r0) * width + c1 - patch.c0), (r - r0) * (c1 - c0));
+    return out;
   }
   // A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
   async function getKeptRow(head, i) {
@@ -87,6 +118,8 @@ export function createPackedTransport(data) {
     if (row) return { weights: new Float32Array(row).slice(c0, c1), rounded: false };
     const column = c1 - c0 === 1 ? await getPart(`column:${head.name}:${c0}`) : null;
     if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
+    const inPatch = await getPatchWeights(head, r0, r1, c0, c1);
+    if (inPatch) return { weights: inPatch.map((weight) => weight || 0), rounded: false };
     if (head.finest > 0) {
       if (!head.kept) throw createMissingError(t("the weights of single cells of this head; it holds blocks"));
       if (r1 - r0 > 1 && c1 - c0 > 1) throw createMissingError(t("the weights of single cells of this head; it holds blocks, and the largest weights of each row"));
@@ -114,7 +147,9 @@ export function createPackedTransport(data) {
     const stored = parts[`cell:${head.name}:${i}:${j}`];
     if (stored) return stored;
     const { weights: row, rounded, partial } = await getWeights(params, i, i + 1, 0, head.entryInfo.n);
-    const masked = head.entryInfo.causal && head.entryInfo.first_key + j > head.entryInfo.first_query + i;
+    const [own] = (await getPatchWeights(head, i, i + 1, j, j + 1)) ?? []; // exact, where the row is not
+    if (own !== undefined) row[j] = own || 0;
+    const masked = Number.isNaN(own) || head.entryInfo.causal && head.entryInfo.first_key + j > head.entryInfo.first_query + i;
     const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => getPart(`track:${head.name}:${name}`)));
     const entropy = partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     return {
@@ -123,7 +158,7 @@ export function createPackedTransport(data) {
       logit: null,
       lse: null,
       allowed: !masked,
-      rounded,
+      rounded: rounded && own === undefined,
       rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
       row_entropy: entropy,
       column_mass: mass ? new Float32Array(mass)[j] : null,
@@ -132,7 +167,8 @@ export function createPackedTransport(data) {
   async function findLargest(params) {
     const [r0, r1, c0, c1] = getBounds(params);
     const head = findHead(params);
-    if (head.finest > 0 && head.kept && !parts[`exact:${head.name}`]) return { cells: await findKeptLargest(head, r0, r1, c0, c1), rounded: true };
+    const isInPatch = head.patches.some((each) => r0 >= each.r0 && r1 <= each.r1 && c0 >= each.c0 && c1 <= each.c1);
+    if (head.finest > 0 && head.kept && !isInPatch && !parts[`exact:${head.name}`]) return { cells: await findKeptLargest(head, r0, r1, c0, c1), rounded: true };
     const { weights, rounded } = await getWeights(params, r0, r1, c0, c1);
     const width = c1 - c0;
     const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
@@ -258,6 +294,8 @@ export function describeMissing(data) {
   const keptCount = Math.max(0, ...packed.map((each) => each.kept));
   if (packed.every((each) => each.exact)) words.push(t("weights exact in float32"));
   else if (keptCount) words.push(t("the {0} largest weights of each query", keptCount));
+  const patches = new Set(packed.flatMap((each) => each.patches.map(({ r0, c0 }) => `${r0}/${c0}`)));
+  if (patches.size) words.push(patches.size === 1 ? t("every cell at one place") : t("every cell at {0} places", patches.size));
   words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), isWeighted(state) ? describeVariant(state) : state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
   return `${words.join("; ")}.`;
 }

@@ -4,6 +4,7 @@ import { drawAxes, truncate } from "./axes.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
 import { createHatching } from "./look.js";
+import { getGridSide } from "./held.js";
 import { getTarget } from "./scene.js";
 import { drawTrack } from "./tracks.js";
 import { t } from "./words.js";
@@ -78,11 +79,51 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
       drawn.missing += result.missing;
       drawn.pending ||= result.pending;
     }
+    for (const layer of pane.patches) drawPatch(pane, layer, drawn);
     drawEmptyRows(pane);
-    drawGrid(ctx, pane, { scale, dpr, look });
+    drawGrids(pane);
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
     const layers = [pane.layers.at(-1)];
     drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => getTarget(scene, pane, i, j) });
+  }
+
+  // The rectangle of a patch in device pixels: [x, y, width, height].
+  const getPatchBox = ({ px, py }, { patch: { r0, r1, c0, c1 } }) => [px(c0), py(r0), px(c1) - px(c0), py(r1) - py(r0)];
+
+  // The cells of a patch over the blocks of its head.
+  function drawPatch(pane, layer, drawn) {
+    const { look, palette, budget } = frameOptions;
+    const [x, y, width, height] = getPatchBox(pane, layer);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(x, y, width, height);
+    ctx.clip();
+    const [left, top] = [Math.max(0, x), Math.max(0, y)];
+    drawHatching(pane, left, top, Math.min(canvas.width, x + width), Math.min(canvas.height, y + height));
+    const result = drawLayer(ctx, layer, { tiles, palette, budget, dpr: scene.dpr, tone: look.pending });
+    drawn.missing += result.missing;
+    drawn.pending ||= result.pending;
+    ctx.restore();
+  }
+
+  // Lines between blocks, and in the patches between cells; each patch has a frame.
+  function drawGrids(pane) {
+    const { dpr, scale } = scene;
+    const { look } = frameOptions;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, 0, canvas.width, canvas.height);
+    for (const layer of pane.patches) ctx.rect(...getPatchBox(pane, layer));
+    ctx.clip("evenodd");
+    drawGrid(ctx, pane, { scale, dpr, look, side: getGridSide(scene.info, pane) });
+    ctx.restore();
+    for (const layer of pane.patches) {
+      drawGrid(ctx, { ...pane, region: layer.region }, { scale, dpr, look, side: 1 });
+      const [x, y, width, height] = getPatchBox(pane, layer);
+      ctx.strokeStyle = look.frame;
+      ctx.lineWidth = Math.max(1, Math.round(dpr));
+      ctx.strokeRect(x - ctx.lineWidth / 2, y - ctx.lineWidth / 2, width + ctx.lineWidth, height + ctx.lineWidth);
+    }
   }
 
   function drawEmptyRows(pane) {

@@ -9,13 +9,13 @@ import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
 // The caption of a picture; it names every choice that changes the numbers.
-export function formatCaption(state, level) {
+export function formatCaption(state, grain) {
   const { info, compare, second } = state;
   const sequences = info.entries[state.entry].batch ?? 1;
   const parts = [info.title];
   if (info.model && !info.title.includes(info.model)) parts.push(info.model);
   if (sequences > 1) parts.push(t("sequence {0} of {1}", state.batch, sequences));
-  parts.push(describeBlock(level, state));
+  parts.push(describeBlock(grain, state));
   if (describeVariant(state)) parts.push(describeVariant(state));
   if (second !== null && compare !== "none") {
     const other = getHeadName(info, second.entry, second.head);
@@ -26,7 +26,7 @@ export function formatCaption(state, level) {
 }
 
 /** Draw the picture that `map.picture` returns with title and colour bar; `view`: the region of cells that it shows. */
-export function drawPicture({ canvas: source, width, height, level }, view, state, style) {
+export function drawPicture({ canvas: source, width, height, grain }, view, state, style) {
   const ratio = source.width / Math.max(1, width);
   const top = 58;
   const bottom = 62;
@@ -43,7 +43,7 @@ export function drawPicture({ canvas: source, width, height, level }, view, stat
   ctx.fillText(getHeadName(state.info, state.entry, state.head), 16, 26, width);
   ctx.font = `12px ${style.sans}`;
   ctx.fillStyle = style.soft;
-  ctx.fillText(formatCaption(state, level), 16, 45, width);
+  ctx.fillText(formatCaption(state, grain), 16, 45, width);
   ctx.drawImage(source, 16, top, width, height);
   drawScale(ctx, state, style, 16, top + height + 14, Math.min(360, width));
   const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];

@@ -56,7 +56,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     const target = getTarget(drawnScene, hit.pane, hit.i, hit.j);
     if (!target) return;
     let cell = { i: hit.i, j: hit.j };
-    if (target.level && !target.name && target.allowed) {
+    if (target.side > 1 && !target.name && target.allowed) {
       waits(true);
       try {
         const [i, j] = (await tip.largest(target)) ?? [cell.i, cell.j];
@@ -121,7 +121,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       const { empty } = tracks.get(target.source, "entropy");
       target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
       const position = place ?? { x: hit.pane.X(hit.j + 0.5), y: hit.pane.Y(hit.i + 0.5) };
-      tip.show(target, position, { level: drawnScene.level, pool: store.state.pool, spoken: keyboard });
+      tip.show(target, position, { pool: store.state.pool, spoken: keyboard });
       const { cell, weight } = tip.reading();
       store.set({ hover: cell ?? { i: hit.i, j: hit.j }, reading: weight });
       if (cell && target.allowed && !store.state.pin) store.set({ pointed: cell }); // the text shows its row

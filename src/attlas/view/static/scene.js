@@ -1,10 +1,11 @@
 // The scene of a frame: panes, the heads drawn in them, and the cell at each position.
 
 import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
-import { createLayer } from "./layers.js";
+import { createLayer, createPatchLayer } from "./layers.js";
 import { getHeadName } from "./numbers.js";
 import { haveSameCells } from "./compare.js";
-import { getFinestLevel, isContrast, getBlockSide } from "./state.js";
+import { findPatch, getFinestLevel, getBlockSide, listPatches } from "./held.js";
+import { isContrast } from "./state.js";
 import { createSource } from "./tiles.js";
 import { t } from "./words.js";
 
@@ -54,10 +55,26 @@ export function createScene(state, width, height, dpr, hasSpans) {
       const shift = getCausalOffset(entry);
       pane.layers.unshift(createLayer(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
     }
+    pane.patches = createPatchLayers(info, pane.layers, compare, scale * dpr);
     return pane;
   });
   const level = chooseLevel(scale * dpr, panes[0].entry.levels, finest);
   return { info, panes, scale, dpr, level, compare, refusal, width, height };
+}
+
+// The patches in view of a pane that shows blocks elsewhere, once a cell is a device pixel wide.
+function createPatchLayers(info, layers, compare, pixels) {
+  const [main] = layers;
+  if (compare === "triangle" || pixels < 1 || getBlockSide(info, main.source, main.level) === 1) return [];
+  const sources = main.other ? [main.source, main.other] : [main.source];
+  return listPatches(info, ...sources).map((patch) => createPatchLayer(main, patch)).filter(Boolean);
+}
+
+/** What a pixel shows: `side`, cells along a side of its block; `framed`, whether single cells are drawn within frames. */
+export function describeGrain({ info, panes: [pane], level }) {
+  const { r0, r1, c0, c1 } = pane.region;
+  const isCovered = pane.patches.some(({ region }) => region.r0 === r0 && region.r1 === r1 && region.c0 === c0 && region.c1 === c1);
+  return isCovered ? { side: 1, framed: false } : { side: getBlockSide(info, pane.source, level), framed: pane.patches.length > 0 };
 }
 
 /**
@@ -66,7 +83,7 @@ export function createScene(state, width, height, dpr, hasSpans) {
  */
 export function getTarget(scene, pane, i, j) {
   const { entry, source } = pane;
-  const { info, level, compare } = scene;
+  const { info, compare } = scene;
   const offset = getCausalOffset(entry);
   const main = pane.layers.at(-1);
   let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) }];
@@ -75,7 +92,9 @@ export function getTarget(scene, pane, i, j) {
     [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) }];
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
-  const size = getBlockSide(info, target.source, level);
+  const patches = pane.patches.map((layer) => layer.patch);
+  const level = target.source === source && findPatch(patches, r, c) ? 0 : scene.level;
+  const size = level < scene.level ? 1 : getBlockSide(info, target.source, level);
   const [r0, c0] = [Math.floor(r / size) * size, Math.floor(c / size) * size];
   const block = { r0, r1: Math.min(entry.m, r0 + size), c0, c1: Math.min(entry.n, c0 + size) };
   // A block is masked when all its cells are.

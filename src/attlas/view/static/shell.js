@@ -4,7 +4,7 @@ import { connectThemeButton } from "./look.js";
 import { createLogo } from "./figure.js";
 import { make } from "./elements.js";
 import { getLayerName } from "./numbers.js";
-import { holdsHead } from "./state.js";
+import { holdsHead } from "./held.js";
 import { t } from "./words.js";
 
 /** Build the layout in `root`; `connect(context)` connects its controls to the store. */

@@ -42,6 +42,7 @@ export const DEFAULTS = Object.freeze({
   hover: null, // null | {i, j}: under the pointer, under the keyboard crosshair, or under a hovered token
   reading: null, // null | the weight of that cell, or of the block that its pixel stands for
   pointed: null, // null | {i, j}: the cell last hovered in the map or the text, while nothing is pinned
+  grain: Object.freeze({ side: 1, framed: false }), // what a pixel of the map shows, as `describeGrain` says
   info: null,
   progress: null, // null | {entry, head, fraction, secondsLeft}
   heads: null,
@@ -161,26 +162,6 @@ export function findCounterpart(info, entry) {
   const compared = ["layer", "kind", "call", "m", "n"];
   const index = info.entries.findIndex((other) => (other.recording ?? "") !== (shownEntry.recording ?? "") && compared.every((field) => other[field] === shownEntry[field]));
   return index < 0 ? null : index;
-}
-
-/** What a page that works offline holds of a head: {finest, block}; null in a page that asks a server, or where it holds none. */
-function findHeldHead(info, { entry, head }) {
-  return info.held?.find((each) => each.entry === entry && each.head === head) ?? null;
-}
-
-/** The finest level of the pictures of some heads that all of them have here. */
-export function getFinestLevel(info, ...sources) {
-  return Math.max(0, ...sources.map((source) => findHeldHead(info, source)?.finest ?? 0));
-}
-
-/** How many cells a pixel of a level stands for, along each side. */
-export function getBlockSide(info, source, level) {
-  return Math.max(2 ** level, findHeldHead(info, source)?.block ?? 1);
-}
-
-/** Whether the numbers of a head are here: a page that works offline holds some heads only, `info.held`. */
-export function holdsHead(info, entry, head) {
-  return !info.held || findHeldHead(info, { entry, head }) !== null;
 }
 
 /** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */

@@ -2,7 +2,6 @@
 
 import { make } from "./elements.js";
 import { formatInteger } from "./numbers.js";
-import { getBlockSide } from "./state.js";
 import { describeVariant } from "./weighting.js";
 import { t } from "./words.js";
 
@@ -18,12 +17,12 @@ export function mountStatus(element, { store, transport, map }) {
   element.append(scale, progress, trouble);
 
   const update = (state) => {
-    scale.textContent = [describeBlock(map.level(), state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
+    scale.textContent = [describeBlock(state.grain, state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
     progress.textContent = describeProgress(state.progress);
     progress.hidden = !progress.textContent;
   };
   const cleanups = [
-    store.on(["zoom", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
+    store.on(["grain", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
     transport.trouble((text) => {
       trouble.textContent = text ?? "";
       trouble.hidden = !text;
@@ -63,11 +62,11 @@ function findJob(jobs, { entry, head, variant }) {
 }
 
 /** What one pixel stands for, in words. */
-export function describeBlock(level, state) {
-  if (!level) return t("every cell is drawn");
-  const { pool } = state;
-  const side = formatInteger(getBlockSide(state.info, state, level));
-  return pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", side, side) : t("a pixel shows the mean of {0} × {1} cells", side, side);
+export function describeBlock({ side, framed }, { pool }) {
+  if (side === 1) return t("every cell is drawn");
+  const cells = formatInteger(side);
+  const words = pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", cells, cells) : t("a pixel shows the mean of {0} × {1} cells", cells, cells);
+  return framed ? t("{0}, in the frame every cell", words) : words;
 }
 
 /** Words for how far a pass over the matrix is. */

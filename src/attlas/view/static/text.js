@@ -197,7 +197,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const lineCache = [[t("cell"), ...pair], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
     if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber(cell.weight / cell.share, 4), t("norm of the key’s value")]);
     if (cell.allowed !== false) {
-      if (!cell.rounded) lineCache.push([t("rank"), cell.rank === null ? "–" : `${formatInteger(cell.rank)}`, t("place of the weight in its row, 1 is the largest")]);
+      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), t("place of the weight in its row, 1 is the largest")]);
       if (cell.logit !== null) lineCache.push([t("logit"), formatNumber(cell.logit), t("before softmax, in nats")]);
     }
     lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
