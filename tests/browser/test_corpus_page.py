@@ -233,6 +233,20 @@ def test_a_click_opens_the_full_map_of_a_text(show: Callable[..., Any], corpora:
     assert exact == pytest.approx(sample.max_activation, rel=1e-4)
     until(page, "document.querySelector('.cell-facts')?.textContent.includes('weight')")
     assert f"{exact:.4f}" in page.locator(".cell-facts").inner_text()
+    # The head is called as on the page of the corpus, by the measures over all texts.
+    table = corpora[0].table().set_index(["layer", "head"])
+    assert table.loc[(2, 4), "kind"] == "induction"
+    assert page.locator(".says b").inner_text() == "Layer 2, head 4 remembers what came next"
+    assert (
+        f"{100 * table.loc[(2, 4), 'induction']:.1f} % of its attention" in page.locator(".says-sentence").inner_text()
+    )
+    until(page, "document.querySelector('.says-text').textContent.startsWith('On this text: ')")
+    page.locator(".pick-layer").select_option("0")
+    page.locator(".pick-head").select_option("0")
+    assert table.loc[(0, 0), "kind"] == "previous token"
+    share = f"{100 * table.loc[(0, 0), 'previous']:.1f} %"
+    words = f"Over the texts of code.corpus: {share} of its attention goes to the token before."
+    assert page.locator(".says-sentence").inner_text() == words
     page.go_back()
     page.wait_for_selector(".head-plots svg")
 

@@ -77,7 +77,7 @@ def rgb(tab: Any, position: int) -> str:
 def test_it_opens_at_the_most_telling_head_and_says_why(tab: Any, atlas: Atlas) -> None:
     assert tab.locator(".says b").inner_text() == "Layer 1, head 0 looks at the token before"
     share = float(heads.scores(atlas[1], atlas.ids)["previous_token"][0, 0])
-    line = tab.locator(".says span").inner_text()
+    line = tab.locator(".says-sentence").inner_text()
     assert line.endswith(" of its attention goes to the token before.")
     assert float(line.split(" %")[0]) / 100 == pytest.approx(share, abs=6e-4)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

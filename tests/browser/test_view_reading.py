@@ -1,11 +1,13 @@
 """The box for a text of one's own: the model reads it, the map follows and grows token by token."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.browser.conftest import READY, served
+from tests.browser.conftest import READY, served, until
 
 import attlas
 from attlas import models
@@ -80,3 +82,65 @@ def test_a_text_is_typed_read_and_continued(browse: Any, url: str) -> None:
     page.reload()
     page.wait_for_selector(READY)
     assert box.input_value().startswith("import os\nimport sys\n")
+
+
+# What the page says of the heads at each frame, while it is built again and again.
+WATCH = """() => {
+  window.seen = new Set();
+  const look = () => {
+    const root = document.querySelector(".attlas");
+    const cells = [...root.querySelectorAll(".headmap-grid button")];
+    const thumbs = [...root.querySelectorAll(".thumb")].slice(0, 3);
+    const statistic = root.querySelector("select[aria-label=Statistic]");
+    window.seen.add(JSON.stringify({
+      headline: root.querySelector(".says b").textContent,
+      text: root.querySelector(".says-text").textContent.slice(0, 14),
+      statistics: statistic.options.length > 5 && !statistic.disabled,
+      known: cells.filter((cell) => cell.style.background).length,
+      kinds: [...root.querySelectorAll(".thumb-kind")].filter((kind) => kind.textContent).length,
+      drawn: thumbs.filter((thumb) => thumb.classList.contains("drawn")).length,
+    }));
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+
+
+def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, url: str) -> None:
+    page = browse(url, expected="Failed to load")
+    page.set_default_timeout(30_000)
+    page.get_by_role("textbox", name="Your text").fill("def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return")
+    page.keyboard.press("Control+Enter")
+    says(page, "24 tokens read")
+    page.locator(".pick-layer").select_option("2")
+    page.locator(".pick-head").select_option("4")
+    lines = page.locator(".says").inner_text().splitlines()
+    assert lines[0] == "Layer 2, head 4 remembers what came next"
+    assert lines[1].startswith("Show it random tokens, then the same tokens again: 65.7 % of its attention")
+    assert re.fullmatch(r"On this text: 5\d.\d % on what followed earlier copies, [\d.]+ % by chance\.", lines[2])
+    # A head whose kind was measured on random tokens says so, and what it does here.
+    page.locator(".pick-layer").select_option("0")
+    page.locator(".pick-head").select_option("0")
+    lines = page.locator(".says").inner_text().splitlines()
+    assert lines[0] == "Layer 0, head 0 looks at the token before"
+    assert re.fullmatch(r"On random tokens: 8\d.\d % of its attention goes to the token before\.", lines[1])
+    assert re.fullmatch(r"On this text: 9\d.\d % goes to the token before\.", lines[2])
+    page.get_by_role("button", name="Evidence").click()
+    evidence = page.locator("dialog[open]").inner_text()
+    assert evidence.index("On random tokens that occur twice") < evidence.index("On this text")
+    page.keyboard.press("Escape")
+    until(page, "document.querySelectorAll('.thumb.drawn').length >= 3")
+    page.evaluate(WATCH)
+    page.get_by_role("button", name="+ 10 tokens").click()
+    says(page, "34 tokens read")
+    seen = [json.loads(each) for each in page.evaluate("[...window.seen]")]
+    assert seen
+    for each in seen:
+        assert each == {
+            "headline": "Layer 0, head 0 looks at the token before",
+            "text": "On this text: ",
+            "statistics": True,
+            "known": 24,
+            "kinds": 24,
+            "drawn": 3,
+        }

@@ -120,6 +120,24 @@ def test_an_opened_text_is_the_exact_map(corpus: Any, model: Any) -> None:
     assert service.opened(1) is None
 
 
+def test_an_opened_text_says_of_the_heads_what_the_corpus_says(corpus: Any, model: Any) -> None:
+    table = corpus.table()
+    with closing(CorpusService([corpus], loaders=[lambda: model])) as service:
+        ask(service, "open", corpus=0, row=2, text=corpus.samples(1, 0)[0].text)
+        shown = service.opened(1)
+        found = json.loads(shown.answer("heads", {}).body)
+        assert found["on"] == {"what": "corpus", "name": "small.corpus"}
+        for _ in range(2):  # at once, and when the numbers of this text are there
+            for row, (_, wanted) in zip(found["rows"], table.iterrows(), strict=True):
+                assert (row["entry"], row["head"]) == (wanted["layer"], wanted["head"])
+                assert row["kinds"][0] == wanted["kind"]
+                measure = found["kinds"][wanted["kind"]]["measure"]
+                assert row["share"] == (wanted[measure] if measure else 0)
+            shown.measure()
+            found = json.loads(shown.answer("heads", {}).body)
+        assert found["progress"] == 1
+
+
 def test_only_some_texts_stay_open(corpus: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.view.corpus._OPEN", 2)
     with closing(CorpusService([corpus], loaders=[lambda: model])) as service:

@@ -13,6 +13,9 @@ import torch
 
 import attlas
 from attlas import models
+from attlas.atlas import Atlas
+from attlas.cli.head_statistics import block_details
+from attlas.heads.classification import text_statistics
 from attlas.view import Server, Service
 from attlas.view.reading import ReadingService
 
@@ -119,6 +122,103 @@ def test_a_model_that_fails_is_shown_and_stop_stops(loaded: tuple[Any, Any]) -> 
     threads = threading.active_count()
     assert service.post("read", {"text": "ab"}).status == 503
     assert threading.active_count() == threads
+
+
+REPEATED = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return"
+INDUCTION = {(2, 4), (3, 2)}  # the heads of the model that are, as its card says
+
+
+def recorded(loaded: tuple[Any, Any], text: str, *, block: bool = True) -> Atlas:
+    """Record a text as ``attlas record`` does, with the measures of the block of random tokens or without."""
+    model, tokenizer = loaded
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]])
+    with attlas.record(model, statistics=text_statistics(ids), tokens=tokenizer) as atlas, torch.no_grad():
+        model(ids)
+    atlas.details["source"] = "folder/first.py"
+    if block:
+        atlas.details["block"] = block_details(model, model.config.max_position_embeddings)
+    return atlas
+
+
+def read(service: ReadingService, text: str) -> dict[str, Any]:
+    """Read a text, and return the table of the heads as it is when the page first asks for it."""
+    assert service.post("read", {"text": text}).status == 200
+    assert finished(service)["error"] == ""
+    return told(service, "heads")
+
+
+def by_head(table: dict[str, Any]) -> dict[tuple[int, int], dict[str, Any]]:
+    return {(row["entry"], row["head"]): row for row in table["rows"]}
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_what_a_head_is_does_not_change_with_the_text(loaded: tuple[Any, Any], block: bool) -> None:
+    atlas = recorded(loaded, "import os, sys\n\n\ndef first(x, y):\n    return os.path.join(x, y)\n" * 12, block=block)
+    shown = Service(atlas)
+    shown.measure()
+    service = ReadingService(shown, lambda: loaded, name="tiny")
+    try:
+        before = by_head(told(service, "heads"))
+        tables = [read(service, text) for text in (REPEATED, "x = 1", "import numpy as np\n" * 30)]
+        for table in tables:
+            assert table["progress"] == 1  # the numbers come with the text
+            rows = by_head(table)
+            for place, row in rows.items():
+                assert row["kinds"] == by_head(tables[0])[place]["kinds"]
+                assert row["share"] == by_head(tables[0])[place]["share"]
+            assert {place for place, row in rows.items() if row["kinds"][0] == "induction"} == INDUCTION
+            assert rows[table["telling"]["entry"], table["telling"]["head"]]["kinds"][0] == "induction"
+        if block:  # known to be of the same model
+            assert tables[0]["on"] == {"what": "text", "name": "first.py"}
+            for place, row in before.items():
+                assert by_head(tables[0])[place]["kinds"] == row["kinds"]
+                assert by_head(tables[0])[place]["share"] == row["share"]
+                assert row["measures"] is None  # the sentence is about the text that is shown
+        else:
+            assert tables[0]["on"] == {"what": "random", "name": ""}
+        # What the induction head does on the text is the measure of the text.
+        row = by_head(tables[0])[2, 4]
+        said = row["on_text"]
+        assert (said["kind"], said["share"]) == ("induction", row["values"]["induction_text"])
+        assert said["share"] > 0.4 > 4 * said["chance"]
+        assert by_head(tables[1])[2, 4]["on_text"] is None  # no token comes twice
+    finally:
+        service.close()
+
+
+def test_the_random_tokens_are_read_once(loaded: tuple[Any, Any], service: ReadingService) -> None:
+    shapes: list[tuple[int, ...]] = []
+    hook = loaded[0].register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+    try:
+        read(service, "import os\n")
+        read(service, "import sys\n")
+    finally:
+        hook.remove()
+    assert shapes == [(4, 256), (1, 4), (1, 4)]
+
+
+def test_a_measuring_that_is_stopped_begins_again(loaded: tuple[Any, Any], service: ReadingService) -> None:
+    hook = loaded[0].register_forward_pre_hook(lambda _, given: service.post("read", {"stop": True}) and None)
+    service.post("read", {"text": REPEATED})
+    status = finished(service)
+    hook.remove()
+    assert (status["error"], status["tokens"]) == ("", 0)
+    assert by_head(read(service, REPEATED))[2, 4]["kinds"][0] == "induction"
+
+
+def test_a_model_that_reads_no_random_tokens_reads_texts(loaded: tuple[Any, Any], service: ReadingService) -> None:
+    def refuse(_: Any, given: Any) -> None:
+        if len(given[0]) > 1:
+            raise ValueError("one text at a time")
+
+    hook = loaded[0].register_forward_pre_hook(refuse)
+    try:
+        table = read(service, REPEATED)
+    finally:
+        hook.remove()
+    assert table["on"] is None
+    assert "induction" not in {column["name"] for column in table["columns"]}
+    assert all(row["kinds"] for row in table["rows"])
 
 
 def test_posts_of_the_own_page_alone_are_taken(service: ReadingService) -> None:

@@ -8,7 +8,8 @@ from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
 from attlas.view.corpus_measures import _KNOWN
 from attlas.view.corpus_offline import OFFLINE
-from attlas.view.statistics import _DESCRIBED, _UNKNOWN, _WORDS
+from attlas.view.sentences import WORDS
+from attlas.view.statistics import _DESCRIBED, _UNKNOWN
 
 STATIC = resources.files("attlas.view").joinpath("static")
 USED = re.compile(r'\bt\(\s*("(?:[^"\\]|\\.)*")')
@@ -30,8 +31,8 @@ def texts_in_the_code() -> set[str]:
 def texts_of_the_server() -> set[str]:
     """Names and descriptions of statistics, what is said of heads, and the titles of what is known of a recording."""
     columns = {text for column in _DESCRIBED for text in (column.label, column.unit, column.description)}
-    fields = ("short", "does", "definition", "headline", "evidence")
-    kinds = {str(kind[field]) for kind in _WORDS.values() for field in fields} | set(_WORDS)
+    fields = ("short", "does", "definition", "headline", "evidence", "on_text")
+    kinds = {str(kind[field]) for kind in WORDS.values() for field in fields} | set(WORDS)
     measures = {text for column in _KNOWN for text in (column.label, column.unit, column.description)}
     about = {"Recorded", "Memory", "Again", "Made with"}
     reasons = {NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL, OFFLINE}

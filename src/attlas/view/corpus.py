@@ -20,6 +20,7 @@ from attlas.recording import record
 from attlas.view.codes import Array, finite_or_none
 from attlas.view.corpus_measures import START, measures
 from attlas.view.exact import Wanted
+from attlas.view.known_heads import heads_of_corpus
 from attlas.view.parameters import Parameters, QuestionError
 from attlas.view.service import Answer, Service, answered, json_answer, refusal
 
@@ -241,7 +242,8 @@ class CorpusService:
             if number is None:
                 number = self._count = self._count + 1
                 title = f"{sample.source}, text {text} of {self._titles[at]}"
-                service = Service(self._record(at, sample, None if whole else layer), title=title)
+                known = heads_of_corpus(self._tables[at], self._titles[at])
+                service = Service(self._record(at, sample, None if whole else layer), title=title, known=known)
                 self._opened[number] = (key, service)
                 while len(self._opened) > _OPEN:
                     self._opened.popitem(last=False)[1][1].close()

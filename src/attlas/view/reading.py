@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from attlas.errors import AttlasError
 from attlas.recording import record
 from attlas.recording.metadata import token_bytes
 from attlas.view.exact import Wanted
+from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on_block, is_of_same_model
 from attlas.view.parameters import QuestionError
 from attlas.view.service import Answer, Service, answered, json_answer, refusal
 
@@ -26,6 +29,7 @@ ModelLoader = Callable[[], "tuple[Any, Any]"]
 _MOST_CHARACTERS = 200_000  # of a text, at most
 _MOST_TOKENS = 8192  # tokens that are read at most, of a model that could read more
 _MOST_NEW = 256  # tokens that are written at once, at most
+_MEASURED = 1 << 24  # weights of all heads up to which their statistics are computed before the text is shown
 
 
 class _StoppedError(Exception):
@@ -36,7 +40,7 @@ class _StoppedError(Exception):
 class _Progress:
     """How far the model is: the page asks for it repeatedly."""
 
-    doing: str = ""  # "loading", "reading" or "writing"; "" when it does nothing
+    doing: str = ""  # "loading", "measuring", "reading" or "writing"; "" when it does nothing
     done: int = 0
     total: int = 0
     error: str = ""
@@ -72,6 +76,9 @@ class ReadingService:
     One thread reads; what was shown before stays until the new recording is complete, and also if the model fails. A
     step of the model is one forward pass over the whole text, with queries, keys and norms of values kept in memory.
 
+    Before the first text the model reads random tokens that occur twice, once. What a head is called comes from there,
+    and from the recording that was shown first where that is of the same model: it does not change with the text.
+
     Examples
     --------
     >>> from attlas.view.reading import ReadingService
@@ -87,6 +94,9 @@ class ReadingService:
     def __init__(self, service: Service, loader: ModelLoader, *, name: str) -> None:
         self._service, self._loader, self._name = service, loader, name
         self._loaded: Any = None  # the model and its tokenizer, once a text was read
+        self._on_block: OnBlock | None = None  # what its heads do on random tokens; None before, and where it cannot
+        self._known: KnownHeads | None = None  # what its heads are
+        self._is_measured = False
         self._progress = _Progress()
         self._text = _Text(ids=_token_ids(service.source.atlas))
         self._lock = threading.Lock()
@@ -178,7 +188,10 @@ class ReadingService:
         error = ""
         try:
             self._loaded = self._loaded or self._loader()
+            if not self._is_measured:
+                self._measure()
             if text is not None:
+                self._progress = _Progress("reading")
                 self._show(self._tokenized(text))
             for done in range(more):
                 self._progress = _Progress("writing", done, more)
@@ -191,6 +204,18 @@ class ReadingService:
             error = failed.found if isinstance(failed, AttlasError) and failed.found else str(failed)
             error = f"the model failed: {(error.strip().splitlines() or [type(failed).__name__])[0][:300]}"
         self._progress = _Progress(error=error)
+
+    def _measure(self) -> None:
+        """Learn what the heads of the model are, once; this begins again if it is stopped."""
+        self._progress = _Progress("measuring")
+        model, _ = self._loaded
+        self._on_block = heads_on_block(model, self._forward)
+        if self._on_block is not None:
+            first = self._service.source
+            name = Path(str(first.atlas.details.get("source") or first.title)).name
+            is_same = is_of_same_model(first.atlas, self._on_block.details)
+            self._known = (heads_of_text(first.atlas, name) if is_same else None) or self._on_block.known
+        self._is_measured = True
 
     def _tokenized(self, text: str) -> list[int]:
         """Return the token ids of a text; before it the beginning-of-text token, where a generating model has one."""
@@ -218,7 +243,7 @@ class ReadingService:
         if not self._text.ids:
             raise QuestionError(400, "type a text first")
         if self._text.next_token is None:
-            self._text.next_token = _likeliest_token(self._forward(self._text.ids))
+            self._text.next_token = _likeliest_token(self._forward(torch.tensor([self._text.ids])))
         next_token = self._text.next_token
         if next_token is None or next_token == getattr(tokenizer, "eos_token_id", None):
             raise QuestionError(400, f"{self._name} ends the text here")
@@ -228,33 +253,39 @@ class ReadingService:
     def _show(self, ids: list[int]) -> None:
         """Record the model on these tokens, and show that recording from now on."""
         model, tokenizer = self._loaded
+        read = torch.tensor([ids], device=model.device)
         with record(model, tokens=tokenizer, values="norms") as atlas:
-            output = self._forward(ids)
+            output = self._forward(read)
         atlas.model = self._name
         atlas.details |= {"token_bytes": token_bytes(tokenizer, ids)}
+        atlas.details |= {} if self._on_block is None else {"block": self._on_block.details}
         written = str(tokenizer.decode(ids, skip_special_tokens=True))
-        previous, self._service = self._service, Service(atlas, title=self._name)
+        service = Service(atlas, title=self._name, known=self._known)
+        if sum(math.prod(entry.shape) for entry in atlas.entries) <= _MEASURED:
+            service.measure()  # the page shows the statistics with the text
+        previous, self._service = self._service, service
         self._text = _Text(written, ids, _likeliest_token(output) if model.can_generate() else None)
         previous.close()
 
     @torch.no_grad()
-    def _forward(self, ids: list[int]) -> Any:
+    def _forward(self, ids: Tensor) -> Any:
         model, _ = self._loaded
         with self._counting_progress(model):
-            return model(torch.tensor([ids], device=model.device))
+            return model(ids.to(model.device))
 
     @contextlib.contextmanager
     def _counting_progress(self, model: nn.Module) -> Iterator[None]:
         """Count the leaf modules that have run; between two of them the user may stop the model."""
         parts = [module for module in model.modules() if not any(module.children())]
         if self._progress.doing != "writing":
-            self._progress = _Progress("reading", 0, len(parts))
+            doing = "measuring" if self._progress.doing == "measuring" else "reading"
+            self._progress = _Progress(doing, 0, len(parts))
         progress = self._progress
 
         def ran(*_: Any) -> None:
             if self._stopped.is_set():
                 raise _StoppedError
-            if progress.doing == "reading":
+            if progress.doing != "writing":
                 progress.done = min(progress.done + 1, progress.total)
 
         with contextlib.ExitStack() as stack:

@@ -23,6 +23,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.view import bundle, codes
 from attlas.view.codes import Array, finite_or_none
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted
+from attlas.view.known_heads import KnownHeads
 from attlas.view.largest import largest
 from attlas.view.packing import Packer
 from attlas.view.parameters import Parameters, QuestionError
@@ -110,6 +111,9 @@ class Service:
     store : str or Path, optional
         Folder for the results of passes over whole heads, ``run.atlas.view`` by custom. It is made where it is
         missing; without it, or where it cannot be written, they go to a temporary folder.
+    known : KnownHeads, optional
+        What the heads are, where that was measured on something else than the text that is shown
+        (`attlas.view.known_heads`); the default is what the recording says of them.
 
     Raises
     ------
@@ -153,6 +157,7 @@ class Service:
         compare_title: str = "",
         folder: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
+        known: KnownHeads | None = None,
     ) -> None:
         self._source = Source(shown, tokens=tokens, title=title, other=compare, other_title=compare_title)
         self._folder = None if folder is None else os.fspath(folder)
@@ -161,19 +166,23 @@ class Service:
         self._worker = Worker()
         self._passes = Passes(self._source, self._store, self._worker)
         self._pictures = Pictures(self._passes)
-        self._table = HeadTable(self._source, self._worker)
+        self._table = HeadTable(self._source, self._worker, known)
 
     @property
     def source(self) -> Source:
         """What is shown."""
         return self._source
 
-    def order(self) -> list[tuple[int, int]]:
-        """Return (entry, head) of all heads, the most telling first; this computes their statistics in this thread."""
+    def measure(self) -> None:
+        """Compute the statistics of all heads in this thread."""
         while self._table.step():
             pass
         while self.answer("heads", {}).progress < 1:
             pass
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return (entry, head) of all heads, the most telling first; this computes their statistics in this thread."""
+        self.measure()
         return self._table.order()
 
     @property

@@ -14,12 +14,13 @@ from attlas import stats
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.entry import statistic_names
 from attlas.atlas.table import columns_of
-from attlas.heads import MIXED, PATTERNS
-from attlas.heads.classification import measure_entry, text_ids, text_statistics
-from attlas.heads.patterns import NEAR
+from attlas.heads import PATTERNS, Head
+from attlas.heads.classification import BLOCK_MEASURES, measure_entry, text_ids, text_statistics
 from attlas.stats import Statistic
 from attlas.view.codes import finite_or_none
 from attlas.view.columns import Column
+from attlas.view.known_heads import KnownHead, KnownHeads
+from attlas.view.sentences import WORDS, on_text
 from attlas.view.source import Source
 from attlas.view.worker import Worker
 
@@ -54,54 +55,16 @@ _DESCRIBED = (
 )
 _COLUMNS = {column.name: column for column in _DESCRIBED}
 _MEASURES = (*(kind.measure for kind in PATTERNS), "distance", "induction_text", "duplicate_text")
-_ON_BLOCK = ("induction", "duplicate")
 # What the two columns "on the text" are made of: over all queries, where those are over the ones that have a copy.
 _RAW = ("agreement", "agreement_2")
 _UNKNOWN = "A statistic of the recording, mean over the queries."
-# What is said of a head of a kind: what it does, and of which share of its weight; {0} is the share.
-_SENTENCES = {
-    "induction": (
-        "remembers what came next",
-        "Show it random tokens, then the same tokens again: {0} of its attention goes to the token that followed the "
-        "first time.",
-    ),
-    "duplicate": (
-        "finds the same token again",
-        "Show it random tokens, then the same tokens again: {0} of its attention goes to the earlier copy.",
-    ),
-    "previous": ("looks at the token before", "{0} of its attention goes to the token before."),
-    "fixed": ("looks a fixed way back", "{0} of its attention goes to the tokens at one distance."),
-    "current": ("stays where it is", "{0} of its attention stays on the token itself."),
-    "first": ("rests on the first token", "{0} of its attention rests on the first token."),
-    "near": ("reads its neighbourhood", f"{{0}} of its attention stays within the last {NEAR} tokens."),
-    "favourite": ("keeps returning to one token", "{0} of its attention goes to the copies of one token."),
-    "breadth": (
-        "looks everywhere",
-        "On average, its attention is spread as if it looked evenly at {0} of the tokens that it may see.",
-    ),
-}
-_WORDS = {
-    kind.name: {
-        "short": kind.short,
-        "does": kind.does,
-        "measure": kind.measure,
-        "threshold": kind.threshold,
-        "definition": kind.definition,
-        "headline": _SENTENCES[kind.measure][0] if kind.measure else "follows no simple pattern",
-        "evidence": _SENTENCES[kind.measure][1]
-        if kind.measure
-        else "It picks by content: no other kind's threshold is reached.",
-    }
-    for kind in (*PATTERNS, MIXED)
-}
 
 
-class _Known(NamedTuple):
-    """Columns of an entry, a number for each head; the kinds of each head, and their prominence."""
+class _Measured(NamedTuple):
+    """Columns of an entry, a number for each head; the measures of each head, where they are known."""
 
     columns: dict[str, list[float]]
-    kinds: list[list[str]]
-    prominence: list[tuple[bool, float]]
+    heads: tuple[Head, ...]
 
 
 class HeadTable:
@@ -113,13 +76,15 @@ class HeadTable:
         What is shown.
     worker : Worker
         Who computes what was not recorded.
+    known : KnownHeads, optional
+        What the heads are, where that was measured elsewhere; the default is what their own recording says.
     """
 
-    def __init__(self, source: Source, worker: Worker) -> None:
-        self._source, self._worker = source, worker
+    def __init__(self, source: Source, worker: Worker, known: KnownHeads | None = None) -> None:
+        self._source, self._worker, self._known_heads = source, worker, known
         self._found: dict[int, dict[str, Any]] = {}  # results of entries, as entries hold them
         self._parts: list[tuple[Any, ...]] = []  # of the entry that is not complete, head by head
-        self._ready: dict[int, _Known] = {}  # what entries show
+        self._ready: dict[int, _Measured] = {}  # what entries show
         self._missing = self._lacking()
 
     def _lacking(self) -> dict[int, list[Statistic]]:
@@ -149,15 +114,17 @@ class HeadTable:
         for number, shown in enumerate(self._source.entries):
             found = self._known(number, shown.entry, end)
             heads = shown.entry.shape[1]
-            known += heads if found is not None else 0
-            values, kinds, prominence = found or _Known({}, [[] for _ in range(heads)], [])
+            computed = len(self._parts) if number == next(iter(self._missing), None) else 0
+            known += heads if found is not None else min(computed, heads - 1)
+            values = {} if found is None else found.columns
             names |= dict.fromkeys(values)
             for head in range(heads):
-                if prominence and shown.entry.matrix is not None and not shown.recording:
-                    here = prominence[head], number, head
+                own, said = self._describe(number, head)
+                if own is not None and shown.entry.matrix is not None and not shown.recording:
+                    here = own.prominence, number, head
                     telling = max(telling or here, here, key=lambda found: found[0])
                 numbers = {name: finite_or_none(column[head]) for name, column in values.items()}
-                rows.append({"entry": number, "head": head, "kinds": kinds[head], "values": numbers})
+                rows.append({"entry": number, "head": head, **said, "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
         columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
         for row in rows:
@@ -166,21 +133,33 @@ class HeadTable:
             "progress": known / len(rows) if rows else 1.0,
             "columns": columns,
             "rows": rows,
-            "kinds": _WORDS,
+            "kinds": WORDS,
+            "on": self._known_heads and {"what": self._known_heads.on, "name": self._known_heads.name},
             "telling": None if telling is None else {"entry": telling[1], "head": telling[2]},
         }
+
+    def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
+        """Return what a head is, None where it is not known, and what the page is told of it."""
+        shown, found = self._source.entries[number], self._ready.get(number)
+        elsewhere = self._known_heads and not shown.recording and self._known_heads.of(shown.entry, head)
+        measured = found.heads[head] if found is not None and found.heads else None
+        own = elsewhere or (KnownHead.measured(measured) if measured else None)
+        if own is None:
+            return None, {"kinds": [], "share": None, "measures": None, "on_text": None}
+        said = on_text(own.pattern, measured, elsewhere=bool(elsewhere)) if measured else None
+        measures = own.measures if elsewhere else None  # those of this text are among its columns
+        return own, {"kinds": own.kinds, "share": own.share, "measures": measures, "on_text": said}
 
     def order(self) -> list[tuple[int, int]]:
         """Return entry and head of all heads, the most telling first; those without known kinds come last."""
         ranked = []
         for number, shown in enumerate(self._source.entries):
-            known = self._ready.get(number)
             for head in range(shown.entry.shape[1]):
-                rank = known.prominence[head] if known and known.prominence else (False, -math.inf)
-                ranked.append((rank, number, head))
+                own, _ = self._describe(number, head)
+                ranked.append(((False, -math.inf) if own is None else own.prominence, number, head))
         return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
-    def _known(self, number: int, entry: Entry, end: float) -> _Known | None:
+    def _known(self, number: int, entry: Entry, end: float) -> _Measured | None:
         """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
         if number not in self._ready:
             if number in self._missing or time.monotonic() > end:
@@ -188,19 +167,18 @@ class HeadTable:
             self._ready[number] = self._look(number, entry, self._source.entries[number].atlas)
         return self._ready[number]
 
-    def _look(self, number: int, entry: Entry, atlas: Atlas) -> _Known:
-        """Return each column of an entry's heads, and the kinds of each head."""
+    def _look(self, number: int, entry: Entry, atlas: Atlas) -> _Measured:
+        """Return each column of an entry's heads, and the measures of each head."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
         measured = measure_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()
         if not measured:
-            return _Known(columns, [[] for _ in entry.heads], [])
+            return _Measured(columns, ())
         columns = {name: numbers for name, numbers in columns.items() if name not in _RAW}
         measure_block = isinstance(atlas.details.get("block"), dict)
-        names = [name for name in _MEASURES if measure_block or name not in _ON_BLOCK]
+        names = [name for name in _MEASURES if measure_block or name not in BLOCK_MEASURES]
         columns |= {name: [float(getattr(head, name)) for head in measured] for name in names}
-        kinds = [[kind.name for kind in head.patterns] for head in measured]
-        return _Known(columns, kinds, [head.prominence for head in measured])
+        return _Measured(columns, measured)
 
     def step(self) -> bool:
         """Compute the statistics of one head; return whether there are more."""

@@ -14,21 +14,36 @@ function openPage(root, initial) {
   return current;
 }
 
-// Builds the page of another text below this one, and replaces this one once the new map is drawn.
-async function reopen(state) {
-  const { entry, head, batch } = state;
+// Builds the page of another text below this one, and replaces this one once the new map is drawn. Of a text that only
+// goes on, the numbers and thumbnails of the heads stay until the new ones are there.
+async function reopen(state, isContinued) {
+  const { entry, head, batch, heads } = state;
   const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
   window.history.replaceState(window.history.state, "", `#${address}`);
   const previous = current;
   const root = previous.root.cloneNode(false);
   root.classList.remove("attlas-ready");
   previous.root.after(root);
-  const { page } = openPage(root, { entry, head, batch });
+  const { page } = openPage(root, { entry, head, batch, ...(isContinued ? { heads } : {}) });
   await page.ready.catch(() => {});
+  if (isContinued) keepThumbnails(previous.root, root);
   const deadline = performance.now() + MAX_WAIT;
   while (performance.now() < deadline && !root.querySelector(".overlay[aria-busy=false]")) await new Promise((resolve) => setTimeout(resolve, 30));
   const focusedKey = previous.root.contains(document.activeElement) ? document.activeElement.dataset.keep : undefined;
   previous.page.destroy();
   previous.root.remove();
   if (focusedKey) root.querySelector(`[data-keep="${focusedKey}"]`)?.focus();
+}
+
+// Shows the thumbnails of one page on another one, where that has none yet.
+function keepThumbnails(from, to) {
+  const pictures = new Map([...from.querySelectorAll("[data-head] canvas")].map((canvas) => [canvas.closest("[data-head]").dataset.head, canvas]));
+  for (const canvas of to.querySelectorAll(".thumb:not(.drawn) canvas")) {
+    const button = canvas.closest("[data-head]");
+    const picture = pictures.get(button.dataset.head);
+    if (!picture || picture.width < 2) continue; // it was never drawn
+    [canvas.width, canvas.height] = [picture.width, picture.height];
+    canvas.getContext("2d").drawImage(picture, 0, 0);
+    button.classList.add("drawn");
+  }
 }

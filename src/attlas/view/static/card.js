@@ -4,7 +4,7 @@ const [WIDTH, HEIGHT, EDGE] = [1200, 630, 56];
 const TEXT = 470; // width of the text column in pixels
 
 /** Draw the card: the picture that `map.picture` returns, beside a headline and a sentence. */
-export function drawCard({ canvas: source, width, box }, { headline, sentence }, title, style) {
+export function drawCard({ canvas: source, width, box }, { headline, sentence, onText }, title, style) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [WIDTH, HEIGHT];
   const ctx = canvas.getContext("2d");
@@ -15,7 +15,8 @@ export function drawCard({ canvas: source, width, box }, { headline, sentence },
   ctx.font = `22px ${style.sans}`;
   ctx.fillText(title, EDGE, y, TEXT);
   y = drawParagraph(ctx, headline, `600 46px ${style.sans}`, style.ink, y + 76, 56);
-  drawParagraph(ctx, sentence, `25px ${style.sans}`, style.soft, y + 18, 36);
+  y = drawParagraph(ctx, sentence, `25px ${style.sans}`, style.soft, y + 18, 36);
+  if (onText) drawParagraph(ctx, onText, `25px ${style.sans}`, style.soft, y + 12, 36);
   ctx.fillStyle = style.ink;
   ctx.font = `600 24px ${style.sans}`;
   ctx.fillText("attlas", EDGE, HEIGHT - EDGE);

@@ -6,6 +6,7 @@ import { createHistogram } from "./histogram.js";
 import { formatNumber, getHeadMark, getHeadName, getLayerName, formatInteger } from "./numbers.js";
 import { holdsHead } from "./held.js";
 import { createThumbs } from "./thumbs.js";
+import { describeProgress } from "./says.js";
 import { t } from "./words.js";
 
 const pollDelays = [1_000, 2_000, 4_000, 8_000, 15_000];
@@ -51,7 +52,8 @@ function arrange(rows, { order, column }, { kind, within }) {
 }
 
 export function mountHeads(element, { store, transport, announce, uid }) {
-  let summary = { progress: 0, columns: [], rows: [] };
+  let summary = store.state.heads ?? { progress: 0, columns: [], rows: [] }; // of the text before, where it was continued
+  let isOutdated = store.state.heads !== null;
   let cells = new Map(); // "entry:head" -> {button, canvas, value, kind, row}
   let shownKeys = [];
   let timer = 0;
@@ -132,6 +134,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       }
     });
     batchBox.hidden = Math.max(...info.entries.map((entry) => entry.batch ?? 1)) < 2;
+    setRows();
     render();
   }
   function createCell(entry, head, layer) {
@@ -141,7 +144,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const picture = canvas && make("span", { class: "thumb-picture" }, canvas);
     const kind = make("span", { class: "thumb-kind" });
     const wordsElement = make("span", { class: "thumb-words" }, markElement, value, kind);
-    const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1 }, picture, wordsElement);
+    const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1, "data-head": `${entry}:${head}` }, picture, wordsElement);
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
     if (head === "mean") wordsElement.replaceChildren(t("mean of {0}", layer.heads.length));
     if (canvas) canvas.cell = cell;
@@ -241,11 +244,11 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     for (const cell of cells.values()) updateLabel(cell);
     statistic.fill(getColumns().map(({ name: value, label }) => ({ value, text: t(label) })));
     statistic.set(column?.name ?? "");
-    statistic.select.disabled = !getColumns().length;
     order.set(sortOrder);
-    order.select.disabled = !getColumns().length;
-    explain.textContent = column ? describeColumn(column) : "";
-    explain.hidden = !column?.description;
+    const words = column ? describeColumn(column) : describeProgress(summary);
+    explain.textContent = isOutdated ? t("Of the text before, until this one is measured. {0}", words) : words;
+    explain.hidden = !words;
+    for (const part of [statistic, order]) part.element.hidden = !getColumns().length;
     fillKinds(rows, filter.kind);
     const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
     histogram.set(t(column?.label ?? ""), values, filter.within);
@@ -327,19 +330,24 @@ export function mountHeads(element, { store, transport, announce, uid }) {
 
   // ------------------------------------------------------------------------------------------------------ the numbers
 
+  function setRows() {
+    for (const cell of cells.values()) cell.row = null;
+    for (const row of summary.rows) {
+      const cell = cells.get(`${row.entry}:${row.head}`);
+      if (cell) cell.row = row;
+    }
+  }
   async function refresh() {
     clearTimeout(timer);
     try {
       const { json } = await transport.get("heads", {}, { signal: controller.signal });
       if (controller.signal.aborted) return;
-      const changed = JSON.stringify(json) !== JSON.stringify(summary);
-      summary = json;
-      for (const cell of cells.values()) cell.row = null;
-      for (const row of json.rows) {
-        const cell = cells.get(`${row.entry}:${row.head}`);
-        if (cell) cell.row = row;
-      }
-      store.set({ heads: json });
+      isOutdated &&= json.progress < 1;
+      const next = isOutdated ? withNumbers(json, summary) : json;
+      const changed = JSON.stringify(next) !== JSON.stringify(summary);
+      summary = next;
+      setRows();
+      store.set({ heads: next });
       if (changed) {
         pollCount = 0;
         render();
@@ -392,6 +400,12 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       element.replaceChildren();
     },
   };
+}
+
+// A table of heads with the numbers of an earlier one.
+function withNumbers(table, { columns, rows }) {
+  const numbers = new Map(rows.map((row) => [`${row.entry}:${row.head}`, row.values]));
+  return { ...table, columns, rows: table.rows.map((row) => ({ ...row, values: numbers.get(`${row.entry}:${row.head}`) ?? {} })) };
 }
 
 function describeColumn({ description, unit }) {

@@ -78,14 +78,14 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     if (destroyed) return undefined;
     if (status.key !== info.key) {
       destroyed = true;
-      return reopen(store.state);
+      return reopen(store.state, Boolean(reading.text) && status.text.startsWith(reading.text));
     }
     const { doing, done, total, error } = status;
     setBusy(Boolean(doing));
     if (total) progressBar.value = done / total;
     else progressBar.removeAttribute("value");
     if (doing) {
-      message.textContent = { loading: t("loading {0} …", reading.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
+      message.textContent = { loading: t("loading {0} …", reading.model), measuring: t("measuring the heads of {0}, once …", reading.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
       timer = setTimeout(pollStatus, POLL_INTERVAL);
     } else showMessage(error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)));
     return undefined;
