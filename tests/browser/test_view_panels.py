@@ -622,15 +622,16 @@ def test_hundreds_of_heads_fetch_what_is_in_view(browse: Any) -> None:
 def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, comms: list[Any]) -> None:
     from attlas.view.widget import Viewer
 
-    viewer = Viewer(Service(atlas), height=700, state={"entry": 1, "head": 2, "pin": {"i": 200, "j": 30}})
+    state = {"entry": 1, "head": 2, "pin": {"i": 200, "j": 30}}
+    viewer = Viewer(Service(atlas), height=700, state=state, still="<b>a picture</b>")
     page = browse("about:blank", 1100, wait="")
     page.expose_function("toKernel", viewer.comm.page_says)
-    page.set_content("<!doctype html><title>cell</title><div class='cell'></div>")
+    still = f"<div class='{viewer.still_class}'>{viewer._still}</div>"
+    page.set_content(f"<!doctype html><title>cell</title><div class='cell'></div>{still}")
     page.add_style_tag(content=viewer._css)
     page.evaluate(
-        """async ([code, initial, height]) => {
+        """async ([code, traits]) => {
           const listeners = new Set();
-          const traits = { initial, height };
           window.model = {
             get: (name) => traits[name],
             on: (name, run) => name === "msg:custom" && listeners.add(run),
@@ -645,8 +646,12 @@ def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, c
           const { default: widget } = await import(url);
           window.leave = await widget.render({ model: window.model, el: document.querySelector(".cell") });
         }""",
-        [viewer._esm, dict(viewer.initial), viewer.height],
+        [viewer._esm, {name: getattr(viewer, name) for name in ("initial", "height", "still_class")}],
     )
+    # Where no kernel answers, as in an exported notebook, the picture stands for the page.
+    assert page.get_by_text("a picture").is_visible()
+    assert page.get_by_text("Opening the atlas").is_visible()
+    assert page.locator(".attlas").bounding_box()["height"] == 48
 
     told_already = 0
 
@@ -668,6 +673,7 @@ def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, c
     assert told(page) == pytest.approx(atlas[1][0, 2, 200].topk(8).values.tolist(), rel=1e-4)
     pump("document.querySelectorAll('.thumb.drawn').length === 6")
     assert page.locator(".attlas").bounding_box()["height"] == 700
+    assert not page.get_by_text("a picture").is_visible()
     page.locator('.t[data-position="100"]').click()
     best = atlas[1][0, 2, 100].topk(8)
     pump(f"document.querySelector('.largest .place').textContent === '{int(best.indices[0])}'")
@@ -675,4 +681,5 @@ def test_the_widget_shows_the_same_page_by_messages(browse: Any, atlas: Atlas, c
     assert page.evaluate("location.hash") == ""  # the address of the notebook is the notebook's
     page.evaluate("window.leave()")
     assert page.locator(".attlas").count() == 0
+    assert page.get_by_text("a picture").is_visible()
     viewer.close()

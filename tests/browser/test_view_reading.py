@@ -117,14 +117,14 @@ def test_what_is_said_of_the_heads_stays_while_tokens_are_written(browse: Any, u
     lines = page.locator(".says").inner_text().splitlines()
     assert lines[0] == "Layer 2, head 4 remembers what came next"
     assert lines[1].startswith("Show it random tokens, then the same tokens again: 65.7 % of its attention")
-    assert re.fullmatch(r"On this text: 5\d.\d % on what followed earlier copies, [\d.]+ % by chance\.", lines[2])
+    assert re.fullmatch(r"On this text: 5\d.\d\s% on what followed earlier copies, [\d.]+\s% by chance\.", lines[2])
     # A head whose kind was measured on random tokens says so, and what it does here.
     page.locator(".pick-layer").select_option("0")
     page.locator(".pick-head").select_option("0")
     lines = page.locator(".says").inner_text().splitlines()
     assert lines[0] == "Layer 0, head 0 looks at the token before"
     assert re.fullmatch(r"On random tokens: 8\d.\d % of its attention goes to the token before\.", lines[1])
-    assert re.fullmatch(r"On this text: 9\d.\d % goes to the token before\.", lines[2])
+    assert re.fullmatch(r"On this text: 9\d.\d\s% goes to the token before\.", lines[2])
     page.get_by_role("button", name="Evidence").click()
     evidence = page.locator("dialog[open]").inner_text()
     assert evidence.index("On random tokens that occur twice") < evidence.index("On this text")

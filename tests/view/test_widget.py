@@ -295,6 +295,28 @@ def test_a_saved_notebook_keeps_a_picture(small: attlas.AttentionMatrix, monkeyp
     monkeypatch.setattr("attlas.view.notebook.in_notebook", lambda: True)
     viewer = show(small)
     data, _ = viewer._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in data
+    assert WIDGET in data
     assert len(pictures(data["text/html"])) == 2
+    viewer.close()
+
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_an_exported_notebook_shows_the_picture(
+    small: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch, comms: list[FakeComm]
+) -> None:
+    display = pytest.importorskip("IPython.display", reason="IPython comes with anywidget")
+    outputs: list[dict[str, str]] = []
+    monkeypatch.setattr(display, "publish_display_data", lambda data, metadata=None: outputs.append(data))
+    monkeypatch.setattr("attlas.view.notebook.in_notebook", lambda: True)
+    viewer = show(small)
+    viewer._ipython_display_()
+    # An exporter takes the widget of an output that has one, and shows nothing without a kernel and the web.
+    (page,) = (output for output in outputs if WIDGET in output)
+    assert "text/html" not in page  # else programs that know no widgets show the picture twice
+    (still,) = (output for output in outputs if WIDGET not in output)
+    assert len(pictures(still["text/html"])) == 2
+    assert f"<div class='{viewer.still_class}'>" in still["text/html"]  # by which the page hides it
+    assert show(small).still_class != viewer.still_class
     viewer.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import anywidget
@@ -31,7 +33,7 @@ class Viewer(anywidget.AnyWidget):
     state : mapping, optional
         Fields of the page's state to begin with, ``{"entry": 2, "head": "mean"}``.
     still : str, optional
-        HTML that stands for the page in a saved notebook, where no kernel runs.
+        HTML that stands for the page where no kernel runs: in a saved notebook, and in one that was exported.
 
     Notes
     -----
@@ -39,6 +41,9 @@ class Viewer(anywidget.AnyWidget):
     "progress", "final", "sampled"}`` with the body as one buffer. ``{"type": "cancel", "id"}`` takes a question back:
     one that has not begun is dropped, one that has stops between two tiles. Questions are answered on two threads
     of their own, so that the kernel stays free; messages are read when no cell is running.
+
+    A notebook gets two outputs: the page, and below it the picture `still`, which the page hides once it is there.
+    An exported notebook can show a widget only with a script from the web, and without a kernel it would be empty.
 
     Examples
     --------
@@ -55,6 +60,7 @@ class Viewer(anywidget.AnyWidget):
     _css = bundle.styles()
     height = traitlets.Int(640).tag(sync=True)
     initial = traitlets.Dict().tag(sync=True)
+    still_class = traitlets.Unicode("").tag(sync=True)  # of the element of the picture; "" where there is none
 
     def __init__(
         self, service: Service, height: int = 640, state: Mapping[str, Any] | None = None, *, still: str = ""
@@ -65,7 +71,9 @@ class Viewer(anywidget.AnyWidget):
         self._lock = threading.Lock()
         self._ended = False
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="attlas-view")
-        super().__init__(height=min(_HIGHEST, max(_LOWEST, height)), initial=dict(state or {}))
+        still_class = f"attlas-still-{secrets.token_hex(8)}" if still else ""
+        height = min(_HIGHEST, max(_LOWEST, height))
+        super().__init__(height=height, initial=dict(state or {}), still_class=still_class)
         self.on_msg(self._hear)
         if self.comm is not None:
             self.comm.on_close(lambda _: self.close())
@@ -81,6 +89,16 @@ class Viewer(anywidget.AnyWidget):
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._service.close()
         super().close()
+
+    def _ipython_display_(self, **options: Any) -> None:
+        """Put out the page, and the picture as an output of its own: exporters take the page of one that has both."""
+        publish: Any = import_module("IPython.display").publish_display_data
+        page = super()._repr_mimebundle_(**options)
+        if page is not None:
+            publish(*page)
+        if self._still:
+            picture = f"<div class='{self.still_class}'>{self._still}</div>"
+            publish({"text/plain": "picture of the attention", "text/html": picture})
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         bundle = super()._repr_mimebundle_(**options)

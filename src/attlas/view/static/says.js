@@ -27,7 +27,7 @@ export function mountSays(element, { store, uid, root, tools }) {
     const { kind, compared, headline, sentence, onText } = describeHead(state);
     headlineElement.textContent = headline;
     sentenceElement.textContent = sentence;
-    textElement.textContent = textElement.title = onText;
+    textElement.textContent = textElement.title = onText.replaceAll(" %", "\u00a0%"); // no line begins with %
     buttonBox.hidden = !kind || Boolean(compared);
   };
   const fillDialog = ({ info, heads, entry, head }) => {

@@ -1,5 +1,6 @@
 // Starts the page in the output of a notebook cell (the protocol of anywidget).
 
+import { make } from "./elements.js";
 import { mount } from "./main.js";
 import { createMessageTransport } from "./messages.js";
 
@@ -11,9 +12,17 @@ export function render({ model, el }) {
   root.dataset.lmSuppressShortcuts = "true";
   root.classList.add("jp-mod-accept-text");
   root.addEventListener("keydown", (event) => event.stopPropagation());
+  // Until the page is there, a picture below it stands for it; in an exported notebook, where no kernel answers, for ever.
+  const stillClass = model.get("still_class");
+  const hideStill = make("style", {}, `.${stillClass} { display: none; }`);
+  root.classList.toggle("attlas-waiting", Boolean(stillClass));
   el.append(root);
   const transport = createMessageTransport(model);
   const page = mount(root, transport, { hash: false, initial: model.get("initial") });
+  page.ready.then(() => {
+    root.classList.remove("attlas-waiting");
+    if (stillClass) document.head.append(hideStill);
+  }, () => {}); // the page says what failed
   const resize = () => {
     root.style.height = `${model.get("height")}px`;
   };
@@ -21,6 +30,7 @@ export function render({ model, el }) {
   return () => {
     model.off("change:height", resize);
     page.destroy();
+    hideStill.remove();
     transport.destroy();
     root.remove();
   };
