@@ -260,7 +260,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     }
     // A fitted map stays fitted when a pane is added or removed.
     if (changed.includes("compare") && !changed.includes("zoom") && isFitted(state.compare !== "side")) store.set(computeFitted());
-    if (changed.some((field) => HELD_FIELDS.includes(field))) camera.hold();
+    if (state.zoom !== null && changed.some((field) => HELD_FIELDS.includes(field))) camera.hold();
     tip.hide();
     invalidate();
     scheduleFocus();
