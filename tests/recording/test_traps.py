@@ -214,12 +214,26 @@ def test_configurations_whose_layers_differ(ids: Tensor) -> None:
         torch.testing.assert_close(A.to_dense(), weights, atol=1e-5, rtol=1e-4)
 
 
-class Learned(nn.Module):
-    """An attention with a parameter in its score."""
+class Layered(attlas.Score):
+    """A score with layers of torch in it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.score = attlas.Bilinear(8, 8)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layers(q), self.layers(k)
+
+    def forward(self, q: Tensor, k: Tensor, at: Any) -> Tensor:
+        return q @ k.mT
+
+
+class Learned(nn.Module):
+    """An attention with parameters in its score."""
+
+    def __init__(self, score: attlas.Score) -> None:
+        super().__init__()
+        self.score = score
 
     def forward(self, x: Tensor) -> Tensor:
         A = attlas.attend(x[:, None], x[:, None], score=self.score)
@@ -227,10 +241,15 @@ class Learned(nn.Module):
         return A @ x[:, None]
 
 
-def test_an_optimizer_does_not_change_what_was_kept() -> None:
-    model, x = nn.Sequential(Learned()), torch.randn(2, 7, 8)
+SCORES = [attlas.Bilinear(8, 8), attlas.Additive(8, 8, 4), 0.5 * Layered()]
+
+
+@pytest.mark.parametrize("score", SCORES, ids=lambda score: type(score).__name__)
+def test_an_optimizer_does_not_change_what_was_kept(score: attlas.Score) -> None:
+    model, x = nn.Sequential(Learned(score)), torch.randn(2, 7, 8)
     with record(model) as atlas:
         model(x).square().sum().backward()
+    assert not atlas[0].requires_grad
     before = atlas[0].to_dense()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     torch.testing.assert_close(atlas[0].to_dense(), before)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from attlas._compat import changes, tree_leaves, tree_map_only
 from attlas.masks import Mask
-from attlas.scores import Score
 from attlas.windows import Translated
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024  # keys whose fingerprint is taken together: little memory beside the keys themselves
 
-Thing = TypeVar("Thing", bound=Mask | Score)
+Thing = TypeVar("Thing", bound=Mask | nn.Module)
 
 
 def detached_tensor(t: Tensor, device: torch.device | None = None) -> Tensor:
@@ -46,14 +45,14 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
 
     Parameters
     ----------
-    thing : Mask or Score
+    thing : Mask, or a score or a layer within one
         It is not changed; one that holds no tensor that matters is returned as it is.
     device : torch.device, optional
         Where its tensors are kept.
     """
 
     def detach(part: Any) -> Any:
-        if isinstance(part, Mask | Score):
+        if isinstance(part, Mask | nn.Module):  # a score, or a layer within one
             return detached(part, device)
         moves = device is not None and part.device != device
         if not (moves or part.requires_grad):
@@ -63,7 +62,7 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
         return nn.Parameter(t, requires_grad=False) if isinstance(part, nn.Parameter) else t
 
     attributes = vars(thing)
-    copied = tree_map_only((Tensor, Mask, Score), detach, attributes)
+    copied = tree_map_only((Tensor, Mask, nn.Module), detach, attributes)
     if all(new is old for new, old in zip(tree_leaves(copied), tree_leaves(attributes), strict=True)):
         return thing
     out = copy.copy(thing)
