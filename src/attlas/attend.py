@@ -9,7 +9,6 @@ from torch import Tensor
 
 import attlas
 from attlas.context_parallel import refuse_context_parallel
-from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, ShapeError, kind
@@ -21,6 +20,7 @@ from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
+from attlas.tensorlike import check_probability, dropped_product
 
 
 def attend(
@@ -164,11 +164,8 @@ def attention(
     >>> attlas.attention(q, k, v, score=attlas.Gaussian(0.5)).shape
     torch.Size([5, 3])
     """
-    if not (isinstance(dropout_p, (int, float)) and 0.0 <= dropout_p <= 1.0):
-        rule = "dropout_p must be a probability, from 0 to 1."
-        raise ShapeError("attention()", rule, found=f"dropout_p = {dropout_p!r}", fix="dropout_p=0.1")
-    matrix = attend(q, k, score, mask, scale, sink, plan)
-    return matrix._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0 else None)
+    check_probability("attention()", "dropout_p", dropout_p)
+    return dropped_product(attend(q, k, score, mask, scale, sink, plan), v, dropout_p)
 
 
 _DEFAULT_PLAN = Plan()

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from attlas import reads
+from attlas import observers, reads
 from attlas._compat import cached_property, transforming
 from attlas.engine import operations
 from attlas.engine.autodiff import graph
@@ -133,10 +133,32 @@ class SoftmaxMatrix(LazyTensor):
         return self._multiply(v.to_dense() if isinstance(v, SoftmaxMatrix) else v, None)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
-        """Return the product with values; the log-sum-exp that it gives is stored for later reads."""
+        """Return the product with values, of any axes that fit, as recordings hear and interventions change it."""
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.checked_problem("A @ v")
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
+        if observers.active:
+            out = observers.product(self, values, dropout)
+        else:
+            out = self._pooled_values(values, dropout)
+        out = self._axes.restore(out)
+        return out.squeeze(-1) if vector else out
+
+    def _pooled_values(self, values: Tensor, dropout: Dropout | None) -> Tensor:
+        """Return the product with values; the log-sum-exp that it gives is stored for later reads.
+
+        Parameters
+        ----------
+        values : Tensor, shape (batch, value heads, n, e)
+            The values.
+        dropout : Dropout, optional
+            Which weights are dropped.
+
+        Returns
+        -------
+        Tensor, shape (batch, heads, m, e)
+        """
+        problem = self.problem
         out, lse = operations.multiply(problem, values, self.plan, dropout)
         if problem.partial:  # backends normalize rows over the keys of the window alone
             window_lse = None if lse is None else exact(lse)
@@ -149,8 +171,7 @@ class SoftmaxMatrix(LazyTensor):
                 self._gradient.add_product(out, values)
             else:
                 self._gradient.mark_incomplete("weights were dropped")
-        out = self._axes.restore(out)
-        return out.squeeze(-1) if vector else out
+        return out
 
     def _select(self, where: Where) -> Self:
         """Return the lazy matrix of the batches and heads of an index."""

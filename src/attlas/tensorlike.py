@@ -20,7 +20,7 @@ from attlas._compat import parse_to, transforming
 from attlas.cellwise import Cellwise, cellwise
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem
-from attlas.errors import ModifiedError
+from attlas.errors import ModifiedError, ShapeError
 from attlas.lazy import like_tensors
 from attlas.reductions import Dim, axes_of, axis_of, cells_reduced, max_along, reduced_shape
 from attlas.softmax_matrix import SoftmaxMatrix
@@ -299,3 +299,11 @@ _METHODS = ("amax", "argmax", "clone", "count_nonzero", "detach", "diagonal", "m
 def dropped_product(A: SoftmaxMatrix, v: Tensor, dropout_p: float) -> Tensor:
     """Return ``A @ v`` with some weights dropped, without the dense tensor."""
     return A._multiply(v, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)
+
+
+def check_probability(where: str, name: str, value: object) -> float:
+    """Return a probability as a float, or raise a ShapeError where it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+        return float(value)
+    rule = f"{name} must be a probability, from 0 to 1."
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=0.1")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.own_models import LanguageModel, Twice, some_ids
 
 import attlas
 from attlas.corpus.sources import Cutter, Document, documents
@@ -223,3 +224,19 @@ def test_models_that_call_torch_themselves(tmp_path: Path) -> None:
     assert found.heads == [(0, 0), (0, 1)]
     with pytest.raises(attlas.RecordingError, match="patch_sdpa=True"):
         attlas.corpus(Plain(), [[1, 2, 3, 4]], tmp_path / "other")
+
+
+def test_models_that_compute_with_attlas(tmp_path: Path) -> None:
+    """Each matrix of a module is an attention, also where several values are multiplied with it."""
+    model, texts = LanguageModel(kind=Twice).eval(), [some_ids(20, 1), some_ids(31, 1)]
+    found = attlas.corpus(model, [ids[0].tolist() for ids in texts], tmp_path / "out")
+    assert found is not None
+    assert found.heads == [(layer, head) for layer in range(4) for head in range(4)]
+    table = found.table()
+    assert list(table["module"][::4]) == ["blocks.0.attn", "blocks.0.attn#1", "blocks.1.attn", "blocks.1.attn#1"]
+    entropy = torch.zeros(16, dtype=torch.float64)
+    for ids in texts:
+        with attlas.record(model, statistics=[attlas.stats.Entropy()]) as atlas, torch.no_grad():
+            model(ids)
+        entropy += torch.cat([entry.statistics["entropy"][0].double().sum(-1) for entry in atlas.entries])
+    torch.testing.assert_close(torch.tensor(table["entropy"].tolist()).double(), entropy / 51, rtol=1e-5, atol=1e-6)

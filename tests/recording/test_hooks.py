@@ -50,10 +50,10 @@ def test_other_threads_are_not_recorded() -> None:
 
 
 def test_nothing_is_left_in_a_compiled_graph() -> None:
-    module = nn.Identity()
+    module, A = nn.Identity(), matrix()
 
     def step(q: torch.Tensor) -> torch.Tensor:
-        offer(module, q, first_query=getattr(None, "first_query", None))  # type: ignore[arg-type]
+        offer(module, A, first_query=getattr(None, "first_query", None))
         return q + 1
 
     graphs = []

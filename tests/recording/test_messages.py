@@ -117,7 +117,11 @@ def test_a_model_that_does_not_run() -> None:
     assert said(error.value) == "record(): no call of the model, and no attention"
 
 
-EAGER, PATCH, OFFER = 'attn_implementation="eager"', "attlas.record(model, patch_sdpa=True)", "attlas.recording.offer()"
+EAGER, PATCH, OFFER = (
+    'attn_implementation="eager"',
+    "attlas.record(model, patch_sdpa=True)",
+    "attlas.attention(q, k, v)",
+)
 SILENT: dict[str, tuple[Callable[[], nn.Module], bool, str, tuple[str, ...]]] = {
     "computes by itself": (SilentAttention, False, "SilentAttention at 0", (EAGER, OFFER)),
     "computes by itself, patched": (SilentAttention, True, "SilentAttention at 0", (EAGER, OFFER)),

@@ -25,6 +25,7 @@ from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
 from attlas.recording.hooks import AttentionCall, Change, is_changing, is_recording, subscribed
 from attlas.recording.metadata import model_name
+from attlas.recording.module_call import ModuleCall
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 
@@ -76,15 +77,20 @@ class _Listener:
     def __init__(self, attentions: ModelAttentions) -> None:
         self.attentions = attentions
         self.take: _Take | None = None
+        self.passes: Passes | None = None
 
-    def path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a module whose attention is measured now."""
-        site = None if self.take is None else self.attentions.site(module)
+    def running(self, module: nn.Module | None = None) -> ModuleCall | None:
+        """Return the innermost call of a module that runs."""
+        return None if self.passes is None else self.passes.running(module)
+
+    def path_of(self, module: nn.Module, number: int) -> str | None:
+        """Return the path of an attention of a module that is measured now."""
+        site = None if self.take is None else self.attentions.site(module, number)
         return None if site is None or site.kind == "cross" else site.path
 
     def on_attention(self, call: AttentionCall) -> None:
         """Take one matrix."""
-        path = self.path_of(call.module)
+        path = self.path_of(call.module, call.number)
         if self.take is not None and path is not None:
             self.take(path, call.matrix, None)
 
@@ -94,8 +100,8 @@ class _Pooling(_Listener):
 
     def change(self, module: nn.Module, change: Change, first_query: Any, first_key: Any) -> Change:
         """Take the place of what pools the values."""
-        path, take = self.path_of(module), self.take
-        if take is None or path is None:
+        path, take = self.path_of(module, change.number), self.take
+        if take is None or path is None or change.repeated:
             return change
         return change._replace(pool=lambda matrix, values: cast(Tensor, take(path, matrix, values)))
 
@@ -106,7 +112,8 @@ class ModelReader:
     Parameters
     ----------
     model : nn.Module
-        A model of transformers, or any that calls torch's attention, with `patch_sdpa`.
+        A model of transformers, any that computes with `attlas.attention`, or, with `patch_sdpa`, any that calls
+        torch's attention.
     patch_sdpa : bool
         Whether torch's ``scaled_dot_product_attention`` is caught.
     """
@@ -136,11 +143,11 @@ class ModelReader:
             stack.enter_context(attending_with_attlas(self.model))
             # What an intervention makes of the attention is measured as it is.
             self._listener = (_Listener if is_changing() else _Pooling)(self._attentions)
+            watched = list(self.model.named_modules()) if self._patch else self._attentions.watched()
+            passes = self._listener.passes = Passes(self.model, watched, lambda: is_recording(self._listener))
             stack.enter_context(subscribed(self._listener))
+            stack.enter_context(passes.followed())
             if self._patch:
-                watched = list(self.model.named_modules())
-                passes = Passes(self.model, watched, lambda: is_recording(self._listener))
-                stack.enter_context(passes.followed())
                 stack.enter_context(patched_sdpa(lambda: passes.innermost if is_recording(self._listener) else None))
             yield self
 
@@ -220,7 +227,7 @@ class ModelReader:
 
         self._pass(repeated_block(vocabulary, period, _BLOCKS), take)
         if not found:
-            rule = "the model must take its attention from the interface of transformers."
+            rule = "the model must take its attention from the interface of transformers, or from attlas."
             fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."
             raise RecordingError("corpus()", rule, found=f"{type(self.model).__name__} computes it itself", fix=fix)
         return torch.cat(found).numpy()

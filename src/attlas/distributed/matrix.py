@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from attlas import observers
 from attlas.distributed.agree import agreed
 from attlas.distributed.collecting import Collector
 from attlas.distributed.groups import by_group, is_divided
@@ -168,7 +169,8 @@ class DistributedMatrix(_Refusing):
     def _product(self, v: DTensor) -> DTensor:
         layout = self._layout
         values = layout.part_of(v, "keys")
-        own = self._agreed(lambda: [part @ values for part in self.parts])
+        with observers.unheard():  # a recording would take a part for the whole
+            own = self._agreed(lambda: [part @ values for part in self.parts])
         rounded = [p for p in self.parts if p._stored_lse is not None and p._stored_lse.dtype is not torch.float64]
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)

@@ -129,8 +129,11 @@ def effect(
     probe = _Heads(layers, heads)
 
     def run(intervention: Intervention, copies: int) -> Tensor:
-        with intervene(model, [intervention], patch_sdpa=patch_sdpa):
+        with (block := intervene(model, [intervention], patch_sdpa=patch_sdpa)):
             logits = _logits(where, model(ids.repeat(copies, 1)))
+        if intervention is probe:
+            for record in probe.found:
+                record["layer"] = block.final_layer(record["site"], record["layer"])
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
         return found
 
@@ -155,7 +158,7 @@ def effect(
                 report(f"{unit} {len(table) + 1} of {count}")
                 values = run(intervention, len(records)).tolist()
                 for record, value in zip(records, values, strict=True):
-                    named = {name: part for name, part in record.items() if name != "key"}
+                    named = {name: part for name, part in record.items() if name != "site"}
                     table.append(named | {"value": value, "effect": value - plain})
     finally:
         model.train(training)
@@ -173,8 +176,10 @@ class _Heads(Intervention):
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         site = call.site
+        if any(record["site"] == site for record in self.found):  # the same weights, multiplied with other values
+            return pool
         self.found += [
-            {"layer": site.layer, "head": head, "kind": site.kind, "name": site.path, "key": site.key}
+            {"layer": site.layer, "head": head, "kind": site.kind, "name": site.path, "site": site}
             for head in call.numbers
         ]
         return pool
@@ -197,7 +202,7 @@ class _OneEach(Intervention):
             out = pool(A, values)
             chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
             for copy, record in enumerate(self.records):
-                if record["key"] == call.site.key and record["head"] in call.numbers:
+                if record["site"] == call.site and record["head"] in call.numbers:
                     chosen[copy, call.heads[call.numbers.index(record["head"])]] = True
             copies = chosen.repeat_interleave(len(out) // len(chosen), dim=0).to(out.device)
             return out.masked_fill(copies[:, :, None, None], 0.0)

@@ -18,7 +18,6 @@ from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_recording, pooled
 from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
-from attlas.tensorlike import dropped_product
 
 
 def attention_forward(
@@ -130,15 +129,16 @@ def attention_forward(
         return own.transpose(1, 2).contiguous(), divided
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
 
-    def pool(weights: AttentionMatrix, values: Tensor) -> Tensor:
+    def pool_step(weights: AttentionMatrix, values: Tensor) -> Tensor:
         out: Tensor | None = None
-        plain = softcap is None and sink is None and position_bias is None and dropout == 0.0
-        if plain and query.shape[2] == 1 and weights is A and values is value:  # nothing is changed
+        if weights is A and values is value:  # nothing is changed
             out = _decode_step(query, key, value, attention_mask, scaling)
-        return dropped_product(weights, values, dropout) if out is None else out
+        return weights @ values if out is None else out
 
+    plain = softcap is None and sink is None and position_bias is None and dropout == 0.0
+    pool = pool_step if plain and query.shape[2] == 1 else None
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
-    out, matrix = pooled(module, A, value, pool, first_query=first_query, first_key=first_key)
+    out, matrix = pooled(module, A, value, pool, dropout_p=dropout, first_query=first_query, first_key=first_key)
     return out.transpose(1, 2).contiguous(), matrix
 
 

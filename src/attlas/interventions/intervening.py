@@ -9,7 +9,7 @@ from torch import nn
 
 from attlas._compat import in_backward
 from attlas.context_parallel import refuse_context_parallel
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.recording.discovery import AttentionSite
@@ -26,10 +26,11 @@ def intervene(
     Parameters
     ----------
     model : nn.Module
-        A model of transformers, or any other whose attention `attlas.record` records.
+        A model of transformers, or any other whose attention `attlas.record` records: modules that compute with
+        `attlas.attention` or ``A @ v`` need nothing else.
     interventions : Intervention or iterable of Intervention
         What is changed, in this order: `Suppress`, `ScaleLogits`, `Temperature`, `ReplaceWeights`, `DetachWeights`,
-        `Ablate` of `attlas.interventions`.
+        `Ablate` of `attlas.interventions`. With none the model computes as it is, on attlas: a baseline.
     patch_sdpa : bool, default False
         Whether torch's ``scaled_dot_product_attention`` is caught, for models that call it themselves.
 
@@ -88,10 +89,10 @@ def intervene(
     given = [interventions] if isinstance(interventions, Intervention) else interventions
     items = list(given) if isinstance(given, Iterable) else [given]
     wrong = next((item for item in items if not isinstance(item, Intervention)), None)
-    if wrong is not None or not items:
-        rule = "interventions must be objects of attlas.interventions, at least one."
+    if wrong is not None:
+        rule = "interventions must be objects of attlas.interventions."
         fix = "attlas.intervene(model, [attlas.interventions.Suppress(keys=(3, 9))])"
-        raise DtypeError(where, rule, found="none" if not items else kind(wrong), fix=fix)
+        raise DtypeError(where, rule, found=kind(wrong), fix=fix)
     return Intervening(model, tuple(items), patch_sdpa)
 
 
@@ -138,18 +139,18 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
                     raise OutOfRangeError(item.where, rule, {axis: str(positions)}, found=found, fix=fix)
 
     def on_attention(self, call: AttentionCall) -> None:
-        site = None if in_backward() else self._site_of(call.module)
+        site = None if in_backward() else self._site_of(call.module, call.number)
         if site is None or not any(self._chosen(item, site) for item in self._interventions):
             return
         rule = "an attention that only offers its weights cannot be changed."
-        fix = "let it call attlas.recording.pooled(module, A, v) in place of offer(module, A) and A @ v."
+        fix = "attlas.attention(q, k, v), or A @ v, without offer(module, A): both are changed by themselves."
         raise RecordingError(self.where, rule, {"module": site.path}, found=type(call.module).__name__, fix=fix)
 
     def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
         return item.selection.includes(site, self._attentions)
 
     def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
-        """Return how an attention computes; called by `attlas.recording.pooled` inside the forward pass.
+        """Return how an attention computes; called inside the forward pass, before its values are pooled.
 
         Parameters
         ----------
@@ -161,18 +162,13 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             Positions in the text of query 0 and of key 0.
         """
         refuse_context_parallel(self.where)
-        site = self._site_of(module)
+        site = self._site_of(module, change.number)
         if site is None:
             return change
         if in_backward() and self._has_reused(site.kind):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
-        if change.matrix.ndim != 4:
-            rule = "the weights that an intervention changes must have the axes (batch, heads, m, n)."
-            fix = "pooled(module, A, v) with A = attend(q[None], k[None]), and out[0]."
-            found_shape = f"shape {tuple(change.matrix.shape)}"
-            raise ShapeError(self.where, rule, {"module": site.path}, found=found_shape, fix=fix)
         query, key = self._position(site, change.matrix, first_query, first_key)
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
@@ -206,6 +202,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         indices, numbers, places = zip(*here, strict=True)
         call = Call(site, indices, numbers, places, len(heads), query, key)
         shown = change.shown
-        return Change(
-            item.matrix(change.matrix, call), item.pool(change.pool, call), lambda A: item.shown(shown(A), call)
+        return change._replace(
+            matrix=item.matrix(change.matrix, call),
+            pool=item.pool(change.pool, call),
+            shown=lambda A: item.shown(shown(A), call),
         )

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attlas.attend import attend
 from attlas.errors import ShapeError
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_config import GPT2Config
-from attlas.nn.layer import checked_dropout, pooled, returned_weights
+from attlas.nn.layer import positions, returned_weights
+from attlas.recording import pooled
 from attlas.scores import ScaledDot
+from attlas.tensorlike import check_probability
 
 
 class Conv1D(nn.Module):
@@ -109,8 +112,8 @@ class GPT2Attention(nn.Module):
         if is_cross_attention:
             self.q_attn = Conv1D(size, size)
         self.c_proj = Conv1D(size, size)
-        self.attn_dropout = nn.Dropout(checked_dropout("GPT2Attention", config.attn_pdrop))
-        self.resid_dropout = nn.Dropout(checked_dropout("GPT2Attention", config.resid_pdrop))
+        self.attn_dropout = nn.Dropout(check_probability("GPT2Attention()", "attn_pdrop", config.attn_pdrop))
+        self.resid_dropout = nn.Dropout(check_probability("GPT2Attention()", "resid_pdrop", config.resid_pdrop))
         self.is_causal = not is_cross_attention
 
     def forward(
@@ -170,7 +173,10 @@ class GPT2Attention(nn.Module):
             mask = mask_of_keys(attention_mask, k.shape[2], past_key_values)
             if mask is None or (isinstance(attention_mask, Tensor) and attention_mask.ndim == 2):
                 mask = causal_mask(q.shape[2], mask, past_key_values)
-        heads, matrix = pooled(q, k, v, self.score, mask, self.attn_dropout.p if self.training else 0.0)
+        own = None if self.is_cross_attention else past_key_values
+        place = positions(own, self.layer_idx, q.shape[2], k.shape[2])
+        weights = attend(q, k, self.score, mask)
+        heads, matrix = pooled(self, weights, v, dropout_p=self.attn_dropout.p if self.training else 0.0, **place)
         out: Tensor = self.c_proj(heads.transpose(1, 2).flatten(2))
         if self.training:
             out = self.resid_dropout(out)

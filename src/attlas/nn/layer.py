@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from attlas._compat import cached_property, changes, transforming
-from attlas.attend import attend, attention
+from attlas.attend import attend
 from attlas.errors import DtypeError, RecordingError, ShapeError
 from attlas.inputs import tracing
 from attlas.mask_argument import as_mask
 from attlas.masks import BlockState, Mask
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
+from attlas.nn.cache import KVCache
+from attlas.recording import pooled
 from attlas.scores import Score
+from attlas.tensorlike import check_probability
 from attlas.tiles import Tile
 
 
@@ -94,7 +97,7 @@ class PoolingLayer(nn.Module):
 
     def __init__(self, score: Score, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dropout = checked_dropout(type(self).__name__, dropout)
+        self.dropout = check_probability(f"{type(self).__name__}()", "dropout", dropout)
         self.score = score
         self._kept: tuple[AttentionMatrix, tuple[int, ...]] | None = None
 
@@ -138,7 +141,8 @@ class PoolingLayer(nn.Module):
         if valid_lens is not None:
             lengths = ValidLengths(type(self).__name__, valid_lens)
             mask = lengths if mask is None else lengths & as_mask(mask)
-        out, matrix = pooled(queries, keys, values, self.score, mask, self.dropout if self.training else 0.0)
+        weights = attend(queries, keys, self.score, mask)
+        out, matrix = pooled(self, weights, values, dropout_p=self.dropout if self.training else 0.0)
         # What torch records or transforms are stand-ins, which mean nothing after the call.
         self._kept = None if tracing() else (matrix.detach(), _versions(self))
         return out
@@ -151,27 +155,27 @@ class PoolingLayer(nn.Module):
         return f"dropout={self.dropout}" if self.dropout else ""
 
 
-def pooled(
-    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask | Tensor | Callable[..., Any] | None, dropout: float
-) -> tuple[Tensor, AttentionMatrix]:
-    """Return the pooled values and the matrix of weights, before dropout."""
-    matrix = attend(q, k, score, mask)
-    if dropout > 0 or tracing():  # torch.compile follows a function into a matrix, and not an operator
-        return attention(q, k, v, score, mask, dropout_p=dropout), matrix
-    return matrix @ v, matrix
+def positions(cache: KVCache | Any, layer: int, m: int, n: int) -> dict[str, Any]:
+    """Return the positions in the text of query 0 and of key 0, as `attlas.recording.pooled` takes them.
+
+    Parameters
+    ----------
+    cache : KVCache, optional
+        The cache that the keys come from. Of another cache nothing is known.
+    layer : int
+        Number of the layer in the cache.
+    m, n : int
+        Number of queries and of keys, without keys that the layer appends.
+    """
+    if not isinstance(cache, KVCache):
+        return {}
+    seen = cache.get_seq_length(layer)
+    return {"first_query": seen - m, "first_key": seen - n}
 
 
 def returned_weights(matrix: AttentionMatrix) -> AttentionMatrix | None:
     """Return the weights without a graph; None inside torch.export and torch.func, whose results hold tensors only."""
     return None if transforming() or torch.compiler.is_exporting() else matrix.detach()
-
-
-def checked_dropout(name: str, dropout: float) -> float:
-    """Return a probability as a float, or raise."""
-    if isinstance(dropout, (int, float)) and not isinstance(dropout, bool) and 0.0 <= dropout <= 1.0:
-        return float(dropout)
-    rule = "dropout must be a probability, from 0 to 1."
-    raise ShapeError(f"{name}()", rule, found=f"dropout = {dropout!r}", fix="dropout=0.1")
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:

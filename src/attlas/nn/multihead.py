@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attlas.attend import attend
 from attlas.errors import ShapeError
 from attlas.masks import BlockState, Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.nn.cache import KVCache
-from attlas.nn.layer import checked_dropout, pooled, returned_weights
+from attlas.nn.layer import positions, returned_weights
 from attlas.nn.mean import HeadMean
+from attlas.recording import pooled
 from attlas.scores import ScaledDot, Score
+from attlas.tensorlike import check_probability
 from attlas.tiles import Tile
 
 
@@ -110,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.dropout = checked_dropout("MultiHeadAttention", dropout)
+        self.dropout = check_probability("MultiHeadAttention()", "dropout", dropout)
         _check_heads(embed_dim, num_heads, self.num_kv_heads)
         self.head_dim = embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -199,17 +202,21 @@ class MultiHeadAttention(nn.Module):
         real = k.shape[2]
         k, v = self._appended(k, v)
         mask = self._mask(q, real, k.shape[2] - real, key_padding_mask, attn_mask, is_causal, cache)
-        heads, matrix = pooled(q, k, v, self.score, mask, self.dropout if self.training else 0.0)
+        place = positions(cache, self.layer_idx, q.shape[2], real)
+        if not place and k.shape[2] > real:
+            place = {"first_query": max(real - q.shape[2], 0)}
+        weights = attend(q, k, self.score, mask)
+        heads, matrix = pooled(self, weights, v, dropout_p=self.dropout if self.training else 0.0, **place)
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if single:
             out = out.squeeze(0)
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        weights = returned_weights(matrix) if need_weights else None
-        if weights is None:
+        returned = returned_weights(matrix) if need_weights else None
+        if returned is None:
             return out, None
-        weights = weights[0] if single else weights
-        return out, HeadMean(weights) if average_attn_weights else weights
+        returned = returned[0] if single else returned
+        return out, HeadMean(returned) if average_attn_weights else returned
 
     def _project(self, tokens: list[Tensor], *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v of shape (batch, heads, tokens, head_dim)."""

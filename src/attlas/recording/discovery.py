@@ -11,6 +11,7 @@ from types import CodeType
 from torch import nn
 
 from attlas.atlas.entry import KINDS
+from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
@@ -21,11 +22,29 @@ SDPA = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One attention of a model: path of its module, kind, number among those of its kind."""
+    """One attention of a model.
+
+    Parameters
+    ----------
+    path : str
+        Path of its module; the second attention of a module has the path ``"blocks.0.attn#1"``.
+    kind : str
+        "self", "encoder" or "cross".
+    layer : int
+        Its number among the attentions of its kind.
+    number : int
+        Its number among the attentions of one call of its module.
+    """
 
     path: str
     kind: str
     layer: int
+    number: int = 0
+
+    @property
+    def module(self) -> str:
+        """Path of its module."""
+        return self.path.removesuffix(f"#{self.number}") if self.number else self.path
 
     @property
     def key(self) -> str:
@@ -86,7 +105,8 @@ class ModelAttentions:
     def __init__(self, model: nn.Module, *, patched: bool) -> None:
         self._modules = list(model.named_modules())
         self._paths = {id(module): path for path, module in self._modules}
-        self._classes = {type(module) for _, module in self._modules if _is_attention(module, patched=patched)}
+        # Classes of modules that attend, and how many attentions one call of such a module computes.
+        self._classes = {type(module): 1 for _, module in self._modules if _is_attention(module, patched=patched)}
         self._number()
 
     def _number(self) -> None:
@@ -95,27 +115,50 @@ class ModelAttentions:
         only_encoder = "self" not in kinds.values()
         self.counts = dict.fromkeys(KINDS, 0)
         self.sites: dict[str, AttentionSite] = {}
-        for path, named_kind in kinds.items():
-            kind = "self" if named_kind == "encoder" and only_encoder else named_kind
-            self.sites[path] = AttentionSite(path, kind, self.counts[kind])
-            self.counts[kind] += 1
+        for module_path, module in self._modules:
+            for number in range(self._classes.get(type(module), 0)):
+                named_kind = kinds[module_path]
+                kind = "self" if named_kind == "encoder" and only_encoder else named_kind
+                path = f"{module_path}#{number}" if number else module_path
+                self.sites[path] = AttentionSite(path, kind, self.counts[kind], number)
+                self.counts[kind] += 1
 
-    def site(self, module: nn.Module) -> AttentionSite | None:
-        """Return the attention that a module is; None where it is not part of the model.
+    def has_module(self, path: str) -> bool:
+        """Return whether the model has a module at a path, which may attend by itself."""
+        return path.partition("#")[0] in self._paths.values()
 
-        If the class of the module was not known to be an attention, all modules of this class become attentions.
+    def site(self, module: nn.Module, number: int = 0) -> AttentionSite | None:
+        """Return an attention of a module; None where the module is not part of the model.
+
+        If the class of the module was not known to attend, or not so often, all modules of this class do from now on.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module.
+        number : int
+            Its number among the attentions of one call of the module.
         """
         path = self._paths.get(id(module))
         if path is None:
             return None
-        if path not in self.sites:
-            self._classes.add(type(module))
+        if self._classes.get(type(module), 0) <= number:
+            self._classes[type(module)] = number + 1
             self._number()
-        return self.sites[path]
+        return self.sites[f"{path}#{number}" if number else path]
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that are attentions, or whose class is named like one."""
         return [(p, m) for p, m in self._modules if type(m) in self._classes or is_named_attention(m)]
+
+    def watched(self) -> list[tuple[str, nn.Module]]:
+        """Return the modules that may attend: with `attlas.attention`, any but those of torch and scores."""
+        known = dict(self.candidates())
+        return [
+            (path, module)
+            for path, module in self._modules
+            if path in known or not (type(module).__module__.startswith("torch.") or isinstance(module, Score))
+        ]
 
     def unrecorded(self, ran: Iterable[str], recorded: Iterable[str]) -> list[tuple[str, nn.Module]]:
         """Return the attentions that ran and were not recorded, the innermost only.

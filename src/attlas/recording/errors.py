@@ -12,10 +12,9 @@ from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAtte
 
 _AS = {"record()": " as atlas", "intervene()": ""}
 _CALLS = {"record()": "attlas.record(model", "intervene()": "attlas.intervene(model, interventions"}
-_EAGER = (
-    'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, '
-    "or let the module call attlas.recording.offer()."
-)
+_EAGER = 'read its weights with attn_implementation="eager" and output_attentions=True, where the model has that, or '
+# What attlas computes is heard without more.
+_OWN = "let the module compute with attlas.attention(q, k, v), which needs nothing else"
 
 
 def no_attention(
@@ -66,15 +65,23 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
             "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
         )
     if not modules:
-        first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention. "
-        return f"{first}State-space, linear and convolutional layers have no attention weights to record."
-    return _EAGER
+        first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention; or "
+        return f"{first}{_OWN}. State-space, linear and convolutional layers have no attention weights."
+    return f"{_EAGER}{_OWN}."
 
 
 def no_query_recorded(queries: slice | range | None) -> RecordingError:
     """Return the error of a recording whose queries were never reached."""
     found, fix = f"queries = {queries!r}, and no call had such a query", "queries=slice(-32, None) for the last 32."
     return RecordingError("record()", "the queries must lie within the text.", found=found, fix=fix)
+
+
+def layer_number_changed(site: AttentionSite, attentions: ModelAttentions, where: str) -> RecordingError:
+    """Return the error of a layer whose number changed when an attention before or after it was found."""
+    rule = "the number of a layer must be known when the layer runs."
+    found = f"{site.path or 'the model itself'} is {site.key} of {attentions.counts[site.kind]} only since others ran"
+    fix = f"name modules: layers=[{site.path!r}]."
+    return RecordingError(where, rule, {"modules": listed(attentions.sites)}, found=found, fix=fix)
 
 
 def negative_layer_of_reused_module(site: AttentionSite, where: str) -> RecordingError:

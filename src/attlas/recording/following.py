@@ -16,6 +16,7 @@ from attlas.recording import errors, metadata
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 from attlas.recording.hooks import Listener, is_recording, subscribed
+from attlas.recording.module_call import ModuleCall
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
@@ -45,7 +46,7 @@ class ModelFollower(Listener):
         layers = metadata.model_details(model).get("num_hidden_layers", 0)
         if attentions.sites and layers <= attentions.counts["self"]:
             for selection in selections:
-                selection.check(attentions)
+                selection.check(attentions, ended=False)
         self._stack = ExitStack()
         self._entered = False
         self._ran: set[str] = set()  # paths of the watched modules that ran in a pass
@@ -54,7 +55,9 @@ class ModelFollower(Listener):
         self._visits: dict[tuple[str, int], AttentionSite] = {}
         self._first_query: int | None = None
         self._reused_sites: set[AttentionSite] = set()  # layers that modules gave which are used again in one pass
-        watched = list(model.named_modules()) if patch_sdpa else attentions.candidates()
+        # By path: the names of each selection that meant an attention when it was first heard.
+        self._matched: dict[str, list[tuple[int | str, ...]]] = {}
+        watched = list(model.named_modules()) if patch_sdpa else attentions.watched()
         self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
 
     def _follow(self, stack: ExitStack) -> None:
@@ -65,6 +68,10 @@ class ModelFollower(Listener):
             stack.enter_context(patched_sdpa(lambda: self._passes.innermost if is_recording(self) else None))
         stack.enter_context(subscribed(self))
         self._stack = stack.pop_all()
+
+    def running(self, module: nn.Module | None = None) -> ModuleCall | None:
+        """Return the innermost call of a module that runs; by default, of any module of the model."""
+        return self._passes.running(module)
 
     def _enter_once(self, name: str, fix: str) -> None:
         """Raise an error where the block was entered before, or cannot be entered here."""
@@ -109,22 +116,29 @@ class ModelFollower(Listener):
         """End a pass of the model that raised no error."""
         self._ran |= {path for path, count in self._passes.calls.items() if count}
         self._check_recorded()
+        for path, matched in self._matched.items():
+            site = self._attentions.sites[path]
+            for selection, before in zip(self._selections, matched, strict=True):
+                if selection.matching(site, self._attentions) != before and not self._has_reused(site.kind):
+                    raise errors.layer_number_changed(site, self._attentions, self.where)
 
     # -------------------------------------------------------------------------------------------- attentions
 
-    def _site_of(self, module: nn.Module) -> AttentionSite | None:
-        """Return the attention that runs, with the number of its layer; None for a module of another model.
+    def _site_of(self, module: nn.Module, number: int = 0) -> AttentionSite | None:
+        """Return the attention of a module that runs, with its layer; None for a module of another model.
 
         A module that is used again in one pass counts as another layer, and so does every attention of its kind that
         follows: they are numbered in the order in which they run.
         """
-        site = self._attentions.site(module)
+        site = self._attentions.site(module, number)
         if site is None:
             return None
-        self._recorded.add(site.path)
+        self._recorded.add(site.module)
+        if site.path not in self._matched:
+            self._matched[site.path] = [selection.matching(site, self._attentions) for selection in self._selections]
         if not self._passes.inside:
             return site
-        occurrence = self._passes.occurrence(site.path)
+        occurrence = self._passes.occurrence(site.module)
         key = (site.path, occurrence)
         if key in self._visits:
             return self._visits[key]
@@ -136,6 +150,10 @@ class ModelFollower(Listener):
             self._reused_sites.add(site)
         self._visits[key] = site
         return site
+
+    def final_layer(self, site: AttentionSite, layer: int) -> int:
+        """Return the number of a layer that was `layer` when it ran: attentions that were found later may shift it."""
+        return layer if self._has_reused(site.kind) else self._attentions.sites[site.path].layer
 
     def _has_reused(self, kind: str) -> bool:
         """Return whether layers of a kind are numbered as they run, because a module was used again in one pass."""

@@ -1,30 +1,42 @@
-"""`offer`, by which an attention module passes its matrix to the recordings that are open; free where none is."""
+"""How recordings and interventions hear of each product of a matrix with values; free where there are none."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from operator import matmul
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from attlas import observers
+from attlas._compat import in_backward
+from attlas.errors import RecordingError, ShapeError
+from attlas.inputs import check_values
 from attlas.matrix import AttentionMatrix
+from attlas.recording.module_call import ModuleCall, Place
+from attlas.tensorlike import check_probability, dropped_product
 
 # From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
 Pool: TypeAlias = "Callable[[AttentionMatrix, Tensor], Tensor]"
 
 
 class Change(NamedTuple):
-    """How one attention computes: the weights, how values are pooled with them, the weights that are recorded."""
+    """How one attention computes: the weights, how values are pooled with them, the weights that are recorded.
+
+    `number` is its number among the attentions of one call of its module, and `repeated` says whether the same weights
+    were multiplied with other values before in this call.
+    """
 
     matrix: AttentionMatrix
     pool: Pool
     shown: Callable[[AttentionMatrix], AttentionMatrix]
+    number: int = 0
+    repeated: bool = False
 
 
 class AttentionCall(NamedTuple):
@@ -40,6 +52,8 @@ class AttentionCall(NamedTuple):
         Positions in the text of query 0 and of key 0, where they are known.
     values : Tensor, optional, shape (batch, value heads, n, e)
         What the weights pool, where it is known.
+    number : int
+        Its number among the attentions of one call of the module.
     """
 
     module: nn.Module
@@ -47,10 +61,11 @@ class AttentionCall(NamedTuple):
     first_query: int | None
     first_key: int | None
     values: Tensor | None
+    number: int = 0
 
 
 class Listener(Protocol):
-    """Interface of a recording: `offer` calls it with each matrix.
+    """Interface of a recording: it is called with each matrix that is multiplied with values, or offered.
 
     Examples
     --------
@@ -67,18 +82,26 @@ class Listener(Protocol):
 
 @runtime_checkable
 class Changer(Protocol):
-    """Interface of interventions: `pooled` asks it before the values of an attention are pooled."""
+    """Interface of interventions: they are asked before the values of an attention are pooled."""
 
     def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
         """Return how an attention computes, given how it does without these interventions."""
 
 
-# Number of listeners in all threads. A plain number of the module is the cheapest check, and torch.compile guards it
-# without a graph break.
-_active_recordings = 0
-_active_changers = 0  # those among them that change what an attention computes
+@runtime_checkable
+class Follower(Protocol):
+    """Interface of what follows a model: it knows which module computes a product."""
+
+    def running(self, module: nn.Module | None = None) -> ModuleCall | None:
+        """Return the innermost call of a module that runs; by default, of any module of the model."""
+
+
+_active_recordings = 0  # number of listeners in all threads,
+_active_changers = 0  # and of those among them that change what an attention computes
 _lock = threading.Lock()
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("attlas_listeners", default=())
+# Interventions that were asked about products with a gradient: their model may be computed again in the backward.
+_changers_of_products: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def offer(
@@ -89,7 +112,9 @@ def offer(
     first_key: int | None = None,
     values: Tensor | None = None,
 ) -> None:
-    """Pass the matrix of one attention to every recording in this thread.
+    """Pass the matrix of one attention to every recording in this thread, for a module that multiplies by other means.
+
+    `attlas.attention` and ``A @ v`` in the forward of a module are recorded without it.
 
     Parameters
     ----------
@@ -112,7 +137,7 @@ def offer(
     >>> from attlas.recording import offer
     >>> offer(torch.nn.Identity(), attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)))
     """
-    if _active_recordings:
+    if observers.active:
         _emit(module, matrix, first_query, first_key, values)
 
 
@@ -120,8 +145,9 @@ def pooled(
     module: nn.Module,
     matrix: AttentionMatrix,
     values: Tensor,
-    pool: Pool = matmul,
+    pool: Pool | None = None,
     *,
+    dropout_p: float = 0.0,
     first_query: int | None = None,
     first_key: int | None = None,
 ) -> tuple[Tensor, AttentionMatrix]:
@@ -137,6 +163,9 @@ def pooled(
         Its values.
     pool : callable, optional
         From weights and values to the pooled values, shape (batch, heads, m, e); ``A @ v`` by default.
+    dropout_p : float, default 0.0
+        Probability that a weight is dropped after softmax, as in `attlas.attention`. The weights that are recorded and
+        returned are those before dropout.
     first_query, first_key : int, optional
         Positions in the text of query 0 and of key 0, where they are known.
 
@@ -147,9 +176,14 @@ def pooled(
     weights : AttentionMatrix, shape (batch, heads, m, n)
         The weights, as they were changed.
 
+    Raises
+    ------
+    ShapeError
+        If `dropout_p` is no probability, or comes with a `pool` of one's own.
+
     See Also
     --------
-    offer : for a module that pools by itself; it can be recorded, and not be changed.
+    attlas.attention : recorded and changed without this function; it returns no weights, and guesses positions.
 
     Notes
     -----
@@ -160,16 +194,18 @@ def pooled(
     >>> import torch, attlas
     >>> from attlas.recording import pooled
     >>> A, v = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)), torch.randn(1, 2, 5, 8)
-    >>> out, weights = pooled(torch.nn.Identity(), A, v)
+    >>> out, weights = pooled(torch.nn.Identity(), A, v, dropout_p=0.1)
     >>> out.shape, weights is A
     (torch.Size([1, 2, 5, 8]), True)
     """
-    if _active_changers:
-        return _pool([module], matrix, values, pool, first_query, first_key)
-    out = pool(matrix, values)
-    if _active_recordings:
-        _emit(module, matrix, first_query, first_key, values)
-    return out, matrix
+    check_probability("pooled()", "dropout_p", dropout_p)
+    if pool is not None and dropout_p:
+        rule, fix = "a pool of one's own drops weights by itself.", "leave pool out, or dropout_p."
+        raise ShapeError("pooled()", rule, found=f"pool and dropout_p = {dropout_p!r}", fix=fix)
+    if observers.active:
+        given = pool or (lambda A, v: dropped_product(A, v, dropout_p))
+        return _pool([module], matrix, values, given, first_query, first_key)
+    return dropped_product(matrix, values, dropout_p) if pool is None else pool(matrix, values), matrix
 
 
 def pooled_in(
@@ -181,29 +217,121 @@ def pooled_in(
     first_key: int | None = None,
 ) -> tuple[Tensor, AttentionMatrix]:
     """Pool values as `pooled` does, for an attention that is a part of several modules."""
+    places = [_place(module, matrix) for module in modules]
+    if matrix.ndim == 4 and matrix.shape[:2] == matrix.problem.shape[:2]:
+        return _pooled_at(places, matrix, values, pool, first_query, first_key)
+    problem, axes = matrix.problem, matrix._axes
+    values = check_values("pooled()", values, problem.k, axes, problem.shape[1])
+    out, shown = _pooled_at(places, four_axes(matrix), values, pool, first_query, first_key)
+    return axes.restore(out), AttentionMatrix(shown.problem, shown.plan, axes, shown._stored_lse)
+
+
+def _pooled_at(
+    places: Sequence[Place],
+    matrix: AttentionMatrix,
+    values: Tensor,
+    pool: Pool,
+    first_query: int | None = None,
+    first_key: int | None = None,
+) -> tuple[Tensor, AttentionMatrix]:
+    """Pool values of shape (batch, value heads, n, e) with a matrix of four axes, whose place in modules is known."""
     change = Change(matrix, pool, lambda A: A)
     changers = [listener for listener in _listeners.get() if isinstance(listener, Changer)]
-    for module in modules:
+    for place in places:
+        change = change._replace(number=place.number, repeated=place.heard)
         for changer in changers:
-            change = changer.change(module, change, first_query, first_key)
-    out, shown = change.pool(change.matrix, values), change.shown(change.matrix)
-    for module in modules:
-        for listener in _listeners.get():
-            if not isinstance(listener, Changer):
-                listener.on_attention(AttentionCall(module, shown, first_query, first_key, values))
+            change = changer.change(place.module, change, first_query, first_key)
+    with observers.unheard():
+        out, shown = change.pool(change.matrix, values), change.shown(change.matrix)
+    for place in places:
+        if not place.heard:
+            call = AttentionCall(place.module, shown, first_query, first_key, values, place.number)
+            _tell(call, changers=False)
     return out, shown
 
 
-# `subscribed` replaces it by a function that torch.compile leaves alone.
-_pool: Callable[..., tuple[Tensor, AttentionMatrix]] = pooled_in
+def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) -> Tensor:
+    """Return ``A @ v`` as interventions change it, as an attention of the module that runs; see `observers.product`."""
+    calls = [] if observers.is_unheard() or matrix.problem.weighted else _running()
+    if not calls:
+        if _active_changers and not observers.is_unheard():
+            _refuse_recomputation()
+        return observers.unobserved_product(matrix, values, dropout)
+    if _active_changers and torch.is_grad_enabled():
+        _changers_of_products.update(listener for listener in _listeners.get() if isinstance(listener, Changer))
+    own = four_axes(matrix)
+
+    def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
+        if A is not own:
+            return dropped_product(A, v, 0.0 if dropout is None else dropout.p)
+        out = matrix._pooled_values(v, dropout)
+        own._stored_lse = matrix._stored_lse
+        return out
+
+    return _pooled_at([call.place(matrix) for call in calls], own, values, pool)[0]
 
 
-def _call_listeners(*call: Any) -> None:
+def four_axes(matrix: AttentionMatrix) -> AttentionMatrix:
+    """Return a matrix with the axes (batch, heads, m, n), whichever it has; itself where it has these."""
+    if matrix.ndim == 4 and matrix.shape[:2] == matrix.problem.shape[:2]:
+        return matrix
+    return AttentionMatrix(matrix.problem, matrix.plan, lse=matrix._stored_lse)
+
+
+def _running(module: nn.Module | None = None) -> list[ModuleCall]:
+    """Return the innermost calls of all models that are followed, or those of one module; each module once."""
+    calls: dict[int, ModuleCall] = {}
     for listener in _listeners.get():
-        listener.on_attention(AttentionCall(*call))
+        call = listener.running(module) if isinstance(listener, Follower) else None
+        if call is not None:
+            calls.setdefault(id(call.module), call)
+    return list(calls.values())
 
 
-# `subscribed` replaces it by a function that torch.compile leaves alone.
+def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
+    """Return which attention of a module a matrix is that is passed on for it."""
+    calls = _running(module)
+    place = calls[0].place(matrix, offered=True) if calls else Place(module)
+    for call in _running():  # a part of the module may be named in its place
+        if call.module is not module:
+            call.remember(matrix, place)
+    return place
+
+
+def _refuse_recomputation() -> None:
+    """Raise an error where a backward computes an attention again and no module runs that tells which one it is."""
+    if in_backward() and any(listener in _changers_of_products for listener in _listeners.get()):
+        rule = "an attention that is computed again in the backward must be known again by its module."
+        fix = "checkpoint(module, x), the module and not a function of it, or attlas.recording.pooled(self, A, v)."
+        raise RecordingError("intervene()", rule, found="gradient checkpointing of a function", fix=fix)
+
+
+def _tell(call: AttentionCall, *, changers: bool = True) -> None:
+    """Call every listener in this thread, or all but interventions."""
+    with observers.unheard():
+        for listener in _listeners.get():
+            if changers or not isinstance(listener, Changer):
+                listener.on_attention(call)
+
+
+def _call_listeners(
+    module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None, values: Tensor | None
+) -> None:
+    """Call the listeners with the matrix of one attention, for `offer`."""
+    place = _place(module, matrix)
+    if place.heard and (first_query, first_key) != (None, None):
+        rule = "positions must be known before the values of an attention are pooled."
+        fix = "offer(self, A, first_query=...) before A @ v, or out, A = pooled(self, A, v, first_query=...)."
+        raise RecordingError("offer()", rule, found="A @ v, and then offer(self, A) with positions", fix=fix)
+    if not place.heard:
+        own = four_axes(matrix)
+        if values is not None and own is not matrix:
+            values = check_values("offer()", values, matrix.problem.k, matrix._axes, matrix.problem.shape[1])
+        _tell(AttentionCall(place.module, own, first_query, first_key, values, place.number))
+
+
+# `subscribed` replaces both by functions that torch.compile leaves alone.
+_pool: Callable[..., tuple[Tensor, AttentionMatrix]] = pooled_in
 _emit: Callable[..., None] = _call_listeners
 
 
@@ -230,7 +358,7 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_recording_anywhere() -> bool:
     """Return whether there is a recording in any thread; torch.compile guards it without a graph break."""
-    return _active_recordings > 0
+    return observers.active
 
 
 def is_changing() -> bool:
@@ -246,13 +374,14 @@ def is_recording(listener: Listener | None = None) -> bool:
 
 @contextmanager
 def subscribed(listener: Listener) -> Iterator[None]:
-    """Call a listener with every matrix that this thread offers, for the time of a ``with`` block."""
-    global _active_recordings, _active_changers, _emit, _pool  # noqa: PLW0603 - what `offer` looks at, and calls
+    """Call a listener with every matrix that this thread multiplies or offers, for the time of a ``with`` block."""
+    global _active_recordings, _active_changers, _emit, _pool  # noqa: PLW0603 - what `offer` and `pooled` call
     changes = isinstance(listener, Changer)
     with _lock:
         _emit, _pool = uncompiled(_call_listeners), uncompiled(pooled_in)
         _active_recordings += 1
         _active_changers += changes
+        observers.active, observers.product = True, uncompiled(_product_in_module)
     before = _listeners.get()
     _listeners.set((*before, listener))
     try:
@@ -263,3 +392,4 @@ def subscribed(listener: Listener) -> Iterator[None]:
         with _lock:
             _active_recordings -= 1
             _active_changers -= changes
+            observers.active = _active_recordings > 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from attlas._compat import in_backward
+from attlas.recording.hooks import uncompiled
+from attlas.recording.module_call import ModuleCall
 
 
 class Passes:
@@ -42,7 +45,7 @@ class Passes:
         self._begin = begin
         self._end = end
         self._depth = 0
-        self._inside: list[nn.Module] = []
+        self._inside: list[ModuleCall] = []
         self.number = 0
         self.calls: dict[str, int] = {}
 
@@ -54,7 +57,13 @@ class Passes:
     @property
     def innermost(self) -> nn.Module | None:
         """The innermost watched module that runs."""
-        return self._inside[-1] if self._inside else None
+        return self._inside[-1].module if self._inside else None
+
+    def running(self, module: nn.Module | None = None) -> ModuleCall | None:
+        """Return the innermost call of a module that runs; by default, of any watched module."""
+        if module is None:
+            return self._inside[-1] if self._inside else None
+        return next((call for call in reversed(self._inside) if call.module is module), None)
 
     def occurrence(self, path: str) -> int:
         """Return how often a module was called in this pass before the call that runs."""
@@ -70,14 +79,19 @@ class Passes:
 
     def _hooks(self) -> Iterator[Any]:
         """Register the hooks of the model and of the watched modules; yield their handles."""
+        # A compiled model calls these functions as they are: compiled, they would be compiled again for each module.
+        enter_pass, leave_pass, ended, enter, leave = (
+            uncompiled(function)
+            for function in (Passes._enter_pass, Passes._leave_pass, Passes._ended, Passes._enter, Passes._leave)
+        )
         model = self._model
-        yield model.register_forward_pre_hook(self._enter_pass, with_kwargs=True, prepend=True)
+        yield model.register_forward_pre_hook(partial(enter_pass, self), with_kwargs=True, prepend=True)
         for path, module in self._watched.items():
-            yield module.register_forward_pre_hook(self._entering(path))
+            yield module.register_forward_pre_hook(partial(enter, self, path))
             # Also where the forward raises: the next call must not find what this one left.
-            yield module.register_forward_hook(self._leave, always_call=True)
-        yield model.register_forward_hook(self._leave_pass, always_call=True)
-        yield model.register_forward_hook(self._ended)
+            yield module.register_forward_hook(partial(leave, self), always_call=True)
+        yield model.register_forward_hook(partial(leave_pass, self), always_call=True)
+        yield model.register_forward_hook(partial(ended, self))
 
     def _enter_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass, unless the model runs within its own pass."""
@@ -97,17 +111,13 @@ class Passes:
         if self._active() and not in_backward() and self._depth == 0:
             self._end()
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        """Return the hook that counts a call of a module and makes it the innermost."""
-
-        def enter(module: nn.Module, *_: Any) -> None:
-            if self._active():
-                self._inside.append(module)
-                if not in_backward():
-                    self.calls[path] = self.calls.get(path, 0) + 1
-
-        return enter
+    def _enter(self, path: str, module: nn.Module, *_: Any) -> None:
+        """Count a call of a module, and make it the innermost."""
+        if self._active():
+            self._inside.append(ModuleCall(module))
+            if not in_backward():
+                self.calls[path] = self.calls.get(path, 0) + 1
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._active() and self._inside and self._inside[-1] is module:
+        if self._active() and self._inside and self._inside[-1].module is module:
             self._inside.pop()

@@ -56,11 +56,12 @@ def record(
     ----------
     model : nn.Module
         A model of transformers, which attends with attlas for the time of the block whatever it was on
-        before; or any module whose attentions `offer` their matrix, or, with `patch_sdpa`, call torch's
-        ``scaled_dot_product_attention``.
+        before; any module whose parts compute with `attlas.attention` or ``A @ v``; or, with `patch_sdpa`, any that
+        calls torch's ``scaled_dot_product_attention``.
     layers : sequence of int or str, optional
         Which attentions: numbers within each kind (negative ones from the end), paths of modules or of
-        what holds them, ``"cross.3"``, ``"cross"``. The default is all.
+        what holds them, ``"cross.3"``, ``"cross"``. Of a module with several, ``"blocks.0.attn#0"`` is the first,
+        ``"blocks.0.attn#1"`` the second. The default is all.
     heads : sequence of int, or mapping of layer to such, optional
         Which heads. A mapping alone also says which layers.
     statistics : sequence of Statistic
@@ -98,7 +99,8 @@ def record(
     OutOfRangeError
         If the model has no such layer; in the forward pass, if a layer has no such head.
     RecordingError
-        In the block, if the model computes all its attentions by itself or does not run.
+        In the block, if the model computes all its attentions by itself or does not run, or if the number of a layer
+        is known only when the model has run.
 
     Warns
     -----
@@ -117,6 +119,13 @@ def record(
     position bias of T5, each call is an entry. Statistics of the steps are joined where that is exact:
     numbers of rows, column mass and maximum, diagonals. With others, pictures for instance, each step is
     an entry if only statistics are kept; else they are computed from the whole at the end.
+
+    Of what modules compute with attlas, an attention is a product of a matrix with values (`attlas.attention`,
+    ``A @ v``, the same by `torch.matmul` or `torch.einsum`), before dropout, under the name of the innermost module
+    that runs. Products of one matrix with several values are one attention, whose values are the first; each other
+    matrix is one more, ``"blocks.0.attn#1"``. ``A.mT @ x``, reads, statistics and functions of the weights are none,
+    and neither are matrices of DTensors. `pooled` and `offer` say more: positions in a text, or weights that are
+    multiplied by other means. A matrix without heads or batch gets axes of size 1.
 
     A module that is used for several layers (ALBERT) gives one layer for each use in a pass. One that is
     called several times within its own forward (windows of an image) gives as many passes of one layer.
@@ -272,8 +281,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
-        site = self._attentions.sites[entry.name]
-        return entry if self._has_reused(site.kind) or entry.layer == site.layer else replace(entry, layer=site.layer)
+        layer = self.final_layer(self._attentions.sites[entry.name], entry.layer)
+        return entry if entry.layer == layer else replace(entry, layer=layer)
 
     # ------------------------------------------------------------------------------------------------- passes
 
@@ -330,7 +339,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if in_backward():
             return
         refuse_context_parallel(self.where)
-        site = self._site_of(call.module)
+        site = self._site_of(call.module, call.number)
         positioned = None if site is None else self._positioned(site, call)
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return
@@ -379,7 +388,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
             raise RecordingError("record()", rule, found=found, fix=fix)
         whole = self._values is True
-        return partial(kept_values, self._model, site.path, values, heads, count, whole=whole)
+        return partial(kept_values, self._model, site.module, values, heads, count, whole=whole)
 
     def _mark_divided(self) -> None:
         """Note that other processes have further heads; refuse to write a folder, which would look complete."""

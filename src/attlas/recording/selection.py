@@ -16,7 +16,8 @@ class Selection:
     Parameters
     ----------
     layers : sequence of int or str, optional
-        Numbers within each kind, negative ones from its end; paths of modules; ``"cross.3"``, ``"cross"``.
+        Numbers within each kind, negative ones from its end; paths of modules, for all attentions of a module, or
+        with a number, ``"blocks.0.attn#1"``, for one of them; ``"cross.3"``, ``"cross"``.
     heads : sequence of int, or mapping, optional
         Heads of every layer, or layer to heads.
     queries : slice or range, optional
@@ -48,7 +49,7 @@ class Selection:
         """Whether a layer is counted from the end."""
         return any(isinstance(name, int) and name < 0 for name in self.named)
 
-    def check(self, attentions: ModelAttentions, reused: Iterable[AttentionSite] = ()) -> None:
+    def check(self, attentions: ModelAttentions, reused: Iterable[AttentionSite] = (), *, ended: bool = True) -> None:
         """Raise an OutOfRangeError if a name fits none of a model's attentions.
 
         Parameters
@@ -57,18 +58,25 @@ class Selection:
             The attentions of the model.
         reused : iterable of AttentionSite
             Further layers, which modules that are used again gave.
+        ended : bool
+            Whether the model has run, so that every module that attends is known.
         """
         sites, counts = [*attentions.sites.values(), *reused], dict(attentions.counts)
         for site in reused:
             counts[site.kind] = max(counts[site.kind], site.layer + 1)
         for name in self.named:
-            if not any(_fits(name, site, counts) for site in sites):
+            may_attend = not ended and isinstance(name, str) and attentions.has_module(name)
+            if not may_attend and not any(_fits(name, site, counts) for site in sites):
                 numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
                 modules, last = listed(site.path for site in sites), sites[-1]
                 rule = "each layer must be one of the model's attentions."
                 given = {"attentions": numbers, "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
                 raise OutOfRangeError(self.where, rule, given, found=f"layer {name!r}", fix=fix)
+
+    def matching(self, site: AttentionSite, attentions: ModelAttentions) -> tuple[int | str, ...]:
+        """Return which numbers and names of layers mean an attention of a model."""
+        return tuple(name for name in self.named if _fits(name, site, attentions.counts))
 
     def includes(self, site: AttentionSite, attentions: ModelAttentions) -> bool:
         """Return whether an attention of a model is recorded."""
@@ -112,7 +120,8 @@ def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
     """Return whether a number or name of `layers` means an attention; `counts` has the number of each kind."""
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
-    return name in (site.path, site.key, site.kind) or site.path.startswith(name + ".")
+    names = (site.module, f"{site.module}#{site.number}", site.key, site.kind)
+    return name in names or site.module.startswith(name + ".")
 
 
 def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:

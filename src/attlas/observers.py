@@ -1,0 +1,47 @@
+"""Lets recordings and interventions take part in ``A @ v``: the matrix cannot import them, and finds them here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+# From a matrix, values of shape (batch, value heads, n, e) and a dropout or None to the pooled values, (batch, heads,
+# m, e).
+Product: TypeAlias = "Callable[[Any, Tensor, Any], Tensor]"
+
+
+def unobserved_product(matrix: Any, values: Tensor, dropout: Any) -> Tensor:
+    """Return a product that no recording hears and no intervention changes."""
+    pooled: Tensor = matrix._pooled_values(values, dropout)
+    return pooled
+
+
+# Whether there is a recording or an intervention in any thread, and what computes products then: both are set by
+# `attlas.recording.hooks`. A plain value of a module is the cheapest check, and torch.compile guards it without a graph
+# break.
+active = False
+product: Product = unobserved_product
+_unheard: ContextVar[bool] = ContextVar("attlas_unheard", default=False)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Compute products of this thread without recordings and interventions, for the time of a ``with`` block.
+
+    What pools the values of an attention that was heard multiplies with its matrix again, or with parts of it.
+    """
+    before = _unheard.get()
+    _unheard.set(True)
+    try:
+        yield
+    finally:
+        _unheard.set(before)
+
+
+def is_unheard() -> bool:
+    """Return whether products of this thread are not heard."""
+    return _unheard.get()
