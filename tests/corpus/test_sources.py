@@ -228,10 +228,12 @@ def test_models_that_call_torch_themselves(tmp_path: Path) -> None:
 
 def test_models_that_compute_with_attlas(tmp_path: Path) -> None:
     """Each matrix of a module is an attention, also where several values are multiplied with it."""
-    model, texts = LanguageModel(kind=Twice).eval(), [some_ids(20, 1), some_ids(31, 1)]
+    model, texts = LanguageModel(kind=Twice), [some_ids(20, 1), some_ids(31, 1)]
+    model.blocks[0].eval()
     found = attlas.corpus(model, [ids[0].tolist() for ids in texts], tmp_path / "out")
     assert found is not None
     assert found.heads == [(layer, head) for layer in range(4) for head in range(4)]
+    assert [part.training for part in (model, *model.blocks)] == [True, False, True]  # as it was
     table = found.table()
     assert list(table["module"][::4]) == ["blocks.0.attn", "blocks.0.attn#1", "blocks.1.attn", "blocks.1.attn#1"]
     entropy = torch.zeros(16, dtype=torch.float64)

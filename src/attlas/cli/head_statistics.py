@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-import attlas
 from attlas import stats
 from attlas.atlas import Atlas
 from attlas.atlas.entry import statistic_names
-from attlas.cli.generation import run_model
 from attlas.cli.options import STATISTICS
 from attlas.cli.terminal import UsageError
-from attlas.heads import repeated_block
-from attlas.heads.classification import STATISTIC_NAMES, measure_block, text_statistics
+from attlas.heads.classification import STATISTIC_NAMES, text_statistics
 from attlas.stats.pooled import count_blocks
 
 _HEAD_PATTERNS = "kinds"
 _SIDE = 128  # blocks along a picture,
 _SMALL = 80  # and where there are many heads
 _MANY = 48
-_PERIOD = 128  # length of the random block that occurs twice, at most
 _TOP = range(3, 9)  # weights kept for each query, fewer where there are many heads or tokens
 _KEPT = 900_000  # weights kept in all, about: 4 bytes each in the report
 _DEFAULT = STATISTICS[: STATISTICS.index(_HEAD_PATTERNS) + 1]
@@ -64,30 +58,6 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
         wanted += [name for name in STATISTIC_NAMES if name in STATISTICS]
     found_all = [_make(name, len(ids), heads) for name in STATISTICS if name in wanted and name != _HEAD_PATTERNS]
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
-
-
-def block_details(model: Any, context: int | None) -> dict[str, Any] | None:
-    """Measure every head on a random block of tokens that occurs twice, for the details of a recording.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model.
-    context : int, optional
-        Most tokens that it reads; the block is at most half as long.
-
-    Returns
-    -------
-    dict or None
-        The length of the block, and for each layer a list of numbers; None where a layer does not see the whole block.
-    """
-    period = min(_PERIOD, (context or 2 * _PERIOD) // 2)
-    with attlas.record(model) as atlas:
-        run_model(model, repeated_block(model.config.get_text_config().vocab_size, period))
-    if any(A.ndim != 4 or A.shape[2:] != (2 * period, 2 * period) for A in atlas):
-        return None
-    layers = [measure_block(A, period) for A in atlas]
-    return {"period": period} | {name: [x[name].tolist() for x in layers] for name in ("induction", "duplicate")}
 
 
 def missing(atlas: Atlas, ids: Tensor | None) -> list[stats.Statistic]:

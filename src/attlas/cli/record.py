@@ -30,9 +30,12 @@ from attlas.cli.loading import LoadedModel, load, texts, tokenize
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
 from attlas.files import replace_folder
+from attlas.heads import block_scores
 from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
 from attlas.stats import Statistic
+
+_PERIOD = 128  # length of the random block that occurs twice, at most
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
@@ -119,7 +122,9 @@ def record_text(
         words = list(texts(loaded.tokenizer, ids))
         if "head_scores" in statistic_names(statistics) and not arguments.patch_sdpa:
             with terminal.step("running it on random tokens, twice"):
-                details["block"] = head_statistics.block_details(loaded.model, loaded.context)
+                vocabulary = loaded.model.config.get_text_config().vocab_size
+                period = min(_PERIOD, (loaded.context or 2 * _PERIOD) // 2)
+                details["block"] = block_scores(loaded.model, vocabulary, period=period)
 
         def add_metadata(atlas: Atlas) -> None:
             """Add the metadata that the matrices do not contain."""

@@ -20,6 +20,7 @@ from attlas.atlas.tensors import fingerprint as checksum
 from attlas.corpus.measuring import TextIndex, TextNumbers, measure_layer, pool_and_measure
 from attlas.errors import AttlasError, RecordingError
 from attlas.heads.classification import measure_block, repeated_block
+from attlas.heads.evaluation import evaluating
 from attlas.matrix import AttentionMatrix
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
@@ -136,10 +137,8 @@ class ModelReader:
     @contextmanager
     def running(self) -> Iterator[ModelReader]:
         """Let the model attend with attlas, for the time of a ``with`` block."""
-        training = self.model.training
         with ExitStack() as stack:
-            stack.callback(self.model.train, training)
-            self.model.eval()
+            stack.enter_context(evaluating(self.model))
             stack.enter_context(attending_with_attlas(self.model))
             # What an intervention makes of the attention is measured as it is.
             self._listener = (_Listener if is_changing() else _Pooling)(self._attentions)

@@ -2,12 +2,13 @@
 
 ``heads.scores(A, ids)`` gives every pattern's score in one pass; each pattern is a statistic too, so that
 ``A.collect(heads.PreviousToken(), heads.Induction(ids))`` computes those that are wanted beside others.
-`measure` names the heads of a layer.
+`name` names the heads of a model, `measure` those of a layer.
 """
 
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
+from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,
     CurrentToken,
@@ -36,8 +37,8 @@ from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 __all__ = [
     "MIXED", "NEAR", "PATTERNS", "Agreement", "Broad", "ClipFactors", "Collapse", "CurrentToken", "Diagonal",
     "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance",
-    "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SpanTable", "broad",
-    "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token", "effect", "first_token",
-    "fixed_distance", "flow", "induction", "local", "measure", "previous_token", "qk_clip", "repeated_block",
-    "retrieval_score", "rollout", "scores", "separator", "span_table",
+    "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SpanTable", "block_scores",
+    "broad", "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token", "effect",
+    "first_token", "fixed_distance", "flow", "induction", "local", "measure", "name", "previous_token", "qk_clip",
+    "repeated_block", "retrieval_score", "rollout", "scores", "separator", "span_table",
 ]  # fmt: skip

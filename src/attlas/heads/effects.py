@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from attlas.atlas.table import frame
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.heads.evaluation import checked_ids, evaluating
 from attlas.inputs import whole_number
 from attlas.interventions import Intervention, Suppress, intervene
 from attlas.interventions.edits import Call
@@ -120,7 +121,7 @@ def effect(
     True
     """
     where = "heads.effect()"
-    ids = _checked_ids(where, ids)
+    ids = checked_ids(where, ids, 2)
     n = ids.shape[1]
     if batch_size is not None:
         whole_number(where, "batch_size", batch_size, "batch_size=8")
@@ -137,31 +138,26 @@ def effect(
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
         return found
 
-    training = model.training
-    model.eval()
-    try:
-        with Progress(where, verbose) as report:
-            plain = float(run(probe, 1)[0])
-            steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
-            if spans is None:
-                size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
-                some = (probe.found[first : first + size] for first in range(0, len(probe.found), size))
-                steps = [(records, _OneEach(records)) for records in some]
-            for name, span in places.items():
-                records = [{"span": name, "start": span.start, "stop": span.stop}]
-                later = slice(span.stop, None)
-                # No query can attend to an empty span: then nothing is left out.
-                steps.append((records, Suppress(layers, heads, queries=later, keys=span) if len(span) else probe))
-            table: list[Record] = []
-            unit, count = "head" if spans is None else "span", sum(len(records) for records, _ in steps)
-            for records, intervention in steps:
-                report(f"{unit} {len(table) + 1} of {count}")
-                values = run(intervention, len(records)).tolist()
-                for record, value in zip(records, values, strict=True):
-                    named = {name: part for name, part in record.items() if name != "site"}
-                    table.append(named | {"value": value, "effect": value - plain})
-    finally:
-        model.train(training)
+    with evaluating(model), Progress(where, verbose) as report:
+        plain = float(run(probe, 1)[0])
+        steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
+        if spans is None:
+            size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
+            some = (probe.found[first : first + size] for first in range(0, len(probe.found), size))
+            steps = [(records, _OneEach(records)) for records in some]
+        for name, span in places.items():
+            records = [{"span": name, "start": span.start, "stop": span.stop}]
+            later = slice(span.stop, None)
+            # No query can attend to an empty span: then nothing is left out.
+            steps.append((records, Suppress(layers, heads, queries=later, keys=span) if len(span) else probe))
+        table: list[Record] = []
+        unit, count = "head" if spans is None else "span", sum(len(records) for records, _ in steps)
+        for records, intervention in steps:
+            report(f"{unit} {len(table) + 1} of {count}")
+            values = run(intervention, len(records)).tolist()
+            for record, value in zip(records, values, strict=True):
+                named = {name: part for name, part in record.items() if name != "site"}
+                table.append(named | {"value": value, "effect": value - plain})
     return frame(table, data, where)
 
 
@@ -208,17 +204,6 @@ class _OneEach(Intervention):
             return out.masked_fill(copies[:, :, None, None], 0.0)
 
         return pooled
-
-
-def _checked_ids(where: str, ids: Tensor) -> Tensor:
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
-        found = f"{ids.dtype}" if isinstance(ids, Tensor) else kind(ids)
-        fix = "tokenizer(text, return_tensors='pt').input_ids"
-        raise DtypeError(where, "ids must be a tensor of integers.", found=found, fix=fix)
-    if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
-        rule = "ids must have the shape (n,) or (batch, n), with at least two tokens."
-        raise ShapeError(where, rule, {"ids": ids}, found=f"shape {tuple(ids.shape)}", fix="ids[None]")
-    return ids if ids.ndim == 2 else ids[None]
 
 
 def _logits(where: str, output: Any) -> Tensor:
