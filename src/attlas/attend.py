@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import attlas
+from attlas.autocast import cast
 from attlas.context_parallel import refuse_context_parallel
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -70,6 +71,10 @@ def attend(
 
     Notes
     -----
+    Under ``torch.autocast`` queries and keys are cast as those of torch's ``scaled_dot_product_attention``, and so are
+    values; tokens of scores that are no product (`Score.rounds_tokens`) are float32. Gradients arrive in the dtype
+    that the tensors had.
+
     Cost: some ten microseconds, no memory. The tensors are kept, not copied: once one of them was changed in place,
     every read raises a ModifiedError. Tensors of inference mode do not count their changes, so do not change those.
 
@@ -85,6 +90,7 @@ def attend(
     >>> A[0, 3, 17, :3].shape
     torch.Size([3])
     """
+    q, k = (cast(t, rounds=getattr(score, "rounds_tokens", True)) for t in (q, k))
     if "DTensor" in (type(q).__name__, type(k).__name__):
         return attlas.distributed.attend(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     refuse_context_parallel("attend()")

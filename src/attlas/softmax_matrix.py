@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attlas import observers, reads
 from attlas._compat import cached_property, transforming
+from attlas.autocast import cast_values
 from attlas.engine import operations
 from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
@@ -136,12 +137,13 @@ class SoftmaxMatrix(LazyTensor):
         """Return the product with values, of any axes that fit, as recordings hear and interventions change it."""
         vector = isinstance(v, Tensor) and v.ndim == 1
         problem = self.checked_problem("A @ v")
+        v, dtype = cast_values(v, problem.k)
         values = check_values("A @ v", v.unsqueeze(-1) if vector else v, problem.k, self._axes, problem.shape[1])
         if observers.active:
             out = observers.product(self, values, dropout)
         else:
             out = self._pooled_values(values, dropout)
-        out = self._axes.restore(out)
+        out = self._axes.restore(out if dtype is None else out.to(dtype))
         return out.squeeze(-1) if vector else out
 
     def _pooled_values(self, values: Tensor, dropout: Dropout | None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from attlas.autocast import cast_values
 from attlas.engine import operations
 from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.engine.problem import spread_heads
@@ -92,13 +93,12 @@ class TransposedMatrix(_View):
         matrix = self.matrix
         vector = isinstance(x, Tensor) and x.ndim == 1
         problem, heads = matrix.checked_problem("A.mT @ x"), matrix.problem.shape[1]
-        x = x.unsqueeze(-1) if vector else x
-        given = check_values("A.mT @ x", x, problem.q, matrix._axes, heads, names=("x", "m", "query"))
-        given = spread_heads(given, heads)
+        x, dtype = cast_values(x.unsqueeze(-1) if vector else x, problem.q)
+        given = spread_heads(check_values("A.mT @ x", x, problem.q, matrix._axes, heads, ("x", "m", "query")), heads)
         out = operations.multiply_transposed(problem, given, matrix._exact_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)
-        out = matrix._axes.restore(out)
+        out = matrix._axes.restore(out if dtype is None else out.to(dtype))
         return out.squeeze(-1) if vector else out
 
     def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:

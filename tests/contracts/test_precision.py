@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import attlas
 from attlas import Plan, stats
@@ -125,28 +126,112 @@ def test_a_far_cloud_keeps_its_digits() -> None:
     "name", ["ScaledDot", "Additive", "Bilinear(up)", "Gaussian(wide, learn)", "RelativeBias", "own"]
 )
 @pytest.mark.parametrize("plan", [Plan(), Plan("tiled", rows=5, columns=7)], ids=["auto", "tiled"])
-def test_autocast_changes_nothing(name: str, plan: Plan, make: Any, sizes: Any, same: Any) -> None:
-    """torch.autocast would make every matrix product one in half precision, and rows would sum to 1.01."""
+def test_autocast_casts_the_arguments_and_nothing_else(name: str, plan: Plan, make: Any, sizes: Any, same: Any) -> None:
+    """Inside, torch.autocast would make every matrix product one in half precision, and rows would sum to 1.01."""
     case = make(name, "Causal", sizes(11, 14), sink=True)
     q, k, v, sink = (t.detach().float().requires_grad_() for t in (case.q, case.k, case.v, case.sink))
     score = copy.deepcopy(case.score).float()
+    dtype = torch.bfloat16 if score.rounds_tokens else torch.float32
 
-    def run() -> list[Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> list[Tensor]:
         A = attlas.attend(q, k, score=score, mask=attlas.Causal(), sink=sink, plan=plan)
         attlas.explain(A)
         reads = attlas.attend(q, k, score=score, mask=attlas.Causal(), plan=plan)
-        out, down = A @ v, A.mT @ torch.ones(11, 2)
-        return [out, down, A[0, 1, 3, :], reads.lse, reads.to_dense(), reads.sum(-2)]
+        return [A @ v, A.mT @ x, A[0, 1, 3, :], reads.lse, reads.to_dense(), reads.sum(-2)]
 
-    wanted = run()
+    x = torch.randn(11, 2)
+    out, down, *others = run(*(t.to(dtype) for t in (q, k, v, x)))
+    wanted = [out.bfloat16(), down.bfloat16(), *others]
     with torch.autocast("cpu", torch.bfloat16):
-        found = run()
+        found = run(q, k, v, x)
     # Backward outside of autocast, as torch asks for.
     for results in (found, wanted):
         results += torch.autograd.grad(results[0].sum() + results[1].sum(), (q, k, v, sink))
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype is b.dtype
         torch.testing.assert_close(a, b)
+
+
+MIXED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_it_does_for_torchs_attention(to: torch.dtype) -> None:
+    """Of all mixtures of dtypes, attlas takes and refuses those that torch's function does, with its dtypes."""
+    q, k, v = torch.randn(3, 1, 2, 9, 8).unbind()
+    bias = torch.randn(9, 9)
+    for dtypes in itertools.product(MIXED, repeat=3):
+        leaves = [t.to(dtype).requires_grad_() for t, dtype in zip((q, k, v), dtypes, strict=True)]
+        results: list[Any] = []
+        for attention in (functional.scaled_dot_product_attention, attlas.attention):
+            mask = {"attn_mask": bias} if attention is functional.scaled_dot_product_attention else {"mask": bias}
+            mask = {} if torch.float64 in dtypes else mask  # torch rounds the mask of float64 tokens, and refuses it
+            try:
+                with torch.autocast("cpu", dtype=to):
+                    out = attention(*leaves, **mask)
+                results.append([out, *torch.autograd.grad(out.float().sum(), leaves)])
+            except (RuntimeError, attlas.DtypeError):
+                results.append("refused")
+        wanted, found = results
+        assert (wanted == "refused") == (found == "refused"), dtypes
+        if found == "refused":
+            continue
+        for a, b in zip(found, wanted, strict=True):
+            assert a.dtype is b.dtype, dtypes
+            torch.testing.assert_close(a, b, atol=0.06, rtol=0.05)
+
+
+def test_autocast_of_a_matrix_that_was_made_outside() -> None:
+    """The tokens stay as they were; values follow them, and a product has the dtype that torch's would have."""
+    q, k, v = torch.randn(3, 2, 9, 8).unbind()
+    A = attlas.attend(q, k)
+    wanted = A @ v
+    with torch.autocast("cpu", torch.bfloat16):
+        for values in (v, v.half()):
+            out = A @ values
+            assert out.dtype is torch.matmul(A.to_dense(), values).dtype is torch.bfloat16
+            torch.testing.assert_close(out, wanted.bfloat16(), atol=0.01, rtol=0.01)
+        assert torch.einsum("hij,hjd->hid", A, v).dtype is torch.bfloat16
+        inside = attlas.attend(q, k)
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(A @ v, wanted)
+            with pytest.raises(attlas.DtypeError, match="same dtype"):
+                inside @ v
+    assert inside.q.dtype is torch.bfloat16
+
+
+class Near(attlas.Score):
+    """A score of one's own, of which torch.autocast knows nothing."""
+
+    def forward(self, q: Tensor, k: Tensor, at: Any) -> Tensor:
+        return -(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1)
+
+
+def test_autocast_rounds_the_tokens_of_products_only() -> None:
+    half = [
+        None, attlas.ScaledDot(), attlas.SoftCap(attlas.ScaledDot(), 5.0), attlas.ScaledDot() + attlas.Alibi(2),
+        attlas.Additive(8, 8, 4), 0.5 * attlas.Bilinear(8, 8), lambda s, b, h, i, j: s - i,
+    ]  # fmt: skip
+    full = [
+        attlas.Gaussian(1.0), attlas.Laplace(1.0), attlas.Boxcar(4.0), attlas.Cosine(), Near(), -1.0 * Near(),
+        attlas.ScaledDot() + attlas.Gaussian(1.0), type("Own", (attlas.ScaledDot,), {"forward": Near.forward})(),
+    ]  # fmt: skip
+    q, k, v = torch.randn(3, 1, 2, 9, 8).unbind()
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype, scores in ((torch.bfloat16, half), (torch.float32, full)):
+            for score in scores:
+                A = attlas.attend(q, k.bfloat16(), score=score)
+                assert A.q.dtype is A.k.dtype is dtype, score
+                assert (A @ v).dtype is (A @ v.bfloat16()).dtype is torch.bfloat16
+
+
+def test_autocast_in_a_compiled_program() -> None:
+    q, k, v = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8).bfloat16(), torch.randn(1, 2, 9, 8)
+    compiled = torch.compile(attlas.attention, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = compiled(q, k, v), attlas.attention(q, k, v)
+    assert found.dtype is wanted.dtype is torch.bfloat16
+    torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.02)
 
 
 def test_the_default_device_and_dtype_change_nothing() -> None:

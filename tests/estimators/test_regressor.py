@@ -375,3 +375,31 @@ def test_any_scale_is_fitted_and_left_out(degree, of_x, of_y):
         model = AttentionRegressor(degree=degree, bandwidth=bandwidth).fit(X, y)
         assert np.isfinite(model.predict(X)).all()
         assert np.isfinite(model.leave_one_out()).all()
+
+
+@pytest.mark.filterwarnings("ignore:the standard deviations")
+@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", attlas.ScaledDot()], ids=str)
+def test_autocast_changes_no_fit(kernel) -> None:
+    """A regression is no part of a network: inside torch.autocast its numbers are what they are outside."""
+    X, y = np.random.default_rng(0).uniform(0, 2, (60, 2)).astype(np.float32), np.arange(60) % 7
+    tests = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            bandwidth = {} if isinstance(kernel, str) else {"bandwidth": 1.0}
+            model = AttentionRegressor(kernel=kernel, outside="nearest", **bandwidth).fit(X, y.astype(np.float32))
+            weights = model.weights(X[:5])
+            tests.append([*model.predict(X[:9], return_std=True), model.leave_one_out(), weights.to_dense().numpy()])
+            classes = AttentionClassifier().fit(X, y % 2)
+            tests[-1] += [classes.predict_proba(X[:5]), classes.leave_one_out()]
+    for plain, cast in zip(*tests, strict=True):
+        np.testing.assert_array_equal(cast, plain)
+
+
+def test_warnings_name_the_line_of_the_user() -> None:
+    X = np.arange(20.0)[:, None]
+    regressor = AttentionRegressor(kernel="epanechnikov", bandwidth=1.5, outside="nan").fit(X, X[:, 0])
+    classifier = AttentionClassifier(kernel="epanechnikov", bandwidth=1.5, outside="nan").fit(X, X[:, 0] > 5)
+    for call in (regressor.predict, lambda x: regressor.predict_quantile(x, [0.5]), classifier.predict_proba):
+        with pytest.warns(UserWarning, match="points") as caught:
+            call([[100.0], [3.0]])
+        assert {warning.filename for warning in caught} == {__file__}

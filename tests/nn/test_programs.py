@@ -253,13 +253,16 @@ def test_half_precision(name, dtype):
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
-@pytest.mark.parametrize("name", ["heads", "gpt2"])
+@each_case
 def test_autocast(name):
     module, tensors = cases()[name]
     want = module(*tensors)
     with torch.autocast("cpu", torch.bfloat16):
         found = module(*tensors)
     assert (found - want).abs().max() < 0.05
+    if found.requires_grad:
+        found.float().sum().backward()
+    assert all(p.grad is None or p.grad.dtype is p.dtype for p in module.parameters())
 
 
 @pytest.fixture

@@ -190,6 +190,23 @@ def test_retained_gradient_of_the_weights() -> None:
     torch.testing.assert_close(A.grad, v.sum(-1)[:, None].expand(2, 5, 5))
 
 
+def test_recordings_under_autocast() -> None:
+    """Tokens and values are those that the model computes with, and what is drawn from them is not rounded."""
+    model = LanguageModel(kind=Twice).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model(IDS)
+        with record(model, values=True, statistics=[stats.Entropy()]) as atlas:
+            assert torch.equal(model(IDS), before)
+    for entry in atlas.entries:
+        A, values = entry.matrix, entry.values
+        assert A.q.dtype is values.dtype is torch.bfloat16
+        torch.testing.assert_close(entry.statistics["entropy"], stats.entropy(A))
+        weight = model.get_submodule(entry.name.partition("#")[0]).out.weight.detach().unflatten(1, (4, -1))
+        norms = torch.einsum("ohe,bhne->bhno", weight, values.float()).norm(dim=-1)
+        wanted = A.to_dense() * norms[:, :, None]
+        torch.testing.assert_close(entry.value_weighted(output=True).to_dense(), wanted, rtol=1e-4, atol=1e-5)
+
+
 # --------------------------------------------------------------------------------------------- nesting, threads, caches
 
 

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
+from attlas.autocast import without_autocast
 from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
@@ -70,6 +71,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     sample_weight_: Array | None = field(init=False)
     bandwidth_: NDArray[np.float64] = field(init=False)
 
+    @without_autocast
     def weights(self, X: ArrayLike) -> AttentionMatrix:
         """Return who votes for each prediction: the weights of all training points, never stored.
 
@@ -95,6 +97,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         x = self._tokens(X)
         return self._pool.matrix(x)
 
+    @without_autocast
     def top_neighbours(self, X: ArrayLike, k: int = 5) -> tuple[Array, Array]:
         """Return the k training points with the largest weights for each point.
 
@@ -124,6 +127,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         largest = self.weights(X).topk(k)
         return largest.values.cpu().numpy(), largest.indices.cpu().numpy()
 
+    @without_autocast
     def effective_neighbours(self, X: ArrayLike) -> Array:
         """Return on how many training points each prediction rests, ``1 / Σ_j p_ij²`` (Kish's effective number).
 
@@ -193,6 +197,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """
         return read_fit(cls, path, kernel)
 
+    @without_autocast
     def resume(self) -> Self:
         """Rebuild what predictions need from `X_`, `y_` and `bandwidth_`, as `load` does.
 

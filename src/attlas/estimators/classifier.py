@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from attlas.autocast import without_autocast
 from attlas.estimators.base import AttentionEstimator, check_choice
 from attlas.estimators.loo import accuracy, log_loss
 from attlas.estimators.observations import used_weights
@@ -111,6 +112,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     criterion: str = "log_loss"
     outside: str = "nearest"
 
+    @without_autocast
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
 
@@ -140,6 +142,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, loss)
         return self
 
+    @without_autocast
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each class.
 
@@ -177,6 +180,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         probabilities[np.isnan(probabilities).any(1)] = self._prior().cpu().numpy()
         return self.classes_[probabilities.argmax(1)]
 
+    @without_autocast
     def leave_one_out(self) -> Array:
         """Return the probabilities of the classes of every training point from all others, exact.
 
@@ -224,6 +228,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             f"{len(x)} of {points} points have no training point within one bandwidth: their probabilities are NaN. "
             "outside='nearest' takes the nearest point's class; a larger bandwidth reaches further.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,  # behind `without_autocast`
         )
         return torch.full((len(x), len(self.classes_)), torch.nan, dtype=x.dtype, device=x.device)

@@ -15,6 +15,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from attlas.autocast import without_autocast
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
@@ -176,6 +177,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     _: KW_ONLY
     degree: int = 0
 
+    @without_autocast
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
 
@@ -200,6 +202,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
 
+    @without_autocast
     def predict(self, X: ArrayLike, return_std: bool = False, *, memory: Any = None) -> Any:
         """Return the prediction for each point.
 
@@ -262,6 +265,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         variance[self._unsupported(x, isolated, "standard deviations")] = torch.nan
         return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
 
+    @without_autocast
     def predict_quantile(self, X: ArrayLike, quantiles: float | ArrayLike) -> Array:
         """Return weighted quantiles of the neighbours' outputs: bands, and medians that outliers do not move.
 
@@ -303,6 +307,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         columns = columns if self.y_.ndim > 1 else columns[:, 0]
         return columns[..., 0] if levels.ndim == 0 else columns
 
+    @without_autocast
     def leave_one_out(self) -> Array:
         """Return the prediction of every training point from all others, exact.
 
@@ -402,7 +407,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
                 "effective_neighbours, or lie far from all training points, which say nothing about the spread there."
                 f"{over_all}",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,  # behind `without_autocast`
             )
         return unknown
 
@@ -418,7 +423,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
                 f"{len(isolated)} of {len(x)} points have no training point within one bandwidth: they are predicted "
                 "to be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,  # behind `without_autocast`
             )
         return isolated
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.atlas import Atlas
 from attlas.atlas.padding import token_queries
+from attlas.autocast import without_autocast
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix
@@ -17,6 +18,7 @@ from attlas.matrix import AttentionMatrix
 _VECTORS = 64  # vectors that one product carries
 
 
+@without_autocast
 def rollout(
     matrices: Iterable[AttentionMatrix],
     rows: Sequence[int] | Tensor | None = None,
@@ -83,6 +85,7 @@ def rollout(
     return _rollout("rollout()", "rows", matrices, rows, residual, heads, layers, back=True)
 
 
+@without_autocast
 def flow(
     matrices: Iterable[AttentionMatrix],
     columns: Sequence[int] | Tensor | None = None,

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from attlas._compat import changes
 from attlas.attend import attend
+from attlas.autocast import cast
 from attlas.context_parallel import refuse_context_parallel
 from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
 from attlas.huggingface.traced import dense_attention
@@ -90,7 +91,7 @@ def attention_forward(
     >>> output.shape, A.shape
     (torch.Size([1, 5, 4, 8]), torch.Size([1, 4, 5, 5]))
     """
-    query, key, value = _same_dtype(query, key, value)
+    query, key, value = map(cast, (query, key, value))  # layers leave dtypes mixed, and torch's own function does this
     dropout = dropout if module.training else 0.0  # some layers name it outside of training too, and eager ignores it
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
@@ -172,14 +173,6 @@ def _decode_step(
     allowed = None if attention_mask is None or attention_mask.mask is None else attention_mask.row(key.shape[-2])
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling, enable_gqa=grouped)
-
-
-def _same_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Let ``torch.autocast`` decide, as it does for torch's own function, where layers left dtypes mixed."""
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        return query.to(dtype), key.to(dtype), value.to(dtype)
-    return query, key, value
 
 
 def _mask(attention_mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attlas import observers
 from attlas._compat import in_backward
+from attlas.autocast import without_autocast
 from attlas.errors import RecordingError, ShapeError
 from attlas.inputs import check_values
 from attlas.matrix import AttentionMatrix
@@ -306,6 +307,7 @@ def _refuse_recomputation() -> None:
         raise RecordingError("intervene()", rule, found="gradient checkpointing of a function", fix=fix)
 
 
+@without_autocast
 def _tell(call: AttentionCall, *, changers: bool = True) -> None:
     """Call every listener in this thread, or all but interventions."""
     with observers.unheard():

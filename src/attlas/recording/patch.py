@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.attend import attend
+from attlas.autocast import cast
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
@@ -111,7 +112,7 @@ def _modules() -> list[nn.Module]:
 
 def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
     """Offer the matrix of one call of torch's function to the recordings of the running modules."""
-    values = _tokens(value, _leading(query, key, options[-1]), options[-1])
+    values = _tokens(cast(value), _leading(query, key, options[-1]), options[-1])
     for module in _modules():
         offer(module, matrix_of(query, key, *options), values=values)
 
@@ -121,7 +122,7 @@ def _pool_for_finders(
 ) -> Tensor:
     """Return the output of one call of torch's function as interventions change it; unchanged, it is `compute()`."""
     own, lead = matrix_of(query, key, *options), _leading(query, key, options[-1])
-    values = _tokens(value, lead, options[-1])
+    values = _tokens(cast(value), lead, options[-1])
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
         if A is own and v is values:

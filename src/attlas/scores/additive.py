@@ -70,6 +70,7 @@ class Additive(Score):
 
     finite = True
     position_free = True
+    rounds_tokens = True
     scratch = 2
 
     def __init__(self, query_size: int, key_size: int, hidden_size: int, bias: bool = False) -> None:

@@ -21,6 +21,8 @@ from attlas.tiles import Tile
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
 _Score = TypeVar("_Score", bound="Score")
 Tokens: TypeAlias = "Tensor | tuple[Tokens, ...]"
+# What a score says of itself, and what is made of scores takes from them.
+_PROPERTIES = ("finite", "positional", "position_free", "rounds_tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,9 @@ class Score(Stored, nn.Module):
     position_free : bool
         Whether the score looks at the tokens alone and never at ``at``: the log-weight of a pair is then the same
         wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False.
+    rounds_tokens : bool
+        Whether ``torch.autocast`` rounds the tokens to 16 bits, as those of a dot product. The default is False:
+        tokens are then float32, as those of ``torch.cdist``.
     stored : tuple of str, optional
         Names of the attributes that `to_dict` gives and its class takes, for a score that a recording can store.
 
@@ -94,12 +99,14 @@ class Score(Stored, nn.Module):
     finite: bool = False
     positional: bool = False
     position_free: bool = False
+    rounds_tokens: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A class with a formula of its own says it anew: what it inherits is about another formula.
-        if "forward" in vars(cls) and "position_free" not in vars(cls):
-            cls.position_free = False
+        if "forward" in vars(cls):
+            for name in {"position_free", "rounds_tokens"} - vars(cls).keys():
+                setattr(cls, name, False)
 
     __call__: Callable[..., Tensor]
 
@@ -204,9 +211,8 @@ class Sum(Score):
         self.left = left
         self.right = right
         self.scratch = max(left.scratch, right.scratch) + 1
-        self.finite = left.finite and right.finite
-        self.positional = left.positional and right.positional
-        self.position_free = left.position_free and right.position_free
+        for name in _PROPERTIES:
+            setattr(self, name, getattr(left, name) and getattr(right, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         # A score of places has no tokens, and the other part may then keep its own tensor.
@@ -242,9 +248,8 @@ class Derived(Score):
         super().__init__()
         self.inner = inner
         self.scratch = inner.scratch + 1
-        self.finite = inner.finite
-        self.positional = inner.positional
-        self.position_free = inner.position_free
+        for name in _PROPERTIES:
+            setattr(self, name, getattr(inner, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return self.inner.project(q, k)

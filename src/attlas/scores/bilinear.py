@@ -64,6 +64,7 @@ class Bilinear(Score):
 
     finite = True
     position_free = True
+    rounds_tokens = True
     stored = ("scale", "weight")
 
     def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:

@@ -54,6 +54,7 @@ class ScaledDot(Score):
 
     finite = True
     position_free = True
+    rounds_tokens = True
 
     stored = ("scale",)
 
@@ -168,6 +169,8 @@ class Cosine(ScaledDot):
     >>> attlas.attend(q, k, score=attlas.Cosine()).logits[:, :]
     tensor([[ 1., -1.]])
     """
+
+    rounds_tokens = False  # torch.autocast computes cosines in float32
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()

@@ -59,6 +59,7 @@ class Alibi(Score):
 
     finite = True
     positional = True
+    rounds_tokens = True
     scratch = 2
     stored = ("slopes",)
 
@@ -147,6 +148,7 @@ class RelativeBias(Score):
 
     finite = True
     positional = True
+    rounds_tokens = True
     scratch = 2
     stored = ("max_distance", "bidirectional", "buckets", "weight")
 
@@ -251,6 +253,7 @@ class TensorBias(Score):
     """
 
     positional = True
+    rounds_tokens = True
 
     def __init__(self, t: Tensor) -> None:
         super().__init__()
