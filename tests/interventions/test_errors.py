@@ -19,6 +19,10 @@ IDS = torch.arange(12).view(1, 12) + 2
 MATRIX = attlas.attend(torch.zeros(1, 4, 5, 8), torch.zeros(1, 4, 5, 8))
 
 
+def codes(batch: int, n: int, d: int) -> attlas.AttentionMatrix:
+    return attlas.attend(torch.zeros(batch, 4, n, d), torch.zeros(batch, 4, n, d))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -57,7 +61,10 @@ def test_what_makes_no_intervention(make: Callable[[], Any], error: type[AttlasE
         (Ablate(heads=[0, 1], value=torch.zeros(2, 7)), ShapeError, "(2, 7) for 2 heads of size 8"),
         (Ablate(heads=[0, 1, 2], value=torch.zeros(2, 8)), ShapeError, "(2, 8) for 3 heads of size 8"),
         (Ablate(heads=[2], value=torch.zeros(4, 8)), ShapeError, "(4, 8) for 1 heads of size 8"),
-        (ReplaceWeights(MATRIX, layers=0), ShapeError, "the recording must have the shape of the attention"),
+        (ReplaceWeights(MATRIX, layers=0), ShapeError, "the recording must have all queries and keys of the attention"),
+        (ReplaceWeights(codes(3, 12, 8)), ShapeError, "found: 3 recorded, 1 in the text"),
+        (ReplaceWeights(codes(1, 12, 4)), ShapeError, "found: d = 4 and 8"),
+        (ReplaceWeights(codes(1, 14, 8)), ShapeError, "a longer one must be causal"),
         (ReplaceWeights(MATRIX[:, :2], layers=0, heads=3), OutOfRangeError, "found: head 3, recorded are (0, 1)"),
         (ReplaceWeights(attlas.Atlas(), layers=0), RecordingError, "found: 0 entries"),
         (

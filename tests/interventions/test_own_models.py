@@ -90,6 +90,17 @@ def test_recorded_weights_are_patched_in() -> None:
         torch.testing.assert_close(model(IDS), patched(IDS), atol=1e-5, rtol=1e-4)
 
 
+def test_longer_recording_and_one_sequence_serve_a_shorter_batch() -> None:
+    """What the rule of ReplaceWeights accepts gives the weights at the same positions."""
+    model = LanguageModel().eval()
+    with attlas.record(model) as longer, torch.no_grad():
+        model(some_ids(20, 1))
+    weights = longer[1].to_dense()[:, :, :12, :12].expand(2, -1, -1, -1)
+    wanted = twin(model, lambda path, w: weights if path == "blocks.1.attn" else w)
+    with attlas.intervene(model, ReplaceWeights(longer, layers=1)):
+        torch.testing.assert_close(model(IDS), wanted(IDS), atol=1e-5, rtol=1e-4)
+
+
 def test_each_product_of_a_module_is_changed_under_its_number() -> None:
     """A matrix that is multiplied twice is changed both times; of two matrices only the chosen one is."""
     model = LanguageModel(layers=1, kind=Twice).eval()

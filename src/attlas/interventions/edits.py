@@ -406,7 +406,8 @@ class ReplaceWeights(Intervention):
     Raises
     ------
     ShapeError
-        In the forward pass, if the recording is of another shape, or its score is not that of the attention.
+        In the forward pass, if the recording lacks queries or keys of the attention or attends to others, has another
+        number of sequences (one serves all), or its score is not that of the attention.
     OutOfRangeError, RecordingError
         In the forward pass, if the recording lacks the attention, or a head, or has statistics only.
     DtypeError
@@ -419,8 +420,10 @@ class ReplaceWeights(Intervention):
     Notes
     -----
     The queries and keys of the recording take the place of the model's, so the weights are exact, and cost no memory.
-    Values are those of the model. Positions are those of the text: a recording of a whole text serves the steps of a
-    generation too, where no query of the recording attends to later keys. No gradient flows to the replaced weights.
+    Values are those of the model. Positions are those of the text: the recording of a causal attention may be longer
+    than the text, and serves the steps of a generation too. One recorded sequence serves a whole batch.
+
+    No gradient flows to the replaced weights.
 
     Examples
     --------
@@ -509,17 +512,29 @@ class ReplaceWeights(Intervention):
         inside = 0 <= row <= rows - m and 0 <= column <= columns - n
         shapes = f"{theirs.shape} from position {first_query}, {problem.shape} from {call.first_query}"
         check(
-            inside and own_batch in (1, batch) and theirs.q.shape[-1] == problem.q.shape[-1],
-            "the recording must have the shape of the attention: as many sequences, queries and keys.",
+            own_batch in (1, batch),
+            "the recording must have one sequence, which serves all, or as many as the text.",
+            f"{own_batch} recorded, {batch} in the text",
+            f"A[:{batch}] of the recorded matrix A, or record {batch} sequences.",
+        )
+        check(
+            inside,
+            "the recording must have all queries and keys of the attention, by their positions; it may be longer.",
             shapes,
-            "record a text of the same length with a model of the same size.",
+            "record a text that is as long, or longer.",
+        )
+        check(
+            theirs.q.shape[-1] == problem.q.shape[-1],
+            "the recorded queries must be of the size of the model's.",
+            f"d = {theirs.q.shape[-1]} and {problem.q.shape[-1]}",
+            "record the same attention of a model of the same size.",
         )
         span, keys = range(row, row + m), range(column, column + n)
         outside = [part for part in (range(column), range(column + n, columns)) if len(part)]
         tiles = [theirs.tile(range(own_batch), range(heads), span, part) for part in outside]
         hidden = theirs.mask is not None and all(theirs.mask.coverage(at) is BlockState.EMPTY for at in tiles)
-        rule = "the recording must not attend to keys that the attention lacks."
-        check(hidden or not outside, rule, shapes, "replace whole texts only.")
+        rule = "the recording must not attend to keys that the attention lacks: a longer one must be causal."
+        check(hidden or not outside, rule, shapes, "record a text of the same length.")
         rule, fix = "the rows of the recording must sum to 1.", "record without suppressing weights after softmax."
         check(not theirs.partial, rule, "weights of a window", fix)
         part = cut_out(theirs, span, keys)
