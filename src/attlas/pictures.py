@@ -18,6 +18,7 @@ from attlas import stats
 from attlas.errors import ShapeError, kind
 from attlas.files import whole_file
 from attlas.inputs import whole_number
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
@@ -592,7 +593,7 @@ def sheet(width: float, height: float) -> Figure:
     [3.0, 2.0]
     """
     rule = "matplotlib must be installed to draw."
-    import_extra("matplotlib.figure", "attlas.pictures", rule, "pip install 'attlas[plot]'")
+    import_extra("matplotlib.figure", "attlas.pictures", rule, install_command("plot"))
     from attlas.figure import NotebookFigure
 
     # A figure of its own, not one of pyplot: nothing global changes, and no window opens.

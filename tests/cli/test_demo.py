@@ -18,6 +18,7 @@ from attlas.cli import main
 from attlas.cli.loading import load, texts
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
+from attlas.installation import install_command
 
 
 def heads_of(atlas: Atlas) -> list[Head]:
@@ -44,7 +45,7 @@ def test_prints_a_table_and_the_line_about_memory(
     rows = [line.split() for line in lines if re.match(r" +\d +\d +\d+\.\d\d ", line)]
     assert [(row[0], row[1]) for row in rows] == [(str(layer), str(head)) for layer in range(2) for head in range(3)]
     assert "6 full matrices of 100 × 100 in float32 would take 234 KiB; attlas kept" in out
-    assert "no pictures: matplotlib is not installed; pip install 'attlas[plot]'" in out
+    assert f"  no pictures: matplotlib is not installed:\n  {install_command('plot')}\n" in out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run.atlas"]
     assert "\x1b" not in out + err  # piped: no colours, no moving line
     assert "reading 100 tokens" in err

@@ -26,6 +26,7 @@ from tests.cli.conftest import Run
 from attlas.cli import main, regress
 from attlas.cli.options import parser
 from attlas.estimators import AttentionRegressor
+from attlas.installation import install_command
 
 generator = np.random.default_rng(11)
 X = generator.uniform(-1.0, 1.0, (60, 3))
@@ -462,7 +463,7 @@ def test_extras_are_named(data: str, module: str, extra: str, monkeypatch: pytes
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     told = refusal("regress", data, "--target", "y", "--plot", "fit.png")
-    assert told.endswith(f"  found: no module named {module}\n  fix: pip install 'attlas[{extra}]'\n")
+    assert told.endswith(f"  found: no module named {module}\n  fix: {install_command(extra)}\n")
 
 
 def test_the_fit_is_saved_before_the_rows_to_predict_are_read(data: str, tmp_path: Path, refusal: Run) -> None:

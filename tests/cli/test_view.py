@@ -28,6 +28,7 @@ import attlas
 from attlas.atlas import Atlas
 from attlas.cli import demo, main, view
 from attlas.cli.terminal import Terminal
+from attlas.installation import install_command
 from attlas.view.server import store_beside
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/(#\S+)?")
@@ -228,7 +229,7 @@ def test_without_the_extra(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert complaint("view", recorded) == "view: no module named uvicorn"
     view.open_if_attended(recorded, Terminal(), browser=True)
-    assert capsys.readouterr().out == f"  attlas view '{recorded}'  needs pip install 'attlas[view]'\n"
+    assert capsys.readouterr().out == f"  attlas view '{recorded}'  needs:\n  {install_command('view')}\n"
 
 
 # --------------------------------------------------------------------------------------------- the end of the demo

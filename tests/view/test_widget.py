@@ -22,6 +22,7 @@ from tests.view.cases import wait
 import attlas
 from attlas.atlas import Atlas, Entry
 from attlas.errors import MissingExtraError
+from attlas.installation import install_command
 from attlas.view import Service, preview, show
 from attlas.view.notebook import in_notebook
 
@@ -211,7 +212,7 @@ def test_a_notebook_without_the_extra_is_told_so(
     assert str(caught.value).splitlines() == [
         "view(): anywidget must be installed to show the viewer in a notebook.",
         "  found: no module named anywidget",
-        "  fix: pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser.",
+        f"  fix: {install_command('notebook')}, or attlas.view.serve(...) for a page in the browser.",
     ]
 
 

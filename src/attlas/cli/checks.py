@@ -11,10 +11,10 @@ from attlas.errors import MissingExtraError
 
 
 def need(module: str, purpose: str, install: str, library: str = "") -> None:
-    """Raise a MissingExtraError unless a module is installed; `install` is the argument of ``pip install``."""
+    """Raise a MissingExtraError unless a module is installed; `install` is the command that does it."""
     if importlib.util.find_spec(module) is None:
         rule = f"{library or module} must be installed for {purpose}."
-        raise MissingExtraError("", rule, found=f"no module named {module}", fix=f"pip install {install}")
+        raise MissingExtraError("", rule, found=f"no module named {module}", fix=install)
 
 
 def check_least(name: str, value: int | None, least: int, example: int) -> None:

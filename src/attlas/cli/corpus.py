@@ -18,6 +18,7 @@ import attlas
 from attlas.cli.checks import check_least
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
+from attlas.installation import install_command
 
 if TYPE_CHECKING:
     from attlas.corpus import Corpus
@@ -121,7 +122,8 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
 def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
     """Read the files of Python's standard library that the shipped model did not see in training."""
     if importlib.util.find_spec("pyarrow") is None:
-        terminal.say("  no corpus: pyarrow is not installed; pip install 'attlas[corpus]'")
+        terminal.say("  no corpus: pyarrow is not installed:")
+        terminal.say(f"  {install_command('corpus')}")
         return
     library = Path(sysconfig.get_path("stdlib"))
     files = [library / f"{name}.py" for name in _UNSEEN]

@@ -24,6 +24,7 @@ from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import export, open_if_attended
 from attlas.heads import MIXED, PATTERNS, Head
 from attlas.heads.classification import measure_entry
+from attlas.installation import install_command
 
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (
@@ -88,7 +89,8 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 def _draw(run_folder: Path, head: Head, terminal: Terminal) -> None:
     """Draw every head, and one close up, where matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        terminal.say("  no pictures: matplotlib is not installed; pip install 'attlas[plot]'")
+        terminal.say("  no pictures: matplotlib is not installed:")
+        terminal.say(f"  {install_command('plot')}")
         return
     for name, chosen in (("atlas.png", []), ("head.png", [f"--layer={head.layer}", f"--head={head.head}"])):
         picture.run(parse(["picture", f"--out={run_folder.with_name(name)}", *chosen, "--", str(run_folder)]), terminal)

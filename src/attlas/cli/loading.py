@@ -16,6 +16,7 @@ from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
 from attlas.devices import usable_device
 from attlas.errors import DeviceError
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def load(
     except DeviceError as error:
         raise error.replaced(fix="--device cpu") from None
     rule = "transformers must be installed to run a model."
-    transformers = import_extra("transformers", "", rule, "pip install 'attlas[hf]'")
+    transformers = import_extra("transformers", "", rule, install_command("hf"))
     import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours

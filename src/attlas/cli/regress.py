@@ -24,6 +24,7 @@ from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number,
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import CheckpointError
 from attlas.files import whole_file
+from attlas.installation import install_command
 
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
@@ -321,10 +322,10 @@ def _check(arguments: Namespace) -> None:
         raise UsageError("--delimiter must be one sign.", f"--delimiter {arguments.delimiter!r}", "--delimiter ';'")
     if arguments.thousands == arguments.decimal:
         raise UsageError("--decimal and --thousands must differ.", "one sign for both", "leave --thousands out")
-    need("sklearn", "attlas regress", "'attlas[sklearn]'", "scikit-learn")
-    need("pandas", "attlas regress", "'attlas[sklearn]'")
+    need("sklearn", "attlas regress", install_command("sklearn"), "scikit-learn")
+    need("pandas", "attlas regress", install_command("sklearn"))
     if arguments.plot is not None:
-        need("matplotlib", "--plot", "'attlas[plot]'")
+        need("matplotlib", "--plot", install_command("plot"))
 
 
 def _check_outputs(arguments: Namespace) -> None:

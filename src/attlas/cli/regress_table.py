@@ -101,7 +101,7 @@ def read(path: Path, arguments: Namespace) -> Table:
     import pandas as pd
 
     if path.suffix.lower() in (".parquet", ".pq"):
-        need("pyarrow", "Parquet", "pyarrow")
+        need("pyarrow", "Parquet", "pip install pyarrow")
         try:
             frame = pd.read_parquet(path)
         except (OSError, ValueError) as error:

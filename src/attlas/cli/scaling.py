@@ -20,6 +20,7 @@ from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
 from attlas.files import save_text
+from attlas.installation import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, print the table, and write what was asked for."""
     if arguments.plot is not None:
         check_target(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
-        need("matplotlib", "--plot", "'attlas[plot]'")
+        need("matplotlib", "--plot", install_command("plot"))
     if arguments.json is not None:
         check_target(arguments.json, "--json", (".json",))
     (_random if arguments.model is None else _model)(arguments, terminal)

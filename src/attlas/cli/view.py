@@ -27,6 +27,7 @@ from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
+from attlas.installation import install_command
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
     from attlas.corpus import Corpus
@@ -144,7 +145,7 @@ def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
     if not Path(source).exists() and (Path(source).is_absolute() or given is not None):
         return NoModelError(NOT_THERE, source)
     if importlib.util.find_spec("transformers") is None:
-        return NoModelError(NO_TRANSFORMERS)
+        return NoModelError(NO_TRANSFORMERS, install_command("hf"))
 
     def loaded() -> Any:
         from attlas.corpus.reading import fingerprint
@@ -248,7 +249,8 @@ def open_if_attended(folder: Path, terminal: Terminal, *, browser: bool) -> None
     try:
         need_extra()
     except AttlasError:
-        terminal.say(f"  {command}  needs pip install 'attlas[view]'")
+        terminal.say(f"  {command}  needs:")
+        terminal.say(f"  {install_command('view')}")
         return
     if browser and _attended(terminal) and has_browser():
         terminal.say()

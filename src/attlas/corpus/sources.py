@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.errors import FileError, ShapeError
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 
 _LINES = {".jsonl", ".ndjson"}
@@ -41,7 +42,7 @@ class Text(NamedTuple):
 
 def check_installed() -> None:
     """Raise a MissingExtraError without pyarrow."""
-    import_extra("pyarrow", "corpus()", "pyarrow must be installed.", "pip install 'attlas[corpus]'")
+    import_extra("pyarrow", "corpus()", "pyarrow must be installed.", install_command("corpus"))
 
 
 def name_of(source: Any) -> str:

@@ -1,6 +1,7 @@
 """Kernel regression as scikit-learn estimators, and the fast sums beneath them."""
 
 from attlas.errors import MissingExtraError
+from attlas.installation import install_command
 
 try:
     import sklearn as sklearn
@@ -9,7 +10,7 @@ except ImportError as error:
         "attlas.estimators",
         "scikit-learn must be installed for its estimators.",
         found="no module named sklearn",
-        fix="pip install 'attlas[sklearn]'",
+        fix=install_command("sklearn"),
     ) from error
 
 from attlas.estimators.classifier import AttentionClassifier

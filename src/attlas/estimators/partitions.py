@@ -14,6 +14,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 
 _MERGED = 8  # partial sums that one task merges
@@ -171,7 +172,7 @@ def no_rows() -> ShapeError:
 
 def dask_module() -> Any:
     """Return Dask, or raise a MissingExtraError."""
-    return import_extra("dask", "predict()", "Dask must be installed.", "pip install 'attlas[dask]'")
+    return import_extra("dask", "predict()", "Dask must be installed.", install_command("dask"))
 
 
 def _merged(parts: list[Sums | None]) -> Sums | None:

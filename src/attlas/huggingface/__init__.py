@@ -18,11 +18,12 @@ Examples
 """
 
 from attlas.errors import MissingExtraError
+from attlas.installation import install_command
 
 try:
     import transformers
 except ImportError as error:
-    rule, fix = "transformers must be installed to run its models.", "pip install 'attlas[hf]'"
+    rule, fix = "transformers must be installed to run its models.", install_command("hf")
     raise MissingExtraError("attlas.huggingface", rule, found="no module named transformers", fix=fix) from error
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     rule, fix = "transformers must be of version 5.20 or newer.", "pip install -U 'transformers>=5.20'"

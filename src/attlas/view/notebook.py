@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attlas.atlas import Atlas
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 from attlas.matrix import AttentionMatrix
 from attlas.view.server import serve
@@ -73,7 +74,7 @@ def show(
         serve(shown, tokens=tokens, title=title, **options)
         return None
     rule = "anywidget must be installed to show the viewer in a notebook."
-    fix = "pip install 'attlas[notebook]', or attlas.view.serve(...) for a page in the browser."
+    fix = f"{install_command('notebook')}, or attlas.view.serve(...) for a page in the browser."
     import_extra("anywidget", "view()", rule, fix)
     from attlas.view.widget import Viewer
 

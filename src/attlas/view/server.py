@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attlas
 from attlas.atlas import Atlas
 from attlas.errors import DtypeError, PortError, ShapeError
+from attlas.installation import install_command
 from attlas.lazily import import_extra
 from attlas.matrix import AttentionMatrix
 from attlas.recording.metadata import model_name
@@ -334,7 +335,7 @@ def need_extra() -> None:
     """
     for name in ("starlette", "uvicorn"):
         rule = "starlette and uvicorn must be installed to open the viewer."
-        import_extra(name, "view", rule, "pip install 'attlas[view]'")
+        import_extra(name, "view", rule, install_command("view"))
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -648,7 +648,7 @@ export const zh = {
   "This page was opened without the model of the corpus.": "打开这个页面时没有给出语料的模型。",
   "The corpus does not say where its model is: attlas view DIR --model FOLDER.": "语料没有说明它的模型在哪里：attlas view DIR --model FOLDER。",
   "The model is not there: {0}. attlas view DIR --model FOLDER says where it is.": "模型不在这里：{0}。用 attlas view DIR --model FOLDER 指明它的位置。",
-  "The model needs transformers: pip install 'attlas[hf]'.": "这个模型需要 transformers：pip install 'attlas[hf]'。",
+  "The model needs transformers: {0}.": "这个模型需要 transformers：{0}。",
   "The model in {0} is not the one that the corpus was made with: attlas view DIR --model FOLDER.": "{0} 里的模型不是生成这份语料的那一个：attlas view DIR --model FOLDER。",
   " ": "",
   "{0}, reading {1} tokens.": "{0}，读了 {1} 个词元。",
