@@ -6,6 +6,7 @@ import importlib.util
 import io
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -411,6 +412,12 @@ REFUSED = [
     ("a,,y\n1,5,1\n2,6,2\n", [], "", "column 2 of t.csv has none", "--features A,B,... leaves it out"),
     ("y\n1\n2\n", [], "", "t.csv has y", "another --delimiter"),
     ("a,a,y\n1,2,3\n", [], "names that occur once", "--features a; t.csv has a, a, y", "rename one of the columns a"),
+    ('x 1,n,"B, C",y\n1,Ann,2,3\n2,Bob,1,2\n3,Cid,4,5\n', [], "column n", "one of 3", """--features 'x 1,"B, C"'"""),
+    ('"B, C",y\n1,2\n3,4\n', ["--features", '"B, D"'], "", "--features B, D", """--features '"B, C"'"""),
+    ("x 1,y\n1,2\n3,4\n", ["--features", "x1"], "", "--features x1", "--features 'x 1'"),
+    ("n;a (m);y\nAnn;1,5;2,5\nBob;2,25;1,5\nCid;3;0,5\n", [], "column n", "one of 3", "--decimal , --features 'a (m)'"),
+    ("n;b;y\nAnn;1;2,5\nBob;2;1,5\nCid;3;0,5\n", [], "column n", "one of 3", "--decimal , --features b"),
+    ("n;a;b;y\nAnn;1,500;1;2\nBob;2,000;2;3\nCid;3;1;4\n", [], "column n", "one of 3", "--features b\n"),
     ("1,2\n3,4\n", [], "", "all numbers, so columns are called by their positions", "--target 1"),
 ]  # fmt: skip
 
@@ -424,6 +431,17 @@ def test_what_would_be_a_guess_is_refused(
     assert place in told
     assert found in told.partition("found: ")[2].partition("fix: ")[0]
     assert fix in told.partition("fix: ")[2]
+
+
+def test_first_fix_can_be_pasted_into_a_shell_and_works(tmp_path: Path, refusal: Run) -> None:
+    """Names with blanks, commas and quotes, and decimal commas: the command with the fix reads the table."""
+    rows = ["Name;'x 1';\"B, C\";it's;y", *(f"name {i};1,5;{i};{i},25;{i % 3},5" for i in range(9))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    command = ["regress", str(tmp_path / "t.csv"), "--target", "y", "--bandwidth", "1"]
+    told = refusal(*command)
+    fix = shlex.split(told.partition("fix: ")[2])
+    assert fix == ["--decimal", ",", "--features", "'x 1',\"B, C\",it's"]
+    assert main([*command, *fix]) == 0
 
 
 def test_files_that_are_no_text(data: str, tmp_path: Path, refusal: Run) -> None:

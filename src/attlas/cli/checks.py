@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -35,11 +36,13 @@ def check_folder(folder: Path, rule: str, fix: str) -> None:
 def check_target(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
     """Raise a UsageError unless a file with one of these suffixes can be written."""
     suggestion = path.with_suffix(suffixes[0]).name if path.name else f"result{suffixes[0]}"
-    fix = f"{option} {suggestion}"
+    fix = f"{option} {shlex.quote(suggestion)}"
     if path.suffix.lower() not in suffixes:
         raise UsageError(f"{option} must be a file that ends in {', '.join(suffixes)}.", f"{option} {path}", fix)
     check_folder(path.parent, f"{option} must lie in a folder that can be written.", fix)
     if path.is_dir():
-        raise UsageError(f"{option} must be a file.", f"a folder: {path}", f"{option} {path / suggestion}")
+        raise UsageError(
+            f"{option} must be a file.", f"a folder: {path}", f"{option} {shlex.quote(str(path / suggestion))}"
+        )
     if path.exists() and not path.is_file():
         raise UsageError(f"{option} must be a file.", f"a device or a pipe: {path}", "give another name")

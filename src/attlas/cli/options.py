@@ -305,7 +305,10 @@ def _regress(command: argparse.ArgumentParser) -> None:
     option = command.add_argument
     option("data", type=Path, nargs="?", metavar="FILE", help="CSV or Parquet; - reads CSV from a pipe")
     option("--target", metavar="COLUMN", help="the column to predict")
-    option("--features", metavar="A,B,...", help="the columns to predict it from (default: all others)")
+    features = (
+        "the columns to predict it from (default: all others); a name with a comma in double quotes: 'A,\"B, C\"'"
+    )
+    option("--features", metavar="A,B,...", help=features)
     option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
     option = command.add_argument_group("the regression").add_argument
     option("--kernel", choices=KERNELS, metavar="NAME", help=f"{', '.join(KERNELS)} (default: the first)")

@@ -296,7 +296,7 @@ def _check(arguments: Namespace) -> None:
         options = [f"--{name}" for name in _OF_A_FIT if getattr(arguments, name) is not None]
         options += ["--json"] if arguments.json else []
         if data is not None:
-            fix = f"--load {load} --predict {data} -o out.csv"
+            fix = f"--load {shlex.quote(str(load))} --predict {shlex.quote(str(data))} -o out.csv"
             raise UsageError("--load takes the place of a table to learn from.", f"{data} and --load {load}", fix)
         if options:
             named = " and ".join(options)

@@ -117,6 +117,11 @@ def is_missing(cell: str) -> bool:
     return cell.strip().lower() in _MISSING
 
 
+def is_grouped(cell: str) -> bool:
+    """Tell whether a cell is missing, has no comma, or commas that may separate thousands."""
+    return "," not in cell or is_missing(cell) or _GROUPS.fullmatch(cell.strip()) is not None
+
+
 def _texts(column: pd.Series[Any]) -> list[str]:
     return [str(cell).strip() for cell in column]
 

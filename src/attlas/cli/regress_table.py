@@ -7,6 +7,7 @@ import difflib
 import io
 import math
 import re
+import shlex
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from attlas.cli.checks import need
 from attlas.cli.files import read_lines
 from attlas.cli.formatting import plural
-from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_missing
+from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_grouped, is_missing
 from attlas.cli.terminal import UsageError
 
 if TYPE_CHECKING:
@@ -67,18 +68,33 @@ class Table:
             column, cell = columns[index], str(parts[index].iloc[row]).strip()
             if arguments.drop_missing and (is_missing(cell) or column.kind == "category"):
                 continue
-            good = [
-                each.name
-                for each, part, numbers in zip(columns, parts, values, strict=True)
-                if all(is_missing(str(text)) for text in part[~np.isfinite(numbers)])
-                and each.name not in (arguments.target, arguments.weights)
-            ]
             text, fix = explain_cell(cell, column, parts[index], self.delimiter, arguments)
-            choose = f"--features {','.join(good)}" if good else "a file whose columns hold numbers"
+            choose = self._usable_features(columns, arguments) or "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
             raise UsageError(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
         return table
+
+    def _usable_features(self, columns: list[Column], arguments: Namespace) -> str:
+        """Return the options for the features with a number in each cell, with a decimal comma where it is one."""
+
+        def usable(decimal: str) -> list[str]:
+            signs = Namespace(**vars(arguments) | {"decimal": decimal})
+            found = []
+            for column in columns:
+                part = self.frame.iloc[:, self.names.index(column.name)]
+                own = column if decimal == arguments.decimal else Column.of(column.name, part, signs)
+                if all(is_missing(str(text)) for text in part[~np.isfinite(own.numbers(part, signs))]):
+                    found.append(column.name)
+            return found
+
+        plain, options = usable(arguments.decimal), ""
+        more = [] if self.delimiter == "," else [name for name in usable(",") if name not in plain]
+        # A comma in each third place from the right may separate thousands as well.
+        if any(not is_grouped(str(cell)) for name in more for cell in self.frame.iloc[:, self.names.index(name)]):
+            plain, options = usable(","), "--decimal , "
+        good = [name for name in plain if name not in (arguments.target, arguments.weights)]
+        return f"{options}--features {join(good)}" if good else ""
 
     def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
         """Write the rows as they were, with new columns behind them."""
@@ -205,7 +221,7 @@ def choose_features(table: Table, arguments: Namespace) -> list[str]:
         rule = "must be columns of the table" if name not in names else "must be names that occur once"
         has = f"{', '.join(names[:24])}{' …' if len(names) > 24 else ''}{text}"
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.5) or [other for other in names if other][:1]
-        fix = f"rename one of the columns {name}" if name in names else f"{option} {''.join(close)}"
+        fix = f"rename one of the columns {name}" if name in names else f"{option} {join(close)}"
         rule = f"--target{', --weights' if weights else ''} and --features {rule}."
         raise UsageError(rule, f"{option} {name}; {table.source} has {has}", fix)
     every = [arguments.target, *weights, *features]
@@ -216,6 +232,13 @@ def choose_features(table: Table, arguments: Namespace) -> list[str]:
         found = f"{table.source} has {', '.join(names)}"
         raise UsageError("there must be a feature.", found, "--features A,B,..., or another --delimiter")
     return features
+
+
+def join(names: list[str]) -> str:
+    """Return names as an option that `split` reads, quoted for a shell; a name with a comma stands in double quotes."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return shlex.quote(text.getvalue())
 
 
 def split(names: str) -> list[str]:

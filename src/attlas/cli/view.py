@@ -49,12 +49,16 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         _view_corpora(arguments, options, terminal)
         return
     if arguments.export is not None:
-        fix = f"attlas report {shlex.quote(str(folders[0]))} -o {arguments.export}" if folders else "attlas report"
+        fix = (
+            f"attlas report {shlex.quote(str(folders[0]))} -o {shlex.quote(str(arguments.export))}"
+            if folders
+            else "attlas report"
+        )
         raise UsageError("--export is for a corpus; attlas report writes a recording.", "no corpus", fix)
     need_extra()
     if folders and options:
         rule = "name a recording, or what is recorded now, and not both."
-        raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {folders[0]}")
+        raise UsageError(rule, f"{folders[0]} and --{options[0]}", f"attlas view {shlex.quote(str(folders[0]))}")
     if not folders and not options:
         fix = "attlas view run.atlas, or attlas view --text FILE"
         raise UsageError("name a recording, or a text that is recorded now.", "neither", fix)
@@ -128,7 +132,7 @@ def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]
     for folder in folders:
         if not is_corpus(folder):
             rule = "several folders must be corpora; a recording is opened alone."
-            raise UsageError(rule, str(folder), f"attlas view {folder}")
+            raise UsageError(rule, str(folder), f"attlas view {shlex.quote(str(folder))}")
         with terminal.step(f"opening {folder.name}"):
             corpora.append(attlas.load(folder))
     return corpora
