@@ -1,8 +1,12 @@
 """Predictions, their spread, quantiles and neighbours against numpy; data that are hard."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.compose import make_column_transformer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 import attlas
 from attlas.errors import DeviceError, DtypeError, ShapeError
@@ -403,3 +407,27 @@ def test_warnings_name_the_line_of_the_user() -> None:
         with pytest.warns(UserWarning, match="points") as caught:
             call([[100.0], [3.0]])
         assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_columns_of_texts_are_named_and_the_fix_works():
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "town": list("uvuv"), "day": pd.to_datetime(["2024-01-01"] * 4)})
+    y = [1.0, 2, 3, 4]
+    for estimator in (AttentionRegressor(bandwidth=1.0), AttentionClassifier(bandwidth=1.0)):
+        with pytest.raises(DtypeError, match=r"fit\(\)") as caught:
+            estimator.fit(frame[["a", "town"]], [0, 1, 0, 1])
+        assert caught.value.found == "texts in column 'town'"
+        assert "make_column_transformer((OneHotEncoder(), ['town']), remainder='passthrough')" in caught.value.fix
+    columns = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
+    assert len(make_pipeline(columns, AttentionRegressor()).fit(frame[["a", "town"]], y).predict(frame)) == 4
+    with pytest.raises(DtypeError, match="found: dates in column 'day'") as caught:
+        AttentionRegressor(bandwidth=1.0).fit(frame[["a", "day"]], y)
+    days = eval(caught.value.fix.partition(": ")[2], {"X": frame})
+    fitted = AttentionRegressor(bandwidth=1.0).fit(frame[["a"]].assign(day=days), y)
+    with pytest.raises(DtypeError, match=r"predict\(\).*\n.*\n *found: texts in column 'a'"):
+        fitted.predict(frame[["town", "a"]].set_axis(["a", "day"], axis=1))
+    with pytest.raises(DtypeError, match="AttentionClassifier"):
+        AttentionRegressor(bandwidth=1.0).fit(frame[["a"]], list("uvuv"))
+    numbers = frame[["a"]].assign(o=np.array([1, 2.5, "3", 4], dtype=object))
+    assert AttentionRegressor(bandwidth=1.0).fit(numbers, y).n_features_in_ == 2
+    with pytest.raises(ValueError, match="contains NaN"):  # what is no text keeps scikit-learn's error
+        AttentionRegressor(bandwidth=1.0).fit(frame[["a"]], [1.0, 2, np.nan, 4])

@@ -20,6 +20,7 @@ from attlas.autocast import without_autocast
 from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
+from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.kernels import check_kernel
 from attlas.estimators.loo import LeaveOneOut, LooTask, Loss, Objective, accuracy, factors_with_own, squared_error
 from attlas.estimators.observations import Observations, are_copies, average_copies, distinct
@@ -396,7 +397,8 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """Return points as queries: checked, and scaled as the training data are."""
         check_is_fitted(self)
         refuse_dask("predict()", X)
-        checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        with naming_text_columns("predict()", X):
+            checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return self._scaled(checked)
 
     def _scaled(self, X: Array) -> Tensor:

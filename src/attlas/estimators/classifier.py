@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attlas.autocast import without_autocast
 from attlas.estimators.base import AttentionEstimator, check_choice
+from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.loo import accuracy, log_loss
 from attlas.estimators.observations import used_weights
 from attlas.estimators.partitions import refuse_dask
@@ -133,7 +134,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
         check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
-        data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        with naming_text_columns("fit()", X):
+            data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         target = column_or_1d(target, warn=True)
         check_classification_targets(target)
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)

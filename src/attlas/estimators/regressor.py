@@ -19,6 +19,7 @@ from attlas.autocast import without_autocast
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
+from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.halo import predicted_in_boxes
 from attlas.estimators.loo import squared_error
 from attlas.estimators.observations import used_weights
@@ -197,7 +198,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """
         self._check_settings()
         refuse_dask("fit()", X, y, sample_weight)
-        data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        with naming_text_columns("fit()", X, y):
+            data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+            target.astype(np.float64)  # texts are an error here, and not further down
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
