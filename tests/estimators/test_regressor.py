@@ -1,10 +1,14 @@
 """Predictions, their spread, quantiles and neighbours against numpy; data that are hard."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.compose import make_column_transformer
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
@@ -431,3 +435,25 @@ def test_columns_of_texts_are_named_and_the_fix_works():
     assert AttentionRegressor(bandwidth=1.0).fit(numbers, y).n_features_in_ == 2
     with pytest.raises(ValueError, match="contains NaN"):  # what is no text keeps scikit-learn's error
         AttentionRegressor(bandwidth=1.0).fit(frame[["a"]], [1.0, 2, np.nan, 4])
+
+
+def test_bounded_kernels_in_a_search_say_why_they_have_no_score():
+    X, y = np.random.default_rng(0).normal(size=(2, 60, 4))
+    y = X[:, 0] + 0.1 * y[:, 0]
+    kernels = {"kernel": ["gaussian", "epanechnikov"], "bandwidth": [1.5]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search = GridSearchCV(AttentionRegressor(), kernels, cv=3).fit(X, y)
+    assert np.isnan(search.cv_results_["mean_test_score"][1])
+    told = [str(warning.message) for warning in caught]
+    assert any("which searches such as GridSearchCV need" in text for text in told)
+    failed = [text for text in told if "Scoring failed" in text]
+    assert failed
+    assert all("AttentionRegressor(kernel='epanechnikov', outside='nearest')" in text for text in failed)
+    search = GridSearchCV(AttentionRegressor(outside="nearest"), kernels, cv=3).fit(X, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    weights = np.linspace(1, 2, 60)
+    model = AttentionRegressor(bandwidth=1.0).fit(X, y, weights)
+    assert model.score(X, y, weights) == pytest.approx(r2_score(y, model.predict(X), sample_weight=weights))
+    with pytest.warns(UserWarning, match="1 of 2"), pytest.raises(ShapeError, match="found: 1 of 2 points"):
+        AttentionRegressor(kernel="boxcar", bandwidth=1.0).fit(X, y).score([[99.0] * 4, X[0]], [0, 1])

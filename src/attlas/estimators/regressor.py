@@ -61,7 +61,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         the mean output; 0 leaves out no pair that has a weight.
     outside : str, default "nan"
         What a point without any neighbour within the reach of a bounded kernel is predicted to be: ``"nan"``, with
-        one warning, or ``"nearest"``, the output of the nearest training point in bandwidths.
+        one warning, or ``"nearest"``, the output of the nearest training point in bandwidths. Choose the latter in a
+        search such as GridSearchCV: a fold with a point that is NaN has no score.
     max_iter : int, default 100
         Iterations of L-BFGS from each start.
     tol : float, default 1e-5
@@ -268,6 +269,38 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         variance[self._unsupported(x, isolated, "standard deviations")] = torch.nan
         return self._shaped(predicted), self._shaped(self._restored(variance.sqrt()))
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the coefficient of determination R² of the predictions.
+
+        Parameters
+        ----------
+        X : array-like, shape (m, d)
+            Points.
+        y : array-like, shape (m,) or (m, outputs)
+            Their targets.
+        sample_weight : array-like, shape (m,), optional
+            Weights.
+
+        Returns
+        -------
+        float
+            1 for perfect predictions, 0 for those of the mean; the mean over outputs.
+
+        Raises
+        ------
+        ShapeError
+            If a point has no training point within reach, so that it is predicted to be NaN: ``outside="nearest"``
+            gives it a prediction, which a search over bounded kernels needs.
+        """
+        predicted = self.predict(X)
+        unknown = int(np.isnan(predicted).reshape(len(predicted), -1).any(1).sum())
+        if unknown:
+            rule = "every point that is scored must have a prediction."
+            found = f"{unknown} of {len(predicted)} points without a training point within one bandwidth"
+            fix = f"AttentionRegressor(kernel={self.kernel!r}, outside='nearest'), in a search too."
+            raise ShapeError("score()", rule, {"outside": "'nan'"}, found=found, fix=fix)
+        return float(r2_score(y, predicted, sample_weight=sample_weight))
+
     @without_autocast
     def predict_quantile(self, X: ArrayLike, quantiles: float | ArrayLike) -> Array:
         """Return weighted quantiles of the neighbours' outputs: bands, and medians that outliers do not move.
@@ -424,7 +457,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         else:
             warnings.warn(
                 f"{len(isolated)} of {len(x)} points have no training point within one bandwidth: they are predicted "
-                "to be NaN. outside='nearest' takes the nearest point's output; a larger bandwidth reaches further.",
+                "to be NaN. outside='nearest' takes the nearest point's output, which searches such as GridSearchCV "
+                "need; a larger bandwidth reaches further.",
                 UserWarning,
                 stacklevel=4,  # behind `without_autocast`
             )
