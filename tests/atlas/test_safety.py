@@ -295,8 +295,10 @@ ABSURD = [
     ('{"format":"attlas-atlas","version":1,"version":1}', "a name that stands twice in one object"),
     ('{"format":"attlas-atlas","version":NaN}', "NaN, which is no number of JSON"),
     ('{"format":"attlas-atlas","version":true}', "format version True without a checksum"),
+    ('{"format":"attlas-atlas","version":2}', "format version 2 without a checksum"),
+    ('{"format": "attlas-atlas", "version": 2, "sha256": "00"}', "its text is not the one that attlas wrote.*"),
     ('{"format":"attlas-atlas","version":1' + "0" * 5000 + "}", "Exceeds the limit.*"),
-    ("\xff\xfe", "'ascii' codec can't decode.*"),
+    ("\xff\xfe", "its text is not the one that attlas wrote, which is ASCII"),
     ("", "Expecting value.*"),
 ]
 
@@ -307,6 +309,15 @@ def test_absurd_json(folder: Path, text: str, found: str) -> None:
     with pytest.raises(RecordingError) as error:
         load(folder)
     assert re.search(rf"^  found: ({found})$", str(error.value), re.M), str(error.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"indent": 2}, {"ensure_ascii": False}, {"sort_keys": True}])
+def test_json_that_another_program_has_written_again(folder: Path, options: dict[str, Any]) -> None:
+    path = folder / "atlas.json"
+    text = json.dumps(json.loads(path.read_text("ascii")), **options).encode(errors="surrogatepass")
+    path.write_bytes(text)
+    ending = ": another program has written the JSON again" if text.isascii() else ", which is ASCII"
+    refusal(folder, "atlas.json", f"its text is not the one that attlas wrote{ending}")
 
 
 def test_json_of_absurd_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if size > _LARGEST:
             raise FormatError(f"{size:,} bytes, more than {_LARGEST:,}")
         text = path.read_bytes()
+        if not text.isascii():
+            raise FormatError("its text is not the one that attlas wrote, which is ASCII")
         content = json.loads(text.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise FormatError(f"JSON, but not of the format {_FORMAT!r}")
@@ -75,8 +77,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if type(version) is int and version > _VERSION:
             rule, found = "the folder must be of a format that this attlas knows.", f"format version {version}"
             raise folder_error(folder, MANIFEST, rule, f"{found}, this attlas reads up to {_VERSION}", "update attlas.")
-        known = type(version) is int and version >= 1
-        if not known or digest is None or digest[1].decode() != content.get("sha256"):
+        known, checksum = type(version) is int and version >= 1, content.get("sha256")
+        if known and isinstance(checksum, str) and (digest is None or digest[1].decode() != checksum):
+            raise FormatError("its text is not the one that attlas wrote: another program has written the JSON again")
+        if not known or digest is None:
             raise FormatError(f"format version {str(version)[:60]} without a checksum")
         blank = text[: digest.start(1)] + _EMPTY.encode() + text[digest.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:
