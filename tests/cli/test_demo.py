@@ -16,6 +16,7 @@ from attlas import models
 from attlas.atlas import Atlas
 from attlas.cli import main
 from attlas.cli.loading import load, texts
+from attlas.cli.terminal import Terminal
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
 from attlas.installation import install_command
@@ -70,6 +71,22 @@ def test_a_narrow_terminal_has_no_longer_lines(
     out, err = capsys.readouterr()
     assert "induction" in out
     assert err == "", "the demo keeps what it has computed"
+
+
+def test_report_is_named_before_the_other_texts_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_corpus(loaded: object, out: Path, terminal: Terminal) -> None:
+        assert (tmp_path / "report.html").is_file()
+        terminal.say("reading 64 texts")
+
+    monkeypatch.setattr("attlas.cli.demo.write_demo", read_corpus)
+    monkeypatch.setattr("attlas.cli.demo._draw", lambda *_: None)
+    assert main(["demo", "--tokens", "80", "--out", str(tmp_path), "--no-browser"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    before, _, _ = told.partition("reading 64 texts")
+    assert f"{tmp_path / 'report.html'} can be opened now." in before
+    assert "that takes two minutes more" in before
 
 
 def test_numbers_equal_those_of_full_matrices(demo_folder: Path, model_folder: Path) -> None:

@@ -38,6 +38,7 @@ _COLUMNS = (
     ("induction_text", "on text", ".2f"),
     ("distance", "distance", ",.0f"),
 )
+_LONGER = "on two cores that takes two minutes more, and its progress says how long"
 _SHOWN_BY = {"breadth": "effective_keys"}  # the column that shows the measure of a pattern, where names differ
 _COLOURS = {
     "induction": ("red", "bold"),
@@ -79,6 +80,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     _draw(run_folder, max(heads, key=lambda head: head.prominence), terminal)
     if is_default:
         terminal.say()
+        terminal.prose(f"{out / 'report.html'} can be opened now. The model goes on with 64 more texts; {_LONGER}.")
         write_demo(loaded, out / "corpus", terminal)
         if is_corpus(out / "corpus"):
             export([out / "corpus"], out / "heads.html", terminal)
