@@ -378,6 +378,20 @@ def test_layers_that_are_numbered_late_are_not_chosen_wrongly() -> None:
     assert [(e.name, e.layer) for e in atlas.entries] == [("second#1", 2)]
 
 
+def test_modules_of_one_class_of_which_some_do_not_attend() -> None:
+    class Sometimes(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.dropout else x
+
+    model = nn.Sequential(Sometimes(), Sometimes(dropout=0.1)).eval()
+    with record(model, layers=[1]) as atlas:
+        model(torch.randn(1, 6, SIZE))
+    assert [(e.name, e.layer) for e in atlas.entries] == [("1", 1)]
+    told = r"these attended: 1\n.*layers=\[0\]: none of them did"
+    with pytest.raises(RecordingError, match=told), record(model, layers=[0]):
+        model(torch.randn(1, 6, SIZE))
+
+
 def test_own_module_beside_a_model_of_transformers_is_chosen_by_its_path() -> None:
     transformers = pytest.importorskip("transformers")
     from tests.tiny_models import SIZES
@@ -392,9 +406,10 @@ def test_own_module_beside_a_model_of_transformers_is_chosen_by_its_path() -> No
 # ------------------------------------------------------------------------------------------------------------ compiler
 
 
-def test_compiled_models() -> None:
+@pytest.mark.parametrize("how", ["attention", "pooled"])
+def test_compiled_models(how: str) -> None:
     """Nothing of a recording is in the graph; compiled models are recorded, under the same names."""
-    model, graphs = LanguageModel().eval(), []
+    model, graphs = LanguageModel(how=how).eval(), []
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
@@ -410,6 +425,18 @@ def test_compiled_models() -> None:
             torch.testing.assert_close(compiled(IDS), wanted)
     assert [e.name for e in atlas.entries] == ["blocks.0.attn", "blocks.1.attn"]
     torch.testing.assert_close(atlas[1].to_dense(), dense_weights(model, IDS)["blocks.1.attn"], atol=1e-5, rtol=1e-4)
+
+
+def test_transforms_are_refused_by_a_recording_and_followed_by_an_intervention() -> None:
+    model = LanguageModel().eval()
+
+    def outputs() -> Tensor:
+        return torch.func.vmap(lambda ids: model(ids[None]))(IDS)
+
+    with pytest.raises(RecordingError, match="a transform of torch"), record(model):
+        outputs()
+    with attlas.intervene(model, attlas.interventions.Suppress(keys=(0, 3))):
+        torch.testing.assert_close(outputs()[:, 0], model(IDS))
 
 
 def test_nothing_is_called_where_nothing_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,10 @@ class ModelAttentions:
     def __init__(self, model: nn.Module, *, patched: bool) -> None:
         self._modules = list(model.named_modules())
         self._paths = {id(module): path for path, module in self._modules}
-        # Classes of modules that attend, and how many attentions one call of such a module computes.
-        self._classes = {type(module): 1 for _, module in self._modules if _is_attention(module, patched=patched)}
+        # Classes of modules that attend by their code, or are named so; those that were heard join `_classes`, which
+        # says how many attentions one call of a module computes.
+        self._known = {type(module) for _, module in self._modules if _is_attention(module, patched=patched)}
+        self._classes = dict.fromkeys(self._known, 1)
         self._number()
 
     def _number(self) -> None:
@@ -148,8 +150,8 @@ class ModelAttentions:
         return self.sites[f"{path}#{number}" if number else path]
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that are attentions, or whose class is named like one."""
-        return [(p, m) for p, m in self._modules if type(m) in self._classes or is_named_attention(m)]
+        """Return the modules that are attentions by their code, or whose class is named like one."""
+        return [(p, m) for p, m in self._modules if type(m) in self._known or is_named_attention(m)]
 
     def watched(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that may attend: with `attlas.attention`, any but those of torch and scores."""

@@ -76,6 +76,20 @@ def no_query_recorded(queries: slice | range | None) -> RecordingError:
     return RecordingError("record()", "the queries must lie within the text.", found=found, fix=fix)
 
 
+def no_layer_attended(named: Sequence[int | str], heard: Sequence[str]) -> RecordingError:
+    """Return the error of chosen layers whose modules may attend, and did not."""
+    rule, found = "a chosen layer must attend when the model runs.", f"layers={list(named)}: none of them did"
+    attended = {"these attended": listed(heard)}
+    return RecordingError("record()", rule, attended, found=found, fix=f"layers=[{heard[-1]!r}]")
+
+
+def inside_transform(module: nn.Module) -> RecordingError:
+    """Return the error of an attention whose tensors are stand-ins, which hold nothing after the call."""
+    rule = "what is recorded must have numbers of its own."
+    found, fix = "a transform of torch.func, such as vmap or grad", "record a plain call of the model, model(ids)."
+    return RecordingError("record()", rule, {"module": type(module).__name__}, found=found, fix=fix)
+
+
 def layer_number_changed(site: AttentionSite, attentions: ModelAttentions, where: str) -> RecordingError:
     """Return the error of a layer whose number changed when an attention before or after it was found."""
     rule = "the number of a layer must be known when the layer runs."

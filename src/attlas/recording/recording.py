@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import in_backward
+from attlas._compat import in_backward, transforming
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.atlas import FIRST_CALLS
 from attlas.atlas.entry import KINDS, statistic_names
@@ -259,6 +259,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.values()]
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
+            if self._selection.queries is None:
+                raise errors.no_layer_attended(self._selection.named, list(self._matched))
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self._complete_text()
@@ -339,6 +341,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if in_backward():
             return
         refuse_context_parallel(self.where)
+        if transforming():
+            raise errors.inside_transform(call.module)
         site = self._site_of(call.module, call.number)
         positioned = None if site is None else self._positioned(site, call)
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
