@@ -19,6 +19,7 @@ from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_
 from attlas.errors import ShapeError
 from attlas.inputs import check_floating
 from attlas.scores.base import Dot
+from attlas.scores.position import TensorBias
 from attlas.stats.counts import interval_of
 from attlas.tiles import Tile
 
@@ -411,6 +412,8 @@ class LogitMoments(Statistic):
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
         rows, prefix = carry
         state = _Rows(*(t[at.place].clone() for t in rows))
+        # Logits that are replayed for a gradient have a graph, and q and k have none.
+        prefix = None if isinstance(part.problem.score, TensorBias) else prefix
         for columns, cells in part.visible_columns:
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
                 found = prefix.rows(at, columns.stop)
