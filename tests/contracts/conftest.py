@@ -289,6 +289,15 @@ def documents(s: Sizes) -> attlas.Mask:
     return attlas.Documents(ids(s.n, 4), ids(s.m, 3))
 
 
+def choice(s: Sizes, *lead: int, blocks: int) -> Tensor:
+    """Chosen blocks of keys: some twice, some below 0, some beyond the last key."""
+    return (s.random(*lead, s.m, 5, seed=12) * 1e6).long() % (blocks + 3) - 1
+
+
+def is_chosen(entries: Tensor, j: Tensor, block: int = 1) -> Tensor:
+    return (entries.unsqueeze(-2) == (j // block).unsqueeze(-1)).any(-1)
+
+
 MASKS: dict[str, MaskCase] = {
     "none": MaskCase(lambda s: None, lambda s, b, h, i, j: j == j),
     "Causal": MaskCase(lambda s: attlas.Causal(), lambda s, b, h, i, j: j <= i + s.n - s.m),
@@ -338,6 +347,20 @@ MASKS: dict[str, MaskCase] = {
     "Heads(function) & Padding": MaskCase(
         lambda s: attlas.masks.Heads({1: attlas.from_function(checkers)}) & attlas.Padding(lengths(s)),
         lambda s, b, h, i, j: ((h != 1) | checkers(b, h, i, j)) & (j < lengths(s).view(-1, 1, 1, 1)),
+    ),
+    "Selected": MaskCase(
+        lambda s: attlas.masks.Selected(choice(s, blocks=s.n)),
+        lambda s, b, h, i, j: is_chosen(choice(s, blocks=s.n), j),
+    ),
+    "Selected(batch) & Causal": MaskCase(
+        lambda s: attlas.masks.Selected(choice(s, s.batch, 1, blocks=s.n)) & attlas.Causal(),
+        lambda s, b, h, i, j: is_chosen(choice(s, s.batch, 1, blocks=s.n), j) & (j <= i + s.n - s.m),
+    ),
+    "Selected(groups, blocks)": MaskCase(
+        lambda s: attlas.masks.Selected(choice(s, 1, s.key_heads, blocks=s.n // 3), 3, s.heads // s.key_heads),
+        lambda s, b, h, i, j: is_chosen(choice(s, 1, s.key_heads, blocks=s.n // 3), j, 3).repeat_interleave(
+            s.heads // s.key_heads, dim=1
+        ),
     ),
     "nothing": MaskCase(lambda s: ~attlas.Prefix(10**6), lambda s, b, h, i, j: j < 0),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from attlas.tiles import Tile
 
 # How many axes the tensor of a mask has where the batch is the first of them.
 _WITH_BATCH = {"Padding": 1, "Prefix": 1, "Documents": 2, "TensorMask": 4, "AdditiveMask": 4,
-               "TensorBias": 4}  # fmt: skip
+               "TensorBias": 4, "Selected": 4}  # fmt: skip
 
 
 class _DifferError(Exception):
@@ -156,7 +156,7 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
 
 
 def _tensor(name: str, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
-    if name == "TensorMask":
+    if name in ("TensorMask", "Selected"):
         tensors = [t[:, None] if t.ndim == 3 else t for t in tensors]
     first = tensors[0]
     same = all(same_settings(first, other) for other in tensors)
