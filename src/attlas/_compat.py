@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,8 @@ except ImportError:
 
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED", "TO_COPY", "VALIDATORS",
-    "EinopsBackend", "cached_property", "causal_models", "changes", "in_backward", "local_part", "parse_to",
-    "replaced_by_context_parallel", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+    "EinopsBackend", "cached_property", "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part",
+    "parse_to", "replaced_by_context_parallel", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -54,6 +55,15 @@ TO_COPY = torch.ops.aten._to_copy.default
 def changes(t: Tensor) -> int:
     """Return how often a tensor was changed in place, as autograd counts it; no public name says so."""
     return t._version
+
+
+def constant_to_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile call a function once, while it traces, and take its result for a constant.
+
+    torch.compiler.assume_constant_result does no more, and loads the whole compiler for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def in_backward() -> bool:

@@ -276,7 +276,14 @@ class _Text:
         agreed(self.mesh, check)
 
     def check(
-        self, mask: Tensor | None, q: Tensor, k: Tensor, dropout: float, sinks: Tensor | None, bias: Tensor | None
+        self,
+        mask: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        dropout: float,
+        sinks: Tensor | None,
+        bias: Tensor | None,
+        chosen: Mask | None,
     ) -> None:
         """Raise if a layer asks for something that is not known of the whole text; it is the same on all ranks."""
         for found, wrong in (
@@ -285,6 +292,7 @@ class _Text:
             ("dropout in the attention", dropout > 0),
             ("a sink for each query", sinks is not None),
             ("a bias of positions", bias is not None),
+            ("keys that were chosen for each query", chosen is not None),
         ):
             if wrong:
                 rule = "a layer must attend to the text itself, with the mask of the model."

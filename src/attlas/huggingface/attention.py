@@ -12,6 +12,8 @@ from attlas._compat import changes
 from attlas.attend import attend
 from attlas.autocast import cast
 from attlas.context_parallel import refuse_context_parallel
+from attlas.huggingface.chosen import chosen_keys, whole_of
+from attlas.huggingface.keywords import check_keywords
 from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.masks import Causal, Mask, from_tensor
@@ -35,6 +37,8 @@ def attention_forward(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, AttentionMatrix | Tensor]:
     """Attend as ``eager`` does, and return the weights as a lazy matrix.
@@ -64,9 +68,14 @@ def attention_forward(
         Sinks: one more logit a query (Inkling 2). The logits of the returned matrix are counted from it.
     position_bias : Tensor, optional, shape (1 or batch, heads, m, n)
         A bias added to the logits (T5).
+    indices : Tensor, optional, shape (batch, m, k)
+        The keys that an indexer chose for each query (DeepSeek-V3.2, GLM-5); one below 0 chooses nothing.
+    block_indices : Tensor, optional, shape (batch, groups, m, k)
+        The blocks of keys that were chosen for each query and group of heads (MiniMax-M3).
     **kwargs
-        What else a model passes on; it changes nothing here, but under DeepSpeed's Ulysses, which drops the mask: it is
-        made again of ``position_ids`` and ``sliding_window``.
+        What else a model passes on. What says nothing about the weights (`attlas.huggingface.keywords.WITHOUT_EFFECT`,
+        and what no attention layer names) changes nothing here, but under DeepSpeed's Ulysses, which drops the mask: it
+        is made again of ``position_ids`` and ``sliding_window``.
 
     Returns
     -------
@@ -75,6 +84,11 @@ def attention_forward(
     weights : AttentionMatrix, shape (batch, heads, m, n)
         The weights. They cost nothing until they are read. Inside torch.compile and torch.export a dense tensor,
         which the compiler drops where nobody reads it.
+
+    Raises
+    ------
+    BackendError
+        If the layer passes a keyword that attlas does not know.
 
     Notes
     -----
@@ -93,6 +107,8 @@ def attention_forward(
     """
     query, key, value = map(cast, (query, key, value))  # layers leave dtypes mixed, and torch's own function does this
     dropout = dropout if module.training else 0.0  # some layers name it outside of training too, and eager ignores it
+    check_keywords(module, kwargs)
+    chosen = chosen_keys(module, query.shape[1], indices, block_indices)
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
         output, weights = dense_attention(
@@ -106,6 +122,7 @@ def attention_forward(
             softcap=softcap,
             sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
             bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
+            chosen=chosen,
         )
         return output.transpose(1, 2).contiguous(), weights
     compiling = torch.compiler.is_compiling()
@@ -115,6 +132,7 @@ def attention_forward(
         mask: Mask | None = mask_of_positions(module, query, key, kwargs)
     else:
         mask = _mask(attention_mask, query, key, bool(is_causal))
+    mask = both(mask, chosen)
     if position_bias is not None:
         mask = both(mask, from_tensor(position_bias[..., : key.shape[-2]]))
     sink = None if s_aux is None else s_aux.to(query.dtype)
@@ -123,7 +141,7 @@ def attention_forward(
         score = score + TensorBias(-sinks)
         sink = query.new_zeros(query.shape[1])
     if text is not None:
-        text.check(attention_mask, query, key, dropout, sinks, position_bias)
+        text.check(attention_mask, query, key, dropout, sinks, position_bias, chosen)
         if is_recording():
             refuse_sharded_text("attlas.huggingface")
         own, divided = text.attend(query, key, value, score, mask, sink)
@@ -133,7 +151,7 @@ def attention_forward(
     def pool_step(weights: AttentionMatrix, values: Tensor) -> Tensor:
         out: Tensor | None = None
         if weights is A and values is value:  # nothing is changed
-            out = _decode_step(query, key, value, attention_mask, scaling)
+            out = _decode_step(query, key, value, attention_mask, scaling, chosen)
         return weights @ values if out is None else out
 
     plain = softcap is None and sink is None and position_bias is None and dropout == 0.0
@@ -162,7 +180,12 @@ def _own_keys(key: Tensor) -> Tensor:
 
 
 def _decode_step(
-    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+    chosen: Mask | None,
 ) -> Tensor | None:
     """Return the pooled values of a step that reads one token from torch's own function; None for a user's mask.
 
@@ -171,6 +194,9 @@ def _decode_step(
     if (attention_mask is not None and not isinstance(attention_mask, LazyMask)) or query.dtype is not value.dtype:
         return None
     allowed = None if attention_mask is None or attention_mask.mask is None else attention_mask.row(key.shape[-2])
+    if chosen is not None:
+        own = whole_of(chosen, query.shape[:3], key.shape[-2], query.device)
+        allowed = own if allowed is None else allowed & own
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling, enable_gqa=grouped)
 

@@ -22,14 +22,14 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from attlas._compat import MASK_PARTS, TO_COPY, tree_map_only, wrapper
+from attlas._compat import MASK_PARTS, TO_COPY, tree_leaves, tree_map_only, wrapper
 from attlas.errors import BackendError
+from attlas.huggingface.chosen import whole_of
 from attlas.huggingface.ranks import world
 from attlas.huggingface.traced import dense_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
 from attlas.recording.hooks import is_recording_anywhere
 from attlas.recording.parallel import text_of_ranks
-from attlas.tiles import Tile
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -108,9 +108,7 @@ class LazyMask(Tensor):
         batch, _, m, n = self.shape
         if self.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        batch_ids, head_ids = torch.arange(batch), torch.zeros(1, dtype=torch.int64)
-        at = Tile(range(batch), range(1), range(m), range(n), m, n, batch_ids, head_ids, self.device)
-        return self.mask.allows(at).expand(self.shape)
+        return whole_of(self.mask, (batch, 1, m), n, self.device).expand(self.shape)
 
     def row(self, n: int) -> Tensor:
         """Return the first row of each batch up to key n, True where the key may be seen; kept for the next layer."""
@@ -141,8 +139,19 @@ class LazyMask(Tensor):
             part = _leading_part(*args)
             if part is not None:
                 return args[0]._copy(part, args[0].dtype, args[0].device)
+        masks = [t for t in tree_leaves((args, kwargs)) if isinstance(t, LazyMask)]
         args, kwargs = tree_map_only(LazyMask, _written_out, (args, kwargs))
-        return func(*args, **kwargs)
+        return _placed(func(*args, **kwargs), masks[0])
+
+
+def _placed(out: Any, mask: LazyMask) -> Any:
+    """Give a mask that a model computed for the same queries the positions of the first query and key.
+
+    Models hide what an indexer did not choose (Qwen4), or append further keys (DeepSeek-V4).
+    """
+    if isinstance(out, Tensor) and out.ndim == 4 and out.shape[-2] == mask.shape[-2]:
+        out.first_query, out.first_key = mask.first_query, mask.first_key  # type: ignore[attr-defined]  # ours
+    return out
 
 
 def _written_out(mask: LazyMask) -> Tensor:

@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from attlas.huggingface.chosen import whole_of
+from attlas.masks import Mask
+
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
     """Return the mask of one forward pass as a tensor of booleans, by transformers' own function for SDPA.
@@ -39,6 +42,7 @@ def dense_attention(
     softcap: float | None,
     sink: Tensor | None,
     bias: Tensor | None,
+    chosen: Mask | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the pooled values, shape (batch, heads, m, e), and the dense weights, shape (batch, heads, m, n).
 
@@ -46,10 +50,17 @@ def dense_attention(
     drops them where nobody reads them.
     """
     m, n = query.shape[-2], key.shape[-2]
-    square = m == n and bias is None and (getattr(allowed, "attlas_causal", False) or (allowed is None and causal))
+    only_causal = getattr(allowed, "attlas_causal", False) or (allowed is None and causal)
+    square = only_causal and m == n and bias is None and chosen is None
     allowed = None if allowed is None else allowed[..., :n]
     if allowed is None and causal and m > 1:
         allowed = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)
+    if chosen is not None:
+        own = whole_of(chosen, query.shape[:3], n, query.device)
+        if allowed is not None and allowed.dtype is not torch.bool:
+            allowed = allowed.masked_fill(~own, float("-inf"))
+        else:
+            allowed = own if allowed is None else allowed & own
     with torch.autocast(query.device.type, enabled=False):  # it would round the logits to 16 bits
         weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
     if softcap is None and sink is None:
