@@ -42,8 +42,14 @@ class SoftmaxMatrix(LazyTensor):
         The leading axes that users see; by default those of the problem, batch and heads.
     lse : Tensor, shape (batch, heads, m), optional
         Log-sum-exp of each row, where it is known.
+
+    Attributes
+    ----------
+    layer : int or None
+        Number of the layer of transformers that computed it; None where there is none, or it has no number.
     """
 
+    layer: int | None = None
     _parent_gradient: WeightGradient | None = None
 
     def __init__(self, problem: Problem, plan: Plan, axes: Axes | None = None, lse: Tensor | None = None) -> None:
@@ -107,7 +113,7 @@ class SoftmaxMatrix(LazyTensor):
         score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
         sink = None if problem.sink is None else problem.sink.detach()
         problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
-        return self._with_problem(problem, self._axes, self._lse)
+        return self._of_same_layer(self._with_problem(problem, self._axes, self._lse))
 
     def _exact_lse(self) -> Tensor:
         """Return the log-sum-exp in float64, shape (batch, heads, m); where `_lse` is None, compute and store it."""
@@ -192,6 +198,11 @@ class SoftmaxMatrix(LazyTensor):
         derived = self._with_problem(problem, axes, lse)
         if self.requires_grad:
             derived._parent_gradient = self._gradient
+        return self._of_same_layer(derived)
+
+    def _of_same_layer(self, derived: Self) -> Self:
+        """Return a part or copy of this matrix with the number of its layer."""
+        derived.layer = self.layer
         return derived
 
     def _read(self, where: Where, *, before_softmax: bool = False) -> Tensor:

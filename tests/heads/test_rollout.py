@@ -1,11 +1,14 @@
 """Rollout and flow are rows and columns of the product of all layers."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import attlas
 from attlas import heads
+from attlas.atlas import Atlas, Entry
 
 close = torch.testing.assert_close
 
@@ -118,3 +121,48 @@ def test_no_graph_is_kept() -> None:
     A = attlas.attend(q, q)
     assert not heads.rollout([A, A]).requires_grad
     assert not heads.flow([A, A]).requires_grad
+
+
+class Layer(torch.nn.Module):
+    """A layer of transformers, which knows its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_idx = number
+
+
+def atlas_of(matrices: list, numbers: list[int], count: int | None) -> Atlas:
+    """Return a recording of these layers of a model that has so many."""
+    entries = [
+        Entry(f"layers.{layer}", layer, "self", 0, (0, 1, 2, 3), (0, 19), 0, (2, 4, 19, 19), A)
+        for layer, A in zip(numbers, matrices, strict=True)
+    ]
+    return Atlas(entries, details={} if count is None else {"layer_counts": {"self": count}})
+
+
+@pytest.mark.parametrize("product_of", [heads.rollout, heads.flow])
+@pytest.mark.parametrize(("numbers", "count", "found"), [([3, 7], 8, "0 to 2, 4 to 6"), ([0, 1], 3, "2")])
+def test_layers_that_are_missing_are_refused(product_of: Any, numbers: list[int], count: int, found: str) -> None:
+    """A rollout over some layers is not that of the model."""
+    matrices = layers(count=2)
+    atlas = atlas_of(matrices, numbers, count)
+    with pytest.raises(attlas.ShapeError, match=f"no weights of layers? {found}"):
+        product_of(atlas)
+    close(product_of(atlas, missing="identity"), product_of(matrices))
+    close(product_of(atlas_of(matrices, numbers, None)), product_of(matrices))  # nothing is known of the model
+    with pytest.raises(attlas.ShapeError, match="missing = 'zero'"):
+        product_of(atlas, missing="zero")
+
+
+@pytest.mark.parametrize("cut", [lambda A: A, lambda A: A[0], lambda A: A.detach()[1:]])
+def test_outputs_of_transformers_know_their_layers(cut: Any) -> None:
+    """Of a model of eight layers two of which have weights, transformers returns two matrices."""
+    attention_forward = pytest.importorskip("attlas.huggingface").attention_forward
+    q, k, v = torch.randn(2, 4, 19, 8), torch.randn(2, 2, 19, 8), torch.randn(2, 2, 19, 8)
+    some, every = (
+        [cut(attention_forward(Layer(number), q, k, v, None)[1]) for number in numbers] for numbers in ([3, 7], [0, 1])
+    )
+    with pytest.raises(attlas.ShapeError, match="layers 0 to 2, 4 to 6"):
+        heads.rollout(some)
+    close(heads.rollout(some, missing="identity"), heads.rollout(every))
+    close(heads.rollout(every[:1] * 2), heads.rollout(every))  # of one layer twice nothing can be told

@@ -13,6 +13,7 @@ import attlas
 from attlas.atlas.bookmarks import Bookmark
 from attlas.atlas.deserialization import read
 from attlas.atlas.entry import KINDS, Entry, statistic_names
+from attlas.atlas.layers import count_of, ranges, unrecorded_of
 from attlas.atlas.serialization import UserScores
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
@@ -142,6 +143,31 @@ class Atlas:
         name = self._main() if kind is None else kind
         return sorted({entry.layer for entry in self.entries if entry.kind == name})
 
+    def missing_layers(self, kind: str | None = None) -> list[int]:
+        """Return the numbers of the model's layers of which there is no attention of a kind, ascending.
+
+        Parameters
+        ----------
+        kind : str, optional
+            Kind of attention; the main one by default.
+
+        Returns
+        -------
+        list of int
+            Layers that were not chosen, and those without attention weights: linear attention, convolutions,
+            state-space layers; `unrecorded` names the modules of these. Empty where it is not known how many layers
+            the model has.
+
+        Examples
+        --------
+        >>> from attlas.atlas import Atlas, Entry
+        >>> entry = Entry("layers.3.attn", 3, "self", 0, (0,), (0, 4), 0, (1, 1, 4, 4))
+        >>> Atlas([entry], details={"layer_counts": {"self": 5}}).missing_layers()
+        [0, 1, 2, 4]
+        """
+        name = self._main() if kind is None else kind
+        return sorted({*range(count_of(self.details, name, self.kinds))} - {*self.layers(name)})
+
     def _main(self) -> str:
         return (*self.kinds, "self")[0]
 
@@ -233,7 +259,8 @@ class Atlas:
         -------
         list of dict, or data frame
             Where the head stands (layer, head, kind, name, call, queries, keys), then a column for each
-            statistic that was recorded; None where an entry lacks it.
+            statistic that was recorded; None where an entry lacks it. Where the atlas does not have all layers of
+            the model, ``layers`` says how many these are.
 
         Raises
         ------
@@ -263,7 +290,11 @@ class Atlas:
         >>> atlas.table()[0]["effective_keys"], atlas.table()[0]["first_key_mass"]
         (4.0, 0.25)
         """
-        return frame(records(self.entries), data)
+        table = records(self.entries)
+        if any(map(self.missing_layers, self.kinds)):
+            counts = {name: len(self.layers(name)) + len(self.missing_layers(name)) for name in self.kinds}
+            table = [record | {"layers": counts[record["kind"]]} for record in table]
+        return frame(table, data)
 
     def token_table(self, key: Any, head: int, sequence: int = 0, data: str = "records") -> Any:
         """Return one record for each token of a head: how it attends, and what it receives.
@@ -501,16 +532,30 @@ class Atlas:
         title = f"Atlas of {self.model}" if self.model else "Atlas"
         if not self.entries:
             return f"{title}: empty"
-        heads = _heads([entry for entry in self.entries if entry.kind == self._main()])
+        heads, missing = _heads([e for e in self.entries if e.kind == self._main()]), len(self.missing_layers())
+        layers = f"{len(self)} of {len(self) + missing} layers" if missing else _many(str(len(self)), "layer")
         size = _bytes(sum(entry.nbytes for entry in self.entries))
         batch = len(self.texts or ())
         tokens = "" if self.tokens is None else f", {f'{batch} × ' if batch > 1 else ''}{len(self.tokens):,} tokens"
-        lines = [f"{title}: {_many(str(len(self)), 'layer')} × {heads}{tokens}, {size}"]
+        lines = [f"{title}: {layers} × {heads}{tokens}, {size}"]
         lines += [f"  {self._line(name)}" for name in self.kinds]
+        lines += [f"  not recorded: {'; '.join(self.unrecorded)}"] if self.unrecorded else []
         statistics = dict.fromkeys(name for entry in self.entries for name in entry.statistics)
         lines += [f"  statistics: {', '.join(statistics)}"] if statistics else []
         lines += [f"  spans: {', '.join(self.spans)}"] if self.spans else []
         return "\n".join(lines)
+
+    @property
+    def unrecorded(self) -> list[str]:
+        """Which layers have no weights, or none that attlas could record: ``["layers 0 to 2 (JambaMambaMixer)"]``."""
+        lines = []
+        for name in dict.fromkeys((*self.kinds, *KINDS)):
+            for module, places in unrecorded_of(self.details, name):
+                family = "" if name == self._main() else f"{name} "
+                numbers = all(isinstance(place, int) for place in places)
+                what = f"{family}{'layer' if len(places) == 1 else 'layers'} " if numbers else ""
+                lines.append(f"{what}{ranges(places)} ({module})")
+        return lines
 
     def _line(self, name: str) -> str:
         """Describe the attentions of one kind."""
@@ -536,11 +581,7 @@ def _heads(entries: list[Entry]) -> str:
 
 def _layers(numbers: list[int]) -> str:
     """Word a list of layers, as a range where it is one."""
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return f"layers {listed(numbers)}"
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {ranges(numbers)}"
 
 
 def _between(numbers: list[int]) -> str:

@@ -135,7 +135,10 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
         rows,
         [(text, text) for text in patterns],
         everything="--csv and --json have everything",
-        notes=[f"too short a text ({length:,} tokens) to name heads {', '.join(few)}"] if few else [],
+        notes=[
+            *([f"too short a text ({length:,} tokens) to name heads {', '.join(few)}"] if few else []),
+            *([f"not recorded: {'; '.join(atlas.unrecorded)}"] if atlas.unrecorded else []),
+        ],
     )
 
 
@@ -151,4 +154,6 @@ def title_line(atlas: Atlas) -> str:
     heads = max((len(entry.heads) for entry in atlas.entries), default=0)
     tokens, source = _tokens(atlas), atlas.details.get("source")
     read = "" if tokens is None else f", reads {plural(tokens, 'token')}" + (f" of {source}" if source else "")
-    return f"{atlas.model or 'a model'}, {plural(len(atlas.layers()), 'layer')} × {plural(heads, 'head')}{read}"
+    count, missing = len(atlas.layers()), len(atlas.missing_layers())
+    layers = f"{count} of {count + missing} layers" if missing else plural(count, "layer")
+    return f"{atlas.model or 'a model'}, {layers} × {plural(heads, 'head')}{read}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from attlas.atlas import Atlas
+from attlas.atlas.layers import ranges
 from attlas.atlas.padding import token_queries
 from attlas.autocast import without_autocast
 from attlas.errors import DtypeError, ShapeError, kind
@@ -16,6 +18,8 @@ from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix
 
 _VECTORS = 64  # vectors that one product carries
+
+Missing = Literal["refuse", "identity"]
 
 
 @without_autocast
@@ -25,6 +29,7 @@ def rollout(
     residual: float = 0.5,
     heads: Tensor | None = None,
     layers: bool = False,
+    missing: Missing = "refuse",
 ) -> Tensor:
     """Return how much of each input token the layers together bring to some output tokens: attention rollout.
 
@@ -40,6 +45,9 @@ def rollout(
         Weight of each head, made to sum to 1; the default is the mean of the heads.
     layers : bool, default False
         Whether the result of every depth is returned: only the last layer, the last two, and so on.
+    missing : {"refuse", "identity"}, default "refuse"
+        What to do where layers of the model are not there, because they were not recorded or have no attention weights
+        (linear attention, state-space layers): raise an error, or let them leave each token where it is.
 
     Returns
     -------
@@ -50,7 +58,7 @@ def rollout(
     ------
     ShapeError
         If there is no matrix, if one is not square, has no heads or is of another size than the others, if
-        a row lies outside, or if `residual` or `heads` do not fit.
+        a row lies outside, if `residual` or `heads` do not fit, or if layers of the model are missing.
     DtypeError
         If something in `matrices` is no AttentionMatrix.
 
@@ -68,7 +76,12 @@ def rollout(
 
     A maximum over heads, as some programs use, is no linear map and cannot be had in this way. The other
     method of [1]_, attention flow, is a maximum flow through the graph of all cells and needs them at once:
-    it is not offered. Cost: for 64 rows, one pass over each layer; memory of a few vectors a head.
+    it is not offered.
+
+    The product says where information comes from only if it has every layer that mixes tokens. An atlas knows the
+    layers of its model, and ``outputs.attentions`` their numbers; other matrices are taken for all layers.
+
+    Cost: for 64 rows, one pass over each layer; memory of a few vectors a head.
 
     References
     ----------
@@ -82,7 +95,7 @@ def rollout(
     >>> heads.rollout([A, A], rows=[2])
     tensor([[[0.3194, 0.2361, 0.4444]]])
     """
-    return _rollout("rollout()", "rows", matrices, rows, residual, heads, layers, back=True)
+    return _rollout("rollout()", "rows", matrices, rows, residual, heads, layers, missing, back=True)
 
 
 @without_autocast
@@ -92,6 +105,7 @@ def flow(
     residual: float = 0.5,
     heads: Tensor | None = None,
     layers: bool = False,
+    missing: Missing = "refuse",
 ) -> Tensor:
     """Return where the information of some input tokens goes: how much of them each output token holds.
 
@@ -107,6 +121,8 @@ def flow(
         Weight of each head, made to sum to 1; the default is the mean of the heads.
     layers : bool, default False
         Whether the result after every layer is returned: after the first, after the second, and so on.
+    missing : {"refuse", "identity"}, default "refuse"
+        What to do where layers of the model are not there: raise an error, or let them leave each token where it is.
 
     Returns
     -------
@@ -117,7 +133,7 @@ def flow(
     ------
     ShapeError
         If there is no matrix, if one is not square, has no heads or is of another size than the others, if
-        a column lies outside, or if `residual` or `heads` do not fit.
+        a column lies outside, if `residual` or `heads` do not fit, or if layers of the model are missing.
     DtypeError
         If something in `matrices` is no AttentionMatrix.
 
@@ -144,7 +160,7 @@ def flow(
     >>> heads.flow([A, A], columns=[0])[0, :, 0]
     tensor([1.0000, 0.4375, 0.3194])
     """
-    return _rollout("flow()", "columns", matrices, columns, residual, heads, layers, back=False)
+    return _rollout("flow()", "columns", matrices, columns, residual, heads, layers, missing, back=False)
 
 
 @torch.no_grad()
@@ -156,11 +172,13 @@ def _rollout(
     residual: float,
     heads: Tensor | None,
     layers: bool,
+    missing: Missing,
     *,
     back: bool,
 ) -> Tensor:
     matrices = list(source)
     n = _check_matrices(where, matrices)
+    _check_missing(where, missing, source, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
         rule = "residual must lie between 0 and 1."
         raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
@@ -236,6 +254,26 @@ def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
     fix = "run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3]."
     check_layers(where, matrices, fits, rule, fix)
     return int(matrices[0].shape[-1])
+
+
+def _check_missing(
+    where: str, missing: Missing, source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]
+) -> None:
+    """Raise a ShapeError where layers of the model are not among the matrices, unless that is wanted."""
+    if missing not in get_args(Missing):
+        rule = 'missing must be "refuse" or "identity".'
+        raise ShapeError(where, rule, found=f"missing = {missing!r}", fix='missing="identity"')
+    if isinstance(source, Atlas):
+        absent, details = source.missing_layers(), "; ".join(source.unrecorded)
+    else:
+        numbers = [A.layer for A in matrices if A.layer is not None]
+        known = len({*numbers}) == len(matrices)  # each matrix says of which layer it is
+        absent, details = sorted({*range(max(numbers) + 1)} - {*numbers}) if known else [], ""
+    if absent and missing == "refuse":
+        rule = "every layer of the model must be there, since the others move information between tokens, too."
+        found = f"no weights of {'layer' if len(absent) == 1 else 'layers'} {ranges(absent)}"
+        fix = 'missing="identity" lets them leave each token where it is; record all layers that have weights.'
+        raise ShapeError(where, rule, {"not recorded": details} if details else {}, found=found, fix=fix)
 
 
 def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:

@@ -158,6 +158,7 @@ def attention_forward(
     pool = pool_step if plain and query.shape[2] == 1 else None
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
     out, matrix = pooled(module, A, value, pool, dropout_p=dropout, first_query=first_query, first_key=first_key)
+    matrix.layer = getattr(module, "layer_idx", None)
     return out.transpose(1, 2).contiguous(), matrix
 
 

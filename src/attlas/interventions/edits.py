@@ -169,7 +169,7 @@ class Suppress(_PairIntervention):
     Parameters
     ----------
     layers : sequence of int or str, int or str, optional
-        Which attentions, as in `attlas.record`: numbers within each kind, paths, ``"cross"``, ``"cross.3"``. The
+        Which attentions, as in `attlas.record`: numbers of layers, paths, ``"cross"``, ``"cross.3"``. The
         default is all.
     heads : sequence of int, int, or mapping of layer to such, optional
         Which query heads. A mapping alone also says which layers. The default is all.

@@ -11,6 +11,7 @@ from types import CodeType
 from torch import nn
 
 from attlas.atlas.entry import KINDS
+from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, without_attention
 from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
@@ -31,7 +32,7 @@ class AttentionSite:
     kind : str
         "self", "encoder" or "cross".
     layer : int
-        Its number among the attentions of its kind.
+        The number of its layer.
     number : int
         Its number among the attentions of one call of its module.
     """
@@ -99,31 +100,72 @@ class ModelAttentions:
     sites : dict of str to AttentionSite
         The attentions by the paths of their modules.
     counts : dict of str to int
-        Number of attentions of each kind.
+        Number of layers of each kind, those without attention included; 0 where the model has no such attention.
     """
 
     def __init__(self, model: nn.Module, *, patched: bool) -> None:
         self._modules = list(model.named_modules())
+        self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
-        # Classes of modules that attend by their code, or are named so; those that were heard join `_classes`, which
-        # says how many attentions one call of a module computes.
+        # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         self._known = {type(module) for _, module in self._modules if _is_attention(module, patched=patched)}
         self._classes = dict.fromkeys(self._known, 1)
         self._number()
 
     def _number(self) -> None:
-        """Set `sites` and `counts`: attentions are numbered by kind, in the order of the model."""
-        kinds = {path: _kind(path) for path, module in self._modules if type(module) in self._classes}
-        only_encoder = "self" not in kinds.values()
-        self.counts = dict.fromkeys(KINDS, 0)
-        self.sites: dict[str, AttentionSite] = {}
-        for module_path, module in self._modules:
-            for number in range(self._classes.get(type(module), 0)):
-                named_kind = kinds[module_path]
-                kind = "self" if named_kind == "encoder" and only_encoder else named_kind
-                path = f"{module_path}#{number}" if number else module_path
-                self.sites[path] = AttentionSite(path, kind, self.counts[kind], number)
-                self.counts[kind] += 1
+        """Set `sites` and `counts`: a layer has its number in the model, whether all layers attend or some."""
+        names = {
+            f"{path}#{number}" if number else path: (path, number)
+            for path, module in self._modules
+            for number in range(self._classes.get(type(module), 0))
+        }
+        kinds = {name: _kind(path) for name, (path, _) in names.items()}
+        if "self" not in kinds.values():
+            kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
+        by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}
+        self._numbers = {kind: number_layers(own, self._lists) for kind, own in by_kind.items()}
+        self.counts = {kind: numbers.count for kind, numbers in self._numbers.items()}
+        self.sites = {
+            name: AttentionSite(name, kind, self._numbers[kind].of_path[name], names[name][1])
+            for name, kind in kinds.items()
+        }
+
+    def without_attention(self) -> dict[str, dict[int, str]]:
+        """Return the layers of each kind that have no attention at all: number to the class of what they have."""
+        found: dict[str, dict[int, str]] = {}
+        seen: set[str] = set()
+        for kind, numbers in self._numbers.items():
+            # Layers with two attentions (of a decoder) are those of the first kind.
+            lists = {name: first for name, first in numbers.first_of_list.items() if name not in seen}
+            seen |= lists.keys()
+            own = LayerNumbers(numbers.of_path, lists, numbers.count)
+            found[kind] = without_attention(own, self._lists, self.sites)
+        return {kind: layers for kind, layers in found.items() if layers}
+
+    def not_recorded(self, missed: Iterable[tuple[str, nn.Module]]) -> dict[str, dict[str, list[int | str]]]:
+        """Return the layers of each kind that have no weights in a recording, by the class of what they have.
+
+        Parameters
+        ----------
+        missed : iterable of (str, nn.Module)
+            Attentions that ran and were not recorded, as `unrecorded` gives them.
+
+        Returns
+        -------
+        dict of str to dict of str to list
+            Numbers of layers; paths of modules outside of the model's layers.
+        """
+        found: dict[str, dict[str, list[int | str]]] = {}
+        for kind, layers in self.without_attention().items():
+            for number, name in layers.items():
+                found.setdefault(kind, {}).setdefault(name, []).append(number)
+        lists = {f"{name}.".lstrip(".") for numbers in self._numbers.values() for name in numbers.first_of_list}
+        for path, module in missed:
+            site = self.sites.get(path)
+            if site is not None or not path.startswith(tuple(lists)):  # the others are among those without attention
+                kind, place = ("self", path) if site is None else (site.kind, site.layer)
+                found.setdefault(kind, {}).setdefault(type(module).__name__, []).append(place)
+        return found
 
     def has_module(self, path: str) -> bool:
         """Return whether the model has a module at a path, which may attend by itself."""

@@ -51,6 +51,7 @@ class ModelFollower(Listener):
         self._entered = False
         self._ran: set[str] = set()  # paths of the watched modules that ran in a pass
         self._recorded: set[str] = set()  # paths of the attentions whose matrix was offered
+        self._unrecorded: list[tuple[str, nn.Module]] = []  # attentions that ran and were not, when the block has ended
         # Of the running pass: the layer of each call by path and occurrence, and the position of its first query.
         self._visits: dict[tuple[str, int], AttentionSite] = {}
         self._first_query: int | None = None
@@ -95,9 +96,9 @@ class ModelFollower(Listener):
         self._check_recorded()
         for selection in self._selections:
             selection.check(self._attentions, self._reused_sites)
-        unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
-        if unrecorded:
-            warnings.warn(errors.some_unrecorded(unrecorded, self.where, patched=self._patch), stacklevel=3)
+        self._unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
+        if self._unrecorded:
+            warnings.warn(errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch), stacklevel=3)
 
     def _check_recorded(self) -> None:
         if not self._recorded:

@@ -19,6 +19,7 @@ from attlas._compat import in_backward, transforming
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.atlas import FIRST_CALLS
 from attlas.atlas.entry import KINDS, statistic_names
+from attlas.atlas.layers import LAYER_COUNTS, UNRECORDED
 from attlas.atlas.padding import real_queries
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
@@ -59,7 +60,7 @@ def record(
         before; any module whose parts compute with `attlas.attention` or ``A @ v``; or, with `patch_sdpa`, any that
         calls torch's ``scaled_dot_product_attention``.
     layers : sequence of int or str, optional
-        Which attentions: numbers within each kind (negative ones from the end), paths of modules or of
+        Which attentions: numbers of the model's layers (negative ones from its end), paths of modules or of
         what holds them, ``"cross.3"``, ``"cross"``. Of a module with several, ``"blocks.0.attn#0"`` is the first,
         ``"blocks.0.attn#1"`` the second. The default is all.
     heads : sequence of int, or mapping of layer to such, optional
@@ -127,9 +128,12 @@ def record(
     and neither are matrices of DTensors. `pooled` and `offer` say more: positions in a text, or weights that are
     multiplied by other means. A matrix without heads or batch gets axes of size 1.
 
-    A module that is used for several layers (ALBERT) gives one layer for each use in a pass. One that is
-    called several times within its own forward (windows of an image) gives as many passes of one layer.
-    What gradient checkpointing computes again in the backward pass is not recorded again. All is detached.
+    A layer has the number of its place in the model's list of layers, whether every layer attends or, in a hybrid
+    model, every fourth; `Atlas.missing_layers` says which are not there. Lists of the same kind are counted one after
+    the other, an encoder apart from its decoder. A module that is used for several layers (ALBERT) gives one layer for
+    each use in a pass. One that is called several times within its own forward (windows of an image) gives as many
+    passes of one layer. What gradient checkpointing computes again in the backward pass is not recorded again. All is
+    detached.
 
     Batches with padding: the 2-D ``attention_mask`` of each call (``decoder_attention_mask`` for a decoder) says
     which queries are tokens, `Entry.query_mask`; means and scores leave the others out.
@@ -264,6 +268,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
         self._complete_text()
+        self._complete_layers()
         if self._policy.disk is not None:
             self._policy.disk.finish(self.atlas.entries, self.atlas.facts, self.atlas.bookmarks)
 
@@ -280,6 +285,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
+
+    def _complete_layers(self) -> None:
+        """Add the number of the model's layers of each kind, and those that have no weights, or none to record."""
+        counts = {kind: count for kind, count in self._attentions.counts.items() if count}
+        for entry in self.atlas.entries:  # a module that is used again gives more layers
+            counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
+        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(self._unrecorded)}
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""

@@ -16,7 +16,7 @@ class Selection:
     Parameters
     ----------
     layers : sequence of int or str, optional
-        Numbers within each kind, negative ones from its end; paths of modules, for all attentions of a module, or
+        Numbers of the model's layers, negative ones from its end; paths of modules, for all attentions of a module, or
         with a number, ``"blocks.0.attn#1"``, for one of them; ``"cross.3"``, ``"cross"``.
     heads : sequence of int, or mapping, optional
         Heads of every layer, or layer to heads.
@@ -67,12 +67,12 @@ class Selection:
         for name in self.named:
             may_attend = not ended and isinstance(name, str) and attentions.has_module(name)
             if not may_attend and not any(_fits(name, site, counts) for site in sites):
-                numbers = ", ".join(f"{key}.0 to {key}.{count - 1}" for key, count in counts.items() if count)
                 modules, last = listed(site.path for site in sites), sites[-1]
                 rule = "each layer must be one of the model's attentions."
-                given = {"attentions": numbers, "modules": modules}
+                given = {"attentions": _numbers(sites, counts), "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
-                raise OutOfRangeError(self.where, rule, given, found=f"layer {name!r}", fix=fix)
+                found = f"layer {name!r}{_in_its_place(name, attentions)}"
+                raise OutOfRangeError(self.where, rule, given, found=found, fix=fix)
 
     def matching(self, site: AttentionSite, attentions: ModelAttentions) -> tuple[int | str, ...]:
         """Return which numbers and names of layers mean an attention of a model."""
@@ -116,8 +116,30 @@ class Selection:
         return range(start, max(start, stop))
 
 
+def _numbers(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
+    """Word the layers of each kind: "self.0 to self.3", or "self.3, self.7 of 8 layers" where some do not attend."""
+    words = []
+    for name, count in counts.items():
+        own = sorted({site.layer for site in sites if site.kind == name})
+        if own == list(range(count)):
+            words += [f"{name}.0 to {name}.{count - 1}"] if count else []
+        elif own:
+            words.append(f"{listed(f'{name}.{layer}' for layer in own)} of {count} layers")
+    return ", ".join(words)
+
+
+def _in_its_place(name: int | str, attentions: ModelAttentions) -> str:
+    """Word what a layer without attention has in its place."""
+    for family, layers in attentions.without_attention().items():
+        number = name + attentions.counts[family] if isinstance(name, int) and name < 0 else name
+        for layer, what in layers.items():
+            if number in (layer, f"{family}.{layer}"):
+                return f", {what} without attention weights"
+    return ""
+
+
 def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
-    """Return whether a number or name of `layers` means an attention; `counts` has the number of each kind."""
+    """Return whether a number or name of `layers` means an attention; `counts` has the number of layers per kind."""
     if isinstance(name, int):
         return site.layer == (name if name >= 0 else counts[site.kind] + name)
     names = (site.module, f"{site.module}#{site.number}", site.key, site.kind)

@@ -9,16 +9,19 @@ import torch
 
 import attlas
 from attlas.atlas import Atlas
+from attlas.atlas.layers import ranges, unrecorded_of
 
 _READ = "{0}, reading {1} tokens."
 _READ_SOURCE = "{0}, reading {1} tokens of {2}."
 _UNSEEN = "It never saw this text in training."
+_MISSING = "Of the model's {0} layers, {1} are here."
+_UNRECORDED = "Without attention weights: {0} ({1})."
 _FULL = "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of "
 _MATRICES = _FULL + "queries, keys and statistics."
 _STATISTICS = _FULL + "statistics."
 _TOOK = "To run and read it took {0} s."
 #: What the page translates.
-SENTENCES = (_READ, _READ_SOURCE, _UNSEEN, _MATRICES, _STATISTICS, _TOOK)
+SENTENCES = (_READ, _READ_SOURCE, _UNSEEN, _MISSING, _UNRECORDED, _MATRICES, _STATISTICS, _TOOK)
 
 
 def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
@@ -32,11 +35,14 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
     details, tokens = atlas.details, len(atlas.tokens or ())
     source, seconds = details.get("source"), details.get("seconds")
     lines = []
+    recorded = []
     if atlas.model and tokens:
         values = [atlas.model, f"{tokens:,}"]
-        recorded = [[_READ_SOURCE, *values, str(source)] if source else [_READ, *values]]
+        recorded.append([_READ_SOURCE, *values, str(source)] if source else [_READ, *values])
         if details.get("unseen") is True:
             recorded.append([_UNSEEN])
+    recorded += _layers(atlas)
+    if recorded:
         lines.append(("Recorded", recorded))
     cells = sum(math.prod(entry.shape) for entry in atlas.entries)
     if cells:
@@ -50,6 +56,14 @@ def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
     if isinstance(details.get("command"), str):
         lines.append(("Again", [["{0}", str(details["command"])]]))
     return [*lines, ("Made with", [["{0}", _versions()]])]
+
+
+def _layers(atlas: Atlas) -> list[list[str]]:
+    """Return sentences about layers of the model that the recording does not have."""
+    here, missing = len(atlas.layers()), len(atlas.missing_layers())
+    sentences = [[_MISSING, str(here + missing), str(here)]] if missing else []
+    unrecorded = unrecorded_of(atlas.details, (*atlas.kinds, "self")[0])
+    return sentences + [[_UNRECORDED, ranges(places, "–"), name] for name, places in unrecorded]
 
 
 def _bytes(size: float) -> str:

@@ -654,6 +654,8 @@ export const zh = {
   "{0}, reading {1} tokens.": "{0}，读了 {1} 个词元。",
   "{0}, reading {1} tokens of {2}.": "{0}，读了 {2} 的 {1} 个词元。",
   "It never saw this text in training.": "训练中它没有见过这段文本。",
+  "Of the model's {0} layers, {1} are here.": "模型共 {0} 层，这里有 {1} 层。",
+  "Without attention weights: {0} ({1}).": "没有注意力权重的层：{0}（{1}）。",
   "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of queries, keys and statistics.": "以 float32 保存，它的 {0} 个头的矩阵需要 {1}；记录只保存 {2} 的查询、键和统计量。",
   "Stored in float32, the matrices of its {0} heads would take {1}; the recording keeps {2} of statistics.": "以 float32 保存，它的 {0} 个头的矩阵需要 {1}；记录只保存 {2} 的统计量。",
   "To run and read it took {0} s.": "运行和读取用了 {0} 秒。",
