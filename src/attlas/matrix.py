@@ -126,6 +126,10 @@ class AttentionMatrix(TensorLike):
 
         Notes
         -----
+        Under dropout the gradient is that of the weights as the matrix has them, before weights are dropped: the
+        gradient of a weight that was dropped is 0. Eager attention returns the weights after dropout and their
+        gradient; the product of weight and gradient is the same.
+
         Memory: the values and the gradient of each product. The matrix of gradients is written out by `grad` alone.
 
         Examples

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,12 +11,16 @@ from torch import Tensor
 from attlas.engine.problem import spread_heads
 from attlas.errors import GradientError
 
+Keep: TypeAlias = "Callable[[], Tensor] | None"
+
 
 class WeightGradient:
     """What flows back into the weights of a matrix: from its products, and from cells that were read with a graph.
 
     A product ``A @ v`` contributes ``grad vᵀ``, the transposed one ``x gradᵀ``. Both factors are kept, and the matrix
-    is written out only when it is asked for.
+    is written out only when it is asked for. Where the product dropped weights, the contribution is multiplied by the
+    factors of the dropout, 0 or ``1 / (1 - p)``, which are computed again: the gradient is that of the weights before
+    dropout, which the matrix is.
 
     Parameters
     ----------
@@ -27,13 +32,16 @@ class WeightGradient:
         self.whole = whole
         self.retained = False
         self.missing: str | None = None
-        self._products: list[tuple[Any, int, Tensor, bool]] = []
-        self._factors: list[tuple[Tensor, Tensor]] = []
+        self._products: list[tuple[Any, int, Tensor, bool, Keep]] = []
+        self._factors: list[tuple[Tensor, Tensor, Keep]] = []
         self._cells: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add_product(self, out: Tensor, right: Tensor, *, transposed: bool = False) -> None:
-        """Note a product with a graph, shape (batch, heads, tokens, e), and what the matrix was multiplied with."""
-        product = out.grad_fn, out.output_nr, right.detach(), transposed
+    def add_product(self, out: Tensor, right: Tensor, *, transposed: bool = False, keep: Keep = None) -> None:
+        """Note a product with a graph, shape (batch, heads, tokens, e), and what the matrix was multiplied with.
+
+        `keep` returns the factor of each weight where some were dropped.
+        """
+        product = out.grad_fn, out.output_nr, right.detach(), transposed, keep
         self._mark_whole_incomplete()
         self._products.append(product)
         if self.retained:
@@ -76,18 +84,19 @@ class WeightGradient:
     def total(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the gradient of the weights, shape (batch, heads, m, n)."""
         out = torch.zeros(shape, dtype=dtype, device=device)
-        for left, right in self._factors:
+        for left, right, keep in self._factors:
             left, right = (spread_heads(t, shape[1]).to(dtype) for t in (left, right))
-            out += left @ right.mT
+            out += left @ right.mT if keep is None else (left @ right.mT) * keep()
         for rows, columns, grad in self._cells:
             out.permute(2, 3, 0, 1).index_put_((rows, columns), grad.permute(2, 3, 0, 1), accumulate=True)
         return out
 
-    def _hook(self, node: Any, output: int, right: Tensor, transposed: bool) -> None:
-        def keep(grads: tuple[Tensor, ...]) -> None:
-            self._factors.append((right, grads[output]) if transposed else (grads[output], right))
+    def _hook(self, node: Any, output: int, right: Tensor, transposed: bool, keep: Keep) -> None:
+        def store(grads: tuple[Tensor, ...]) -> None:
+            left = grads[output]
+            self._factors.append((right, left, keep) if transposed else (left, right, keep))
 
-        node.register_prehook(keep)
+        node.register_prehook(store)
 
     def _refuse(self) -> None:
         rule = "A.grad would lack what did not pass through the weights."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -175,10 +176,8 @@ class SoftmaxMatrix(LazyTensor):
         if self._stored_lse is None:
             self._stored_lse = lse
         if out.requires_grad and not tracing():
-            if dropout is None:
-                self._gradient.add_product(out, values)
-            else:
-                self._gradient.mark_incomplete("weights were dropped")
+            keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
+            self._gradient.add_product(out, values, keep=keep)
         return out
 
     def _select(self, where: Where) -> Self:

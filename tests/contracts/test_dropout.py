@@ -10,6 +10,7 @@ import torch
 import attlas
 from attlas import Plan
 from attlas.engine.dropout import Dropout
+from attlas.tensorlike import dropped_product
 
 
 def kept(problem: Any, p: float, seed: int) -> torch.Tensor:
@@ -46,6 +47,28 @@ def test_gradient_equals_autograd_with_the_same_drops(name: str, plan: Plan, mak
         strict=True,
     ):
         same(a, b, f"gradient of {key}")
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan("tiled", rows=3, columns=4), Plan("reference")], ids=str)
+@pytest.mark.parametrize("late", [False, True])
+def test_the_gradient_of_the_weights_is_that_before_dropout(plan: Plan, late: bool, make: Any, sizes: Any) -> None:
+    """A weight that was dropped has gradient 0; two products drop other weights, and their gradients add up."""
+    case = make("ScaledDot", "Causal", sizes(11, 14), sink=True)
+    weights = case.plain()[1].detach().requires_grad_()
+    A, wide = case.matrix(plan), case.v.detach().repeat_interleave(2, dim=1)
+    if not late:
+        A.retain_grad()
+    loss = wanted = torch.zeros(())
+    for p in (0.3, 0.6):
+        factors = kept(A.problem, p, drawn_seed())
+        loss = loss + dropped_product(A, case.v, p).square().sum()
+        wanted = wanted + ((weights * factors) @ wide).square().sum()
+    if late:
+        A.retain_grad()
+    loss.backward()
+    wanted.backward()
+    torch.testing.assert_close(A.grad, weights.grad)
+    assert bool((A.grad == 0).any())
 
 
 def test_drops_do_not_depend_on_the_tile() -> None:
