@@ -162,16 +162,15 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self, *lists: Sequence[nn.Module], **named: nn.Module) -> None:
         super().__init__()
-        self.lists = nn.Sequential(*(nn.Sequential(nn.Identity(), nn.ModuleList(one)) for one in lists))
+        for number, layers in enumerate(lists):
+            self.add_module(f"layers_{number}", nn.ModuleList(layers))
         for name, module in named.items():
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        for _, layers in self.lists:
-            for layer in layers:
-                x = layer(x)
         for module in self.children():
-            x = x if module is self.lists else module(x)
+            for layer in module if isinstance(module, nn.ModuleList) else [module]:
+                x = layer(x)
         return x
 
 

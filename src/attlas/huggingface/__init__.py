@@ -32,6 +32,7 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attlas.huggingface.attention import attention_forward
+from attlas.huggingface.copied_configurations import follow_copied_configurations
 from attlas.huggingface.layers import modules_without_interface
 from attlas.huggingface.masks import LazyMask, attention_mask
 from attlas.huggingface.monitor import AttentionMonitor
@@ -53,3 +54,4 @@ NAME = "attlas"
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, attention_mask)
 accept_output_attentions(NAME)
+follow_copied_configurations(NAME)

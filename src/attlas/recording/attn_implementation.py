@@ -10,7 +10,6 @@ from torch import nn
 
 import attlas
 from attlas._compat import ATTENTION_STORED, CAN_SWITCH
-from attlas.recording.discovery import INTERFACE, mentions
 
 _NAME = "attlas"
 
@@ -30,10 +29,6 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
             for part in _switchable(model):
                 # transformers is imported here, for its own models only.
                 part.set_attn_implementation(attlas.huggingface.NAME)
-                # Layers may hold a configuration that the model does not know as a part of its own (X-CLIP).
-                for module in part.modules():
-                    if hasattr(getattr(module, "config", None), ATTENTION_STORED) and mentions(module, INTERFACE):
-                        setattr(module.config, ATTENTION_STORED, attlas.huggingface.NAME)
         yield
     finally:
         for config, value in before.values():

@@ -15,6 +15,7 @@ from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, wi
 from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
+_POOLS = re.compile(r"attention_?pool|attn_?pool|pooling_?head", re.IGNORECASE)
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
 # The name by which code of transformers finds its attention function, and torch's own function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -119,7 +120,7 @@ class ModelAttentions:
             for path, module in self._modules
             for number in range(self._classes.get(type(module), 0))
         }
-        kinds = {name: _kind(path) for name, (path, _) in names.items()}
+        kinds = {name: self._kind(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}
@@ -129,6 +130,11 @@ class ModelAttentions:
             name: AttentionSite(name, kind, self._numbers[kind].of_path[name], names[name][1])
             for name, kind in kinds.items()
         }
+
+    def _kind(self, path: str) -> str:
+        """Return the kind of an attention; a pooling head asks with queries of its own, as cross-attention does."""
+        owners = (module for outer, module in self._modules if outer and is_part_of(path, outer))
+        return "cross" if any(_POOLS.search(type(module).__name__) for module in owners) else _kind(path)
 
     def without_attention(self) -> dict[str, dict[int, str]]:
         """Return the layers of each kind that have no attention at all: number to the class of what they have."""
@@ -222,10 +228,10 @@ class ModelAttentions:
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
-    """Return whether a module calls the attention function of transformers, or, patched, that of torch."""
-    if mentions(module, INTERFACE):
+    """Return whether a module calls the attention function of transformers, or that of torch; other code if patched."""
+    if isinstance(module, nn.MultiheadAttention) or mentions(module, INTERFACE):
         return True
-    return patched and (isinstance(module, nn.MultiheadAttention) or mentions(module, SDPA))
+    return patched and mentions(module, SDPA)
 
 
 def is_part_of(inner: str, outer: str) -> bool:

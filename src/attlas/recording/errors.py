@@ -59,11 +59,6 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
     interface = [getattr(m, "config", None) for m in modules if mentions(m, INTERFACE)]
     if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
-    if torch_layers:
-        return (
-            "call nn.MultiheadAttention with need_weights=False: else it does not use torch's attention function. "
-            "Where the call is in code of others, module.register_forward_hook() gets its weights, output[1]."
-        )
     if not modules:
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention; or "
         return f"{first}{_OWN}. State-space, linear and convolutional layers have no attention weights."

@@ -20,6 +20,7 @@ from attlas.recording.module_call import ModuleCall
 from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
+from attlas.recording.torch_layers import asked_for_weights, is_answering, torch_layers
 
 
 class ModelFollower(Listener):
@@ -65,14 +66,21 @@ class ModelFollower(Listener):
         """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""
         stack.enter_context(attending_with_attlas(self._model))
         stack.enter_context(self._passes.followed())
-        if self._patch:
-            stack.enter_context(patched_sdpa(lambda: self._passes.innermost if is_recording(self) else None))
+        layers = torch_layers(self._model)
+        if self._patch or layers:
+            stack.enter_context(patched_sdpa(self._calling))
+            stack.enter_context(asked_for_weights(layers))
         stack.enter_context(subscribed(self))
         self._stack = stack.pop_all()
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
         """Return the innermost call of a module that runs; by default, of any module of the model."""
         return self._passes.running(module)
+
+    def _calling(self) -> nn.Module | None:
+        """Return the module whose call of torch's function is heard; None where calls are not."""
+        heard = is_recording(self) and (self._patch or is_answering())
+        return self._passes.innermost if heard else None
 
     def _enter_once(self, name: str, fix: str) -> None:
         """Raise an error where the block was entered before, or cannot be entered here."""

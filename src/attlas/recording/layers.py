@@ -31,12 +31,12 @@ class LayerNumbers:
 def layer_lists(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
     """Return the lists of a model that may be its layers, by their paths.
 
-    A sequence of unlike modules (an embedding, two blocks, a head) is no list of layers, and neither is one module.
+    A sequence of unlike modules (an embedding, two blocks, a head) is no list of layers, and neither is that of one.
     """
     return {
         path: module
         for path, module in modules
-        if (isinstance(module, nn.ModuleList) and len(module) > 1)
+        if isinstance(module, nn.ModuleList)
         or (isinstance(module, nn.Sequential) and len(module) > 1 and len({type(element) for element in module}) == 1)
     }
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,8 @@ _original = functional.scaled_dot_product_attention
 _lock = threading.Lock()
 _finders: list[Callable[[], nn.Module | None]] = []
 _patch = ExitStack()  # open while a block is
+_listens: ContextVar[bool] = ContextVar("attlas_listens", default=False)
+_shown: ContextVar[list[AttentionMatrix] | None] = ContextVar("attlas_shown", default=None)
 
 
 @contextmanager
@@ -56,6 +59,27 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
             _finders.remove(innermost)
             if not _finders:
                 _patch.close()
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Let calls of torch's function be heard and return zeros, for the time of a ``with`` block in this thread."""
+    token = _listens.set(True)
+    try:
+        yield
+    finally:
+        _listens.reset(token)
+
+
+@contextmanager
+def shown_matrices() -> Iterator[list[AttentionMatrix]]:
+    """Collect the matrices of calls that interventions change, for the time of a ``with`` block in this thread."""
+    found: list[AttentionMatrix] = []
+    token = _shown.set(found)
+    try:
+        yield found
+    finally:
+        _shown.reset(token)
 
 
 @contextmanager
@@ -97,6 +121,9 @@ def scaled_dot_product_attention(
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
     if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
         return compute()
+    if _listens.get():
+        _offer(query, key, value, *options)
+        return query.new_zeros(*_leading(query, key, enable_gqa), query.shape[-2], value.shape[-1])
     if is_changing():
         return _change(compute, query, key, value, dropout_p, *options)
     out = compute()
@@ -130,7 +157,10 @@ def _pool_for_finders(
             return out.reshape(*own.shape[:-1], out.shape[-1])
         return dropped_product(A, v, dropout_p)
 
-    out, _ = pooled_in(_modules(), own, values, pool)
+    out, shown = pooled_in(_modules(), own, values, pool)
+    found = _shown.get()
+    if found is not None:
+        found.append(shown)
     return out.reshape(*lead, *out.shape[-2:])
 
 

@@ -140,6 +140,9 @@ def record(
 
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
+    An ``nn.MultiheadAttention`` that is asked for its weights is recorded without `patch_sdpa`: its queries and keys
+    are computed once more. A pooling head, which asks with learned queries, is of the kind "cross".
+
     Under tensor parallelism each process records the heads that it has, by their numbers in the whole layer; a
     process that has none of the chosen heads has no entry of that layer. `attlas.distributed.save` writes the parts of
     all processes as one atlas. torch's ``context_parallel`` is refused.

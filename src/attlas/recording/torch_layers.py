@@ -1,0 +1,105 @@
+"""Hears ``nn.MultiheadAttention`` that is asked for its weights, which it computes without torch's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attlas.recording.hooks import is_changing, is_recording, uncompiled
+from attlas.recording.patch import listening, shown_matrices
+
+_answering: ContextVar[bool] = ContextVar("attlas_answering", default=False)
+
+
+def torch_layers(model: nn.Module) -> list[nn.MultiheadAttention]:
+    """Return the layers of torch in a model that attend as torch's class says."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
+    ]
+
+
+def is_answering() -> bool:
+    """Return whether a layer of torch computes the weights that it was asked for."""
+    return _answering.get()
+
+
+@contextmanager
+def asked_for_weights(layers: list[nn.MultiheadAttention]) -> Iterator[None]:
+    """Let layers of torch pass their matrix to recordings where they are asked for weights, for the time of a block.
+
+    Notes
+    -----
+    The layer computes what it returns as before, and its queries and keys once more, to be heard. Only where
+    interventions change it, its output and its weights come from the changed matrix; these weights are those before
+    dropout.
+    """
+    before = [(layer, vars(layer).get("forward")) for layer in layers]
+    try:
+        for layer in layers:
+            vars(layer)["forward"] = _forward_of(layer.forward)
+        yield
+    finally:
+        for layer, forward in reversed(before):
+            if forward is None:
+                vars(layer).pop("forward", None)
+            else:
+                vars(layer)["forward"] = forward
+
+
+def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a layer; `attend` is the one that it replaces."""
+    answer = uncompiled(partial(_answer, attend))
+
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
+        run = answer if need_weights else attend
+        return run(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+
+    return forward
+
+
+def _answer(
+    attend: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    padding: Tensor | None,
+    need_weights: bool,
+    mask: Tensor | None,
+    average: bool,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return what the layer returns, and let recordings hear its matrix."""
+    ask = partial(attend, query, key, value, padding)
+    if not is_recording() or _answering.get():  # another recording of the same layer hears it
+        return ask(need_weights, mask, average, is_causal)  # type: ignore[no-any-return]  # as torch says
+    token = _answering.set(True)
+    try:
+        if is_changing():
+            with shown_matrices() as shown:
+                out, _ = ask(False, mask, average, is_causal)
+            weights = shown[-1].to_dense().to(out.dtype)
+            weights = weights.mean(dim=1) if average else weights
+            return out, weights if query.ndim == 3 else weights.squeeze(0)
+        found = ask(need_weights, mask, average, is_causal)
+        with torch.no_grad(), listening():
+            ask(False, mask, average, is_causal)
+        return found  # type: ignore[no-any-return]  # as torch says
+    finally:
+        _answering.reset(token)
