@@ -84,6 +84,53 @@ def test_a_name_that_the_hub_does_not_have(out: Path, monkeypatch: pytest.Monkey
     )
 
 
+@pytest.mark.parametrize("name", ["./nosuch", "nosuch", "../no/such", "no/such/folder"])
+def test_a_misspelt_folder_is_said_without_the_network(
+    name: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    assert complaint("record", "--model", name, "-o", out).startswith(f"record: no folder {name.removeprefix('./')}")
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+NO_LANGUAGE: dict[str, tuple[Any, str]] = {
+    "images": (
+        lambda: transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=8, patch_size=4)),
+        "no language model: ViTModel reads pixel_values",
+    ),
+    "no tokenizer": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=20)),
+        "no tokenizer in {folder}",
+    ),
+    "no tokenizer, which transformers makes up": (
+        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)),
+        "no tokenizer in {folder}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_LANGUAGE)
+def test_folders_that_are_no_language_model(name: str, tmp_path: Path, out: Path, complaint: Run) -> None:
+    make, found = NO_LANGUAGE[name]
+    folder = tmp_path / "model"
+    make().save_pretrained(folder)
+    assert complaint("record", "--model", folder, "-o", out) == f"record: {found.format(folder=folder)}"
+
+
+def test_the_error_of_transformers_is_not_cut_at_a_colon(
+    model_folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch, complaint: Run
+) -> None:
+    def fail(name: str, **given: object) -> None:
+        raise ValueError("Couldn't make it from one of:\n(1) a file,\n(2) another file." + " more" * 200)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    text = complaint("record", "--model", model_folder, "-o", out)
+    assert text.startswith("record: ValueError: Couldn't make it from one of: (1) a file, (2) another file. more more")
+    assert text.endswith(" more ...")
+    assert len(text) < 350
+
+
 def test_pickled_weights_are_not_read(model_folder: Path, tmp_path: Path, out: Path, text_file: Path) -> None:
     folder = tmp_path / "pickled"
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)

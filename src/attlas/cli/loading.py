@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS = 2048  # tokens that are read unless more are asked for
 _FEWEST = 64  # below that, there is little to see
 _CHARACTERS = 64  # of text for each token that is asked for: no tokenizer needs more on the average
-_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")  # what may be a name on the Hugging Face hub
+# What may be a name on the Hugging Face hub, and no folder: "./model" and "../model" are none.
+_HUB = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# Files of which a folder with a tokenizer has one; without them some tokenizers are made with an empty vocabulary.
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json", "*.bpe")
 _FULL_NAME = "--model DIR, a folder that the model was saved in, or its full name on huggingface.co, owner/name"
 _SAVE = "model.save_pretrained(folder); tokenizer.save_pretrained(folder)"
+_RULE = "--model must be a causal language model that transformers can load, with its tokenizer."
+_LONGEST = 300  # characters of an error of transformers
 _BACK = 4  # tokens that are decoded again before each, so that a tokenizer sees where it stands
 
 
@@ -84,24 +89,50 @@ def load(
     transformers.logging.disable_progress_bar()
     if str(source) == "shipped":
         source = models.path()
-    remote = isinstance(source, str) and not Path(source).exists() and _HUB.fullmatch(source) is not None
-    folder = Path(source)
-    if not remote and not (folder / "config.json").is_file():
-        found = f"no config.json in {folder}" if folder.is_dir() else f"no folder {folder}"
-        raise UsageError("--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
-    options: dict[str, Any] = {"local_files_only": not remote, "trust_remote_code": False}
+    folder, name = Path(source), str(source)
+    is_name = isinstance(source, str) and not folder.exists() and _HUB.fullmatch(source) is not None
+    # A name without an owner is a folder that is misspelt, or a model that was downloaded before: the hub is not asked.
+    options: dict[str, Any] = {"local_files_only": not (is_name and "/" in name), "trust_remote_code": False}
     chosen = {} if attention is None else {"attn_implementation": attention}
+    if not is_name:
+        _check_folder(transformers, folder, options)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(source), **options)
-        config = transformers.AutoConfig.from_pretrained(str(source), **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        config = transformers.AutoConfig.from_pretrained(name, **options)
         model = _class(transformers, config).from_pretrained(
-            str(source), dtype=dtype, use_safetensors=True, **chosen, **options
+            name, dtype=dtype, use_safetensors=True, **chosen, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        rule = "--model must be a causal language model that transformers can load, with its tokenizer."
-        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise UsageError(rule, found, _FULL_NAME if remote else _SAVE) from error
-    return LoadedModel(str(source) if remote else folder.resolve().name, model.to(place).eval(), tokenizer)
+        rule, found = _RULE, f"{type(error).__name__}: {_first_sentence(error)}"
+        if is_name and "/" not in name:
+            found = f"no folder {name}, and no model of this name in the cache of transformers"
+        raise UsageError(rule, found, _FULL_NAME if is_name else _SAVE) from error
+    return LoadedModel(name if is_name else folder.resolve().name, model.to(place).eval(), tokenizer)
+
+
+def _check_folder(transformers: Any, folder: Path, options: dict[str, Any]) -> None:
+    """Raise a UsageError unless a folder has a model that reads text, and a tokenizer."""
+    if not (folder / "config.json").is_file():
+        found = f"no config.json in {folder}" if folder.is_dir() else f"no folder {folder}"
+        raise UsageError("--model must be a folder that a Hugging Face model was saved in.", found, _SAVE)
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), **options)
+        owner = transformers.MODEL_MAPPING[type(config)]
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return  # loading the model says what is wrong with it
+    reads = getattr(owner, "main_input_name", "input_ids")
+    if reads != "input_ids" and _class(transformers, config) is transformers.AutoModel:
+        fix = "attlas.record(model) in Python, around a call of the model: it takes models of any kind."
+        raise UsageError(_RULE, f"no language model: {owner.__name__} reads {reads}", fix)
+    if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
+        raise UsageError(_RULE, f"no tokenizer in {folder}", f"tokenizer.save_pretrained({str(folder)!r})")
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return the first line of an error, and the lines after it that a colon at its end promises."""
+    lines = str(error).splitlines() or [""]
+    whole = " ".join(map(str.strip, lines)) if lines[0].rstrip().endswith(":") else lines[0]
+    return whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 def _class(transformers: Any, config: Any) -> Any:
