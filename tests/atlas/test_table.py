@@ -201,3 +201,58 @@ def test_data_frames(atlas, monkeypatch) -> None:
 def test_pandas_itself(atlas) -> None:
     assert atlas.table("pandas").groupby("layer").entropy.mean().shape == (4,)
     assert list(atlas.token_table(2, head=0, data="pandas").query("position >= 10").top_weight <= 1) == [True, True]
+
+
+# ------------------------------------------------------------------------------------------------------ steps of a text
+
+
+ROW_STATISTICS = (stats.Entropy(), stats.MaxLogit(), stats.ColumnMass(), stats.LogitMoments(), stats.TopK(2))
+STEPS = [range(5), range(5, 6), range(6, 9)]
+
+
+def steps_of(A: attlas.AttentionMatrix, padded: torch.Tensor | None = None) -> Atlas:
+    """A recording of a text in three steps, each an entry, as of a T5."""
+    entries = [
+        make_entry(A.window(rows, range(rows.stop)), layer=2, call=call, queries=(rows.start, rows.stop))
+        for call, rows in enumerate(STEPS)
+    ]
+    if padded is not None:
+        entries = [
+            replace(entry, query_mask=padded[:, rows.start : rows.stop])
+            for entry, rows in zip(entries, STEPS, strict=True)
+        ]
+    atlas = Atlas(entries)
+    atlas.collect(*ROW_STATISTICS)
+    return atlas
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_steps_are_joined_to_the_row_of_the_whole_text(padding: bool) -> None:
+    q, k = torch.randn(2, 4, 9, 3), torch.randn(2, 4, 9, 3)
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    mask = attlas.Causal()
+    if padding:
+        keep[1, :3] = False
+        mask = mask & attlas.Padding([9, 6], side="left")
+    A = attlas.attend(q, k, mask=mask)
+    whole = Atlas([replace(make_entry(A, layer=2), query_mask=keep if padding else None)])
+    whole.collect(*ROW_STATISTICS)
+    steps = steps_of(A, keep if padding else None)
+    assert len(steps.table()) == 12
+    for joined, wanted in zip(steps.table(join_steps=True), whole.table(join_steps=True), strict=True):
+        assert joined.keys() == wanted.keys()
+        for name, number in wanted.items():
+            assert joined[name] == (pytest.approx(number, abs=1e-6) if isinstance(number, float) else number), name
+
+
+def test_only_steps_of_one_text_are_joined() -> None:
+    A = attlas.attend(torch.randn(2, 4, 9, 3), torch.randn(2, 4, 9, 3), mask=attlas.Causal())
+    steps = steps_of(A).entries
+    for change in ({"queries": (0, 1)}, {"call": 7}, {"layer": 3}, {"heads": (0, 1, 2, 5)}, {"kind": "cross"}):
+        entries = [steps[0], replace(steps[1], **change), steps[2]]
+        assert len(Atlas(entries).table(join_steps=True)) == 12, change
+    few = replace(steps[1], statistics={"entropy": steps[1].statistics["entropy"]})
+    table = Atlas([steps[0], few, steps[2]]).table(join_steps=True)
+    assert len(table) == 4
+    assert "max_logit" not in table[0]
+    assert table[0]["queries"] == table[0]["keys"] == 9

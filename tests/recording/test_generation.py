@@ -227,3 +227,17 @@ def test_position_bias_is_an_entry_a_step(t5: nn.Module, ids: Tensor, eager: Cal
             expected = dense[:, :, first:last, : entry.shape[3]]
             torch.testing.assert_close(entry.matrix.to_dense(), expected, atol=1e-5, rtol=1e-4)
         assert sum(entry.shape[2] for entry in rows) == text.shape[1]
+
+
+def test_steps_with_a_position_bias_are_joined_in_the_table(t5: nn.Module, ids: Tensor) -> None:
+    """The rows of its entries say what those of one pass over the whole text say."""
+    with record(t5, statistics=NUMBERS[:2]) as atlas:
+        text = generate(t5, ids)[:, :-1]
+    with record(t5, statistics=NUMBERS[:2]) as whole, torch.no_grad():
+        t5(input_ids=ids, decoder_input_ids=text)
+    joined, wanted = atlas.table(join_steps=True), whole.table()
+    assert len(joined) == len(wanted) < len(atlas.table())
+    for record_of_head, numbers in zip(joined, wanted, strict=True):
+        for name, number in numbers.items():
+            approximately = pytest.approx(number, abs=1e-4) if isinstance(number, float) else number
+            assert record_of_head[name] == approximately, name

@@ -247,13 +247,16 @@ class Atlas:
         parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
         return "; ".join([*parts, f"modules {listed(dict.fromkeys(entry.name for entry in self.entries))}"])
 
-    def table(self, data: str = "records") -> Any:
+    def table(self, data: str = "records", *, join_steps: bool = False) -> Any:
         """Return one record for each recorded head, with each statistic as one number.
 
         Parameters
         ----------
         data : {"records", "pandas", "polars"}, default "records"
             A list of dicts, or a data frame of a library that is installed.
+        join_steps : bool, default False
+            Whether the entries of one attention whose queries follow each other make one record, as the steps of a
+            generation with T5, of which each is an entry. ``call`` is that of the first.
 
         Returns
         -------
@@ -277,7 +280,8 @@ class Atlas:
         means: ``max_logit`` is the largest, and ``first_key_mass``, from the column mass, is the share of the
         first token in all mass. Queries of padding (`Entry.query_mask`) and rows without an allowed key count
         nowhere: a mean is one over the tokens of all sequences. From a column mass of padded texts,
-        ``first_key_mass`` may need q and k, and is None without them.
+        ``first_key_mass`` may need q and k, and is None without them. Steps are joined exactly: a mean is one over the
+        queries of all steps, and a column that some step lacks is None.
 
         Examples
         --------
@@ -290,7 +294,7 @@ class Atlas:
         >>> atlas.table()[0]["effective_keys"], atlas.table()[0]["first_key_mass"]
         (4.0, 0.25)
         """
-        table = records(self.entries)
+        table = records(self.entries, join_steps=join_steps)
         if any(map(self.missing_layers, self.kinds)):
             counts = {name: len(self.layers(name)) + len(self.missing_layers(name)) for name in self.kinds}
             table = [record | {"layers": counts[record["kind"]]} for record in table]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,29 +21,85 @@ Record: TypeAlias = "dict[str, Any]"
 _HEAD_COLUMNS = ("layer", "head", "kind", "name", "call", "queries", "keys")
 
 
-def records(entries: Iterable[Entry]) -> list[Record]:
+class Column(NamedTuple):
+    """A statistic as one number per head.
+
+    Parameters
+    ----------
+    value : Tensor, shape (heads,)
+        The numbers.
+    weight : Tensor, shape (heads,), optional
+        What each number weighs in a mean over several entries; None where the largest is meant.
+    """
+
+    value: Tensor
+    weight: Tensor | None
+
+
+def records(entries: Iterable[Entry], *, join_steps: bool = False) -> list[Record]:
     """Return one record for each head of each entry, all with the same keys.
 
     Parameters
     ----------
     entries : iterable of Entry
         The entries.
+    join_steps : bool, default False
+        Whether the entries of one attention whose queries follow each other make one record.
 
     Returns
     -------
     list of dict
         A statistic that an entry does not have is None.
     """
-    tables = [(entry, columns_of(entry)) for entry in entries]
+    groups = _groups(entries) if join_steps else [[entry] for entry in entries]
+    tables = [(group, _joined([_weighted_columns(entry) for entry in group])) for group in groups]
     names = dict.fromkeys(name for _, columns in tables for name in columns)
     table: list[Record] = []
-    for entry, columns in tables:
-        _, _, m, n = entry.shape
+    for group, columns in tables:
+        entry, keys = group[0], max(one.first_key + one.shape[3] for one in group) - group[0].first_key
+        queries = sum(one.shape[2] for one in group)
         for index, head in enumerate(entry.heads):
-            fields = (entry.layer, head, entry.kind, entry.name, entry.call, m, n)
+            fields = (entry.layer, head, entry.kind, entry.name, entry.call, queries, keys)
             numbers = {name: columns[name][index] if name in columns else None for name in names}
             table.append(dict(zip(_HEAD_COLUMNS, fields, strict=True)) | numbers)
     return table
+
+
+def _groups(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return the entries of each attention whose queries follow each other: the steps of one text."""
+    groups: list[list[Entry]] = []
+    for entry in entries:
+        if groups and _is_next(groups[-1][-1], entry):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return groups
+
+
+def _is_next(before: Entry, entry: Entry) -> bool:
+    """Return whether an entry goes on where the one before ended."""
+    same = ("name", "layer", "kind", "heads")
+    if any(getattr(before, name) != getattr(entry, name) for name in same) or before.shape[0] != entry.shape[0]:
+        return False
+    if entry.kind == "cross" and (before.first_key, before.shape[3]) != (entry.first_key, entry.shape[3]):
+        return False
+    return entry.call == before.call + 1 and entry.queries[0] == before.queries[1]
+
+
+def _joined(tables: list[dict[str, Column]]) -> dict[str, list[float]]:
+    """Return the columns of entries whose queries follow each other: means over all queries, or the largest."""
+    joined = {}
+    tables = [table for table in tables if table] or tables  # an entry without a query has no column
+    for name in [name for name in tables[0] if all(name in table for table in tables)]:
+        parts = [table[name] for table in tables]
+        values, weights = torch.stack([part.value for part in parts]), [part.weight for part in parts]
+        known = [weight for weight in weights if weight is not None]
+        if len(parts) == 1 or not known:
+            joined[name] = values.amax(0).tolist()
+            continue
+        share = torch.stack(known)
+        joined[name] = ((values * share).sum(0) / share.sum(0).clamp(min=torch.finfo(share.dtype).tiny)).tolist()
+    return joined
 
 
 def columns_of(entry: Entry) -> dict[str, list[float]]:
@@ -60,13 +116,21 @@ def columns_of(entry: Entry) -> dict[str, list[float]]:
         Columns by name; each list has one number for each recorded head. Statistics that are no number of
         a row or a head (pictures, spans, places) have no column.
     """
+    return _joined([_weighted_columns(entry)])
+
+
+def _weighted_columns(entry: Entry) -> dict[str, Column]:
+    """Return the columns of an entry in float64 on the CPU, with what they weigh in a mean over several entries."""
     if not entry.statistics or entry.shape[0] * entry.shape[2] == 0:
         return {}
     rows = included_rows(entry)
-    columns: dict[str, Tensor] = {}
+    columns: dict[str, Column] = {}
     for name, result in entry.statistics.items():
         columns |= _columns(name, result, entry, rows)
-    return {name: numbers.double().tolist() for name, numbers in columns.items()}
+    return {
+        name: Column(value.double().cpu(), None if weight is None else weight.double().cpu())
+        for name, (value, weight) in columns.items()
+    }
 
 
 def token_records(
@@ -130,7 +194,7 @@ def _text(tokens: list[str] | None, position: int) -> str | None:
     return tokens[position] if tokens is not None and position < len(tokens) else None
 
 
-def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Tensor]:
+def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Column]:
     """Return the columns of one statistic, each of shape (heads,)."""
     shape, rows = entry.shape, entry.shape[:3]
     plain = re.sub(r"_\d+$", "", name)
@@ -147,7 +211,7 @@ def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) ->
         return {}
     if plain == "column_mass" and _is(result, (*shape[:2], shape[3])) and shape[3]:
         share = _first_key_share(result, entry, query_mask)
-        return {} if share is None else {name.replace("column_mass", "first_key_mass"): share}
+        return {} if share is None else {name.replace("column_mass", "first_key_mass"): Column(*share)}
     if plain.startswith("column_") or plain in ("arg_max", "head_scores"):
         return {}
     if plain == "coverage" and result.shape[:-1] == rows:
@@ -155,7 +219,7 @@ def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) ->
     if not _is(result, rows):
         return {}
     if plain == "max_logit":
-        return {name: _masked(result, query_mask, -math.inf).amax((0, 2))}
+        return {name: Column(_masked(result, query_mask, -math.inf).amax((0, 2)), None)}
     return {name: _mean(result, query_mask)}
 
 
@@ -168,16 +232,17 @@ def _masked(t: Tensor, query_mask: Tensor | None, other: float) -> Tensor:
     return t if query_mask is None else torch.where(query_mask.to(t.device), t, other)
 
 
-def _mean(t: Tensor, query_mask: Tensor | None) -> Tensor:
-    """Return the mean over batch and counted queries of each head; 0 where no query counts."""
+def _mean(t: Tensor, query_mask: Tensor | None) -> Column:
+    """Return the mean over batch and counted queries of each head, and their number; 0 where no query counts."""
     if query_mask is None:
-        return t.mean((0, 2), dtype=torch.float64)
-    number = query_mask.to(t.device).expand(t.shape).sum((0, 2)).clamp(min=1)
-    return _masked(t, query_mask, 0.0).sum((0, 2), dtype=torch.float64) / number
+        number = torch.full(t.shape[1:2], t.shape[0] * t.shape[2], dtype=torch.float64)
+        return Column(t.mean((0, 2), dtype=torch.float64), number)
+    number = query_mask.to(t.device).expand(t.shape).sum((0, 2))
+    return Column(_masked(t, query_mask, 0.0).sum((0, 2), dtype=torch.float64) / number.clamp(min=1), number)
 
 
-def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> Tensor | None:
-    """Return the share of the first token in all mass of counted queries; None where it cannot be told any more."""
+def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return the share of the first token in all mass of counted queries, and this mass; None where it is not known."""
     mass = mass.cpu().double()
     total, first = mass.sum((0, 2)), _first_keys(entry, mass, query_mask)
     if first is None:
@@ -187,7 +252,7 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> T
         rows = query_mask.expand(entry.shape[:3]).cpu()
     before = rows.any(1).cumsum(-1) == 0  # padding on the left: if causal, these queries have no key, and so no mass
     if bool((rows.any(1) | before).all()) and bool((mass.sum(-1) <= rows.sum(-1) * 1.001).all()):
-        return torch.where(total == 0, 0.0, mass[torch.arange(len(mass)), :, first].sum(0) / total)
+        return torch.where(total == 0, 0.0, mass[torch.arange(len(mass)), :, first].sum(0) / total), total
     if entry.matrix is None:
         return None
     # Queries of padding have mass in the columns: the column of the first token is made again without them.
@@ -200,7 +265,7 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> T
         return None  # the mass of some queries only, and nothing says of which
     column = torch.stack([entry.matrix[b, :, :, int(key)].double().cpu() for b, key in enumerate(first)])
     first_mass, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, row_mass))
-    return torch.where(all_mass == 0, 0.0, first_mass / all_mass)
+    return torch.where(all_mass == 0, 0.0, first_mass / all_mass), all_mass
 
 
 def _first_keys(entry: Entry, mass: Tensor, query_mask: Tensor | None) -> Tensor | None:
