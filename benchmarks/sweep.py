@@ -2,10 +2,11 @@
 
 Run with ``make sweep``, or ``python benchmarks/sweep.py --only llama,t5``. Each type runs in a process of its own
 with a limit of time and memory, so that a crash ends one row of the table and not the run. One random model of a type,
-its texts padded on the left, runs twice with the same weights: on ``attlas`` and on ``eager``. Compared are every
-floating point output at places of text, and the weights of every call of the attention function, rows that see no key
-aside. What differs is run again without padding, and on torch's own ``sdpa``, and must have a reason in `REASONS`; the
-run fails where one has none.
+its texts padded on the left, runs twice with the same weights: on ``attlas`` and on ``eager``. The texts are longer
+than every window, chunk and number of chosen keys, so that these hide keys. Compared are every floating point output at
+places of text, and the weights of every call of the attention function, rows that see no key aside. What differs is run
+again without padding, and on torch's own ``sdpa``, and must have a reason in `REASONS`; the run fails where one has
+none.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MEMORY = 12 * 2**30
 PARAMETERS = 160_000_000
 VOCABULARY = 99
 LEAST_EQUAL = 300
-BATCH, TOKENS, MISSING = 2, 12, 4
+BATCH, TOKENS, MISSING, SHORT = 2, 40, 9, 12
 
 # What a configuration of any family may call its sizes, and a small value that fits the others.
 SMALL: dict[str, Any] = {
@@ -65,7 +66,15 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"), 2),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
-    **dict.fromkeys(("sliding_window", "attention_window_size"), 6),
+    # What hides keys is far shorter than the texts: windows, chunks, chosen keys and blocks of keys.
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "keep_window_size"), 6),
+    **dict.fromkeys(("local_attention", "local_attention_window_len"), 8),
+    **dict.fromkeys(("attention_chunk_size", "local_radius"), 5),
+    **dict.fromkeys(("index_topk", "indexer_budget"), 4),
+    **dict.fromkeys(("index_block_size", "index_topk_blocks", "index_n_heads", "index_kpool"), 2),
+    **dict.fromkeys(("indexer_n_heads", "indexer_compress_ratio", "max_window_layers"), 2),
+    **dict.fromkeys(("index_local_blocks", "indexer_kv_heads"), 1),
+    **dict.fromkeys(("index_head_dim", "indexer_head_dim"), 8),
     **dict.fromkeys(("image_size",), 16),
     **dict.fromkeys(("patch_size",), 4),
     **dict.fromkeys(("num_mel_bins", "feature_size"), 16),
@@ -73,13 +82,35 @@ SMALL: dict[str, Any] = {
     "attn_layer_period": 2,
     "attn_layer_offset": 1,
 }
+# Of the choice of keys some configurations have no value by default.
+CHOSEN = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+# What some configurations must be given when they are made: layers that choose keys, of which they have none by
+# default, or sizes that differ between layers.
+INDEXED = {"layer_types": ["indexed_attention"] * 2, "num_hidden_layers": 2}
+CHOOSING = {"layer_types": ["minimax_m3_sparse", "full_attention"], "num_hidden_layers": 2}
+GIVEN: dict[str, dict[str, Any]] = {
+    "dots3_note_text": INDEXED,
+    "dots3_note": {"text_config": INDEXED},
+    "minimax_m3_vl_text": CHOOSING,
+    "minimax_m3_vl": {"text_config": CHOOSING},
+}
 INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
 _NO_SINK = "eager returns weights without the sink, which its output counts; attlas counts it in both (outputs equal)"
 _INVERTED = (
     "eager is not finite: these layers take its additive mask, 0 where a key is allowed, for a boolean one and hide "
     "what is allowed; attlas is handed the same mask (right on sdpa only)"
 )
+_CHOSEN_BY_PADDING = (
+    "the indexer scores the keys of padding, too, whose rows see no key: eager gives these uniform weights over all, "
+    "sdpa and attlas none, and other blocks are chosen; equal to sdpa, and to eager without padding"
+)
+_RECURRENT = (
+    "rounding: eager takes softmax in float32, and 128 calls in a row enlarge its 1e-7; equal to sdpa bit for bit"
+)
 REASONS: dict[str, str] = {
+    "hrm_text": _RECURRENT,
+    "minimax_m3_vl": _CHOSEN_BY_PADDING,
+    "minimax_m3_vl_text": _CHOSEN_BY_PADDING,
     "granite_swa": _NO_SINK,
     "granitemoe_swa": _NO_SINK,
     "nemotron3_5_asr": _INVERTED,
@@ -90,16 +121,27 @@ REASONS: dict[str, str] = {
 
 def shrink(config: PreTrainedConfig) -> None:
     """Make a configuration and those inside it small, in place."""
-    layers = getattr(config, "num_hidden_layers", None)
+    layers = seek_own(config, "num_hidden_layers")
+    # One name a layer: attention first, then each other kind.
+    kinds_of = {
+        name: sorted(set(value), key=lambda kind: ("attention" not in kind or "linear" in kind, value.index(kind)))
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == layers and all(isinstance(kind, str) for kind in value)
+    }
+    if getattr(config, "use_sliding_window", None) is False and "layer_types" in kinds_of:
+        config.use_sliding_window = True
+        config.sliding_window = SMALL["sliding_window"]
+        kinds_of["layer_types"] = ["sliding_attention", "full_attention"]
+    count = max([SMALL["num_hidden_layers"], *map(len, kinds_of.values())])
     for name, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             shrink(value)
-        elif isinstance(value, list) and len(value) == layers and all(isinstance(kind, str) for kind in value):
-            # One name a layer: attention first, then another kind.
-            kinds = sorted(
-                set(value), key=lambda kind: ("attention" not in kind or "linear" in kind, value.index(kind))
-            )
-            put(config, name, (kinds * 2)[:2])
+        elif name in kinds_of:
+            put(config, name, (kinds_of[name] * count)[:count])
+        elif name == "num_hidden_layers" and kinds_of:
+            put(config, name, count)
+        elif name in CHOSEN and value is None:
+            put(config, name, SMALL[name])
         elif name in SMALL and (value is None or isinstance(value, int)) and not isinstance(value, bool):
             if value is not None or name == "head_dim":
                 put(config, name, SMALL[name])
@@ -112,10 +154,16 @@ def shrink(config: PreTrainedConfig) -> None:
                 part["mrope_section"] = [2, 1, 1]
         elif name == "forced_eos_token_id":
             put(config, name, None)
-    if getattr(
-        config, "kv_lora_rank", None
-    ):  # keys are made from one latent vector: a head of their own for each query
+    if seek_own(config, "kv_lora_rank"):  # keys are made from one latent vector: a head of their own for each query
         put(config, "num_key_value_heads", SMALL["num_attention_heads"])
+
+
+def seek_own(config: PreTrainedConfig, name: str) -> Any:
+    """Return a value of a configuration; None where it has none, or one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
 
 
 def put(config: PreTrainedConfig, name: str, value: Any) -> None:
@@ -157,7 +205,7 @@ def build(kind: str) -> nn.Module:
     failures = []
     for owner in dict.fromkeys(classes_for(kind)):
         try:
-            config = configuration_auto.CONFIG_MAPPING[kind]()
+            config = configuration_auto.CONFIG_MAPPING[kind](**GIVEN.get(kind, {}))
             shrink(config)
             with torch.device("meta"):
                 size = sum(p.numel() for p in owner._from_config(config).parameters())
@@ -193,12 +241,13 @@ def inputs_for(model: nn.Module, padded: bool, more: tuple[str, ...] = ()) -> tu
     draw = torch.Generator().manual_seed(5)
     config = model.config
     wanted = {next((name for name in ("input_ids", model.main_input_name, *INPUTS) if name in takes), ""), *more}
-    text = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+    tokens = SHORT if "short" in more else TOKENS
+    text = torch.ones(BATCH, tokens, dtype=torch.int64)
     if padded:
-        text[1, :MISSING] = 0
+        text[1, : min(MISSING, tokens // 3)] = 0
     given: dict[str, Any] = {}
     if "input_ids" in wanted:
-        given["input_ids"] = torch.randint(10, 60, (BATCH, TOKENS), generator=draw) * text
+        given["input_ids"] = torch.randint(10, 60, (BATCH, tokens), generator=draw) * text
         if "attention_mask" in takes:
             given["attention_mask"] = text
     if "pixel_values" in wanted:
@@ -213,7 +262,7 @@ def inputs_for(model: nn.Module, padded: bool, more: tuple[str, ...] = ()) -> tu
     if "input_values" in wanted:
         given["input_values"] = torch.randn(BATCH, 1600, generator=draw)
     if "bbox" in takes:
-        corners = torch.randint(0, 16, (BATCH, TOKENS, 2), generator=draw)
+        corners = torch.randint(0, 16, (BATCH, tokens, 2), generator=draw)
         given["bbox"] = torch.cat([corners, corners + 4], -1)
     if "decoder_input_ids" in takes:
         given["decoder_input_ids"] = torch.randint(10, 60, (BATCH, 7), generator=draw)
@@ -226,6 +275,7 @@ def inputs_for(model: nn.Module, padded: bool, more: tuple[str, ...] = ()) -> tu
 TRIES: tuple[tuple[str, ...], ...] = (
     (),
     ("no cache",),
+    ("short",),
     ("pixel_values",),
     ("input_features",),
     ("input_features", "features last"),
@@ -235,7 +285,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
 
 def seek(config: PreTrainedConfig, name: str, default: Any) -> Any:
     """Return a value of a configuration or of the first one inside it that has the name."""
-    if getattr(config, name, None) is not None:
+    if seek_own(config, name) is not None:
         return getattr(config, name)
     for value in vars(config).values():
         if isinstance(value, PreTrainedConfig):
@@ -323,6 +373,14 @@ def weight_distance(found: list[Any], wanted: list[Any], text: Tensor | None) ->
     return worst, compared
 
 
+def fewest_keys(weights: list[Any]) -> str:
+    """Return how many keys the last query of a text sees at least, in any call, of how many there are."""
+    found = [
+        (int((w[0] > 0).sum(-1)[:, -1].min()), w.shape[-1]) for w in weights if isinstance(w, Tensor) and w.ndim == 4
+    ]
+    return "{} of {}".format(*min(found)) if found else ""
+
+
 def compare(kind: str) -> dict[str, Any]:
     """Return one row of the table."""
     try:
@@ -347,6 +405,7 @@ def compare(kind: str) -> dict[str, Any]:
     if not weights:
         return row | {"state": "no interface", "reason": why_none(model)}
     row["calls"] = len(weights)
+    row["keys"] = fewest_keys(their_weights)
     row["outputs"] = distance(found, wanted, text)
     row["weights"], row["compared"] = weight_distance(weights, their_weights, None)
     if max(row["outputs"], row["weights"]) <= TOLERANCE:
@@ -389,6 +448,8 @@ def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all
     except Exception as error:  # noqa: BLE001  # as above
         found["in float64"] = f"{type(error).__name__}: {first_line(error)}"
     reason = REASONS.get(kind, "")
+    if reason:
+        return found | {"reason": reason}
     if below(found["without padding"]) and (below(found["to sdpa"]) or below(weights_of_all)):
         reason = "an output is taken from a row of padding, which sees no key: eager gives it uniform weights over all"
         reason += " keys, sdpa and attlas none; every weight of a row that sees a key is equal, and all without padding"
@@ -435,7 +496,9 @@ HEAD = """# Every model type of transformers on attlas
 
 transformers {version}, {types} model types. Each is built small and random, and run on eager and on attlas with texts
 padded on the left; `benchmarks/sweep.py` says how. *outputs*: largest difference at places of text, relative to the
-largest number; *weights*: largest difference of a weight in rows that see a key, over *compared* of all *calls*.
+largest number; *weights*: largest difference of a weight in rows that see a key, over *compared* of all *calls*;
+*keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window, a chunk or a choice
+hides the others.
 
 """
 
@@ -444,11 +507,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a page of Markdown."""
     counts = Counter(row["state"] for row in rows)
     lines = ["| state | types |", "| --- | --- |", *(f"| {state} | {n} |" for state, n in counts.most_common()), ""]
-    lines += ["| type | class | state | calls | compared | outputs | weights | reason |", "| --- " * 8 + "|"]
+    lines += ["| type | class | state | calls | compared | keys | outputs | weights | reason |", "| --- " * 9 + "|"]
     for row in sorted(rows, key=lambda row: (-counts[row["state"]], row["state"], row["type"])):
         numbers = [f"{row[name]:.0e}" if isinstance(row.get(name), float) else "" for name in ("outputs", "weights")]
         reason = row.get("reason", "").replace("|", "/").replace("\n", " ")
-        cells = [row["type"], row.get("class", ""), row["state"], row.get("calls", ""), row.get("compared", "")]
+        cells = [row["type"], row.get("class", ""), row["state"]]
+        cells += [row.get(name, "") for name in ("calls", "compared", "keys")]
         lines.append("| " + " | ".join(map(str, [*cells, *numbers, reason])) + " |")
     return HEAD.format(version=transformers.__version__, types=len(rows)) + "\n".join(lines) + "\n"
 

@@ -178,6 +178,28 @@ def block(*parts: type[nn.Module]) -> Block:
     return Block(*(part() for part in parts))
 
 
+class Crosses(nn.Module):
+    """A layer with cross-attention and nothing else, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross_attn = Attends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cross_attn(x)
+
+
+def test_layers_of_another_kind_are_not_missing() -> None:
+    """Of Llama 3.2 Vision every fifth layer has cross-attention in place of self-attention."""
+    model = Model([block(Attends), Crosses(), block(Mixes), Crosses(), block(Attends)])
+    with record(model) as atlas:
+        model(torch.randn(2, 5, 4))
+    assert (atlas.layers("self"), atlas.layers("cross")) == ([0, 4], [1, 3])
+    assert (atlas.missing_layers("self"), atlas.missing_layers("cross")) == ([2], [])
+    assert {(row["kind"], row["layers"]) for row in atlas.table()} == {("self", 3), ("cross", 2)}
+    assert atlas.unrecorded == ["layer 2 (Mixes)"]
+
+
 MODELS: dict[str, tuple[Any, list[int], list[int]]] = {
     # Numbers of the recorded layers, and of the missing ones.
     "every layer": (lambda: Model([block(Attends), block(Attends, Mixes)]), [0, 1], []),

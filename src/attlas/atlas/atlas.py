@@ -13,7 +13,7 @@ import attlas
 from attlas.atlas.bookmarks import Bookmark
 from attlas.atlas.deserialization import read
 from attlas.atlas.entry import KINDS, Entry, statistic_names
-from attlas.atlas.layers import count_of, ranges, unrecorded_of
+from attlas.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.atlas.serialization import UserScores
 from attlas.atlas.storage import Writer
 from attlas.atlas.table import frame, records, token_records
@@ -156,7 +156,8 @@ class Atlas:
         list of int
             Layers that were not chosen, and those without attention weights: linear attention, convolutions,
             state-space layers; `unrecorded` names the modules of these. Empty where it is not known how many layers
-            the model has.
+            the model has. Layers with attention of another kind only (the cross-attention layers of Llama 3.2 Vision)
+            are not missing.
 
         Examples
         --------
@@ -166,7 +167,7 @@ class Atlas:
         [0, 1, 2, 4]
         """
         name = self._main() if kind is None else kind
-        return sorted({*range(count_of(self.details, name, self.kinds))} - {*self.layers(name)})
+        return sorted(layers_of(self.details, name, self.kinds) - {*self.layers(name)})
 
     def _main(self) -> str:
         return (*self.kinds, "self")[0]
@@ -263,7 +264,7 @@ class Atlas:
         list of dict, or data frame
             Where the head stands (layer, head, kind, name, call, queries, keys), then a column for each
             statistic that was recorded; None where an entry lacks it. Where the atlas does not have all layers of
-            the model, ``layers`` says how many these are.
+            the model, ``layers`` says how many there are of the kind.
 
         Raises
         ------

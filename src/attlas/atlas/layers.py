@@ -7,12 +7,14 @@ from typing import Any
 
 # Of the details of an atlas: the number of the model's layers of each kind, with and without attention weights;
 LAYER_COUNTS = "layer_counts"
+# by kind, the layers that have attention of another kind only;
+OTHER_KINDS = "layers_of_other_kinds"
 # and, by kind and class of module, the layers whose weights could not be recorded, or the paths of such modules.
 UNRECORDED = "unrecorded"
 
 
-def count_of(details: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int:
-    """Return how many layers of a kind the model has; 0 where that is not known.
+def layers_of(details: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> set[int]:
+    """Return the numbers of the model's layers that have attention of a kind, or none at all; empty if not known.
 
     Parameters
     ----------
@@ -27,7 +29,9 @@ def count_of(details: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int
     known = counts.get(kind) if isinstance(counts, Mapping) else None
     if known is None and kind == "self" and "encoder" not in kinds:
         known = details.get("num_hidden_layers")
-    return known if type(known) is int else 0
+    others = details.get(OTHER_KINDS)
+    other = others.get(kind) if isinstance(others, Mapping) else None
+    return {*range(known if type(known) is int else 0)} - {*(other if isinstance(other, list) else ())}
 
 
 def unrecorded_of(details: Mapping[str, Any], kind: str) -> list[tuple[str, list[int | str]]]:

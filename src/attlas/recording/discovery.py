@@ -148,6 +148,16 @@ class ModelAttentions:
             found[kind] = without_attention(own, self._lists, self.sites)
         return {kind: layers for kind, layers in found.items() if layers}
 
+    def of_other_kinds(self) -> dict[str, list[int]]:
+        """Return the layers of each kind that have an attention of another kind only, as those of Llama 3.2 Vision."""
+        empty = self.without_attention()
+        found: dict[str, list[int]] = {}
+        for kind, numbers in self._numbers.items():
+            own = {*numbers.of_path.values(), *empty.get(kind, ())}
+            other = sorted({*range(numbers.count)} - own)
+            found |= {kind: other} if other else {}
+        return found
+
     def not_recorded(self, missed: Iterable[tuple[str, nn.Module]]) -> dict[str, dict[str, list[int | str]]]:
         """Return the layers of each kind that have no weights in a recording, by the class of what they have.
 

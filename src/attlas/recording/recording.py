@@ -19,7 +19,7 @@ from attlas._compat import in_backward, transforming
 from attlas.atlas import Atlas, Entry
 from attlas.atlas.atlas import FIRST_CALLS
 from attlas.atlas.entry import KINDS, statistic_names
-from attlas.atlas.layers import LAYER_COUNTS, UNRECORDED
+from attlas.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.atlas.padding import real_queries
 from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
@@ -295,6 +295,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for entry in self.atlas.entries:  # a module that is used again gives more layers
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
         self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(self._unrecorded)}
+        other = self._attentions.of_other_kinds()
+        self.atlas.details |= {OTHER_KINDS: other} if other else {}
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
