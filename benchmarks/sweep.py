@@ -104,9 +104,7 @@ _CHOSEN_BY_PADDING = (
     "the indexer scores the keys of padding, too, whose rows see no key: eager gives these uniform weights over all, "
     "sdpa and attlas none, and other blocks are chosen; equal to sdpa, and to eager without padding"
 )
-_RECURRENT = (
-    "rounding: eager takes softmax in float32, and 128 calls in a row enlarge its 1e-7; equal to sdpa bit for bit"
-)
+_RECURRENT = "rounding: softmax is float32 on eager, and 128 calls in a row enlarge its 1e-7; equal to sdpa bit for bit"
 REASONS: dict[str, str] = {
     "hrm_text": _RECURRENT,
     "minimax_m3_vl": _CHOSEN_BY_PADDING,

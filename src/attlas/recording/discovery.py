@@ -106,6 +106,7 @@ class ModelAttentions:
 
     def __init__(self, model: nn.Module, *, patched: bool) -> None:
         self._modules = list(model.named_modules())
+        self._class_names = {path: type(module).__name__ for path, module in self._modules}
         self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
@@ -133,8 +134,9 @@ class ModelAttentions:
 
     def _kind(self, path: str) -> str:
         """Return the kind of an attention; a pooling head asks with queries of its own, as cross-attention does."""
-        owners = (module for outer, module in self._modules if outer and is_part_of(path, outer))
-        return "cross" if any(_POOLS.search(type(module).__name__) for module in owners) else _kind(path)
+        parts = path.split(".")
+        owners = (self._class_names.get(".".join(parts[:depth]), "") for depth in range(1, len(parts) + 1))
+        return "cross" if any(map(_POOLS.search, owners)) else _kind(path)
 
     def without_attention(self) -> dict[str, dict[int, str]]:
         """Return the layers of each kind that have no attention at all: number to the class of what they have."""
