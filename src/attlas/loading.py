@@ -26,11 +26,13 @@ def load(folder: str | os.PathLike[str], *, verify: bool = True, score: UserScor
     -------
     Atlas or Corpus
         A corpus that is not finished yet is opened as it was at the last commit; its ``config["complete"]`` is False.
+        One that more texts are read into is that of before until they are.
 
     Raises
     ------
     RecordingError
-        If the folder is not one that attlas wrote, was changed or cut off, or is of a newer format.
+        If the folder is not one that attlas wrote, was changed or cut off, or is of a newer format; or a corpus in it
+        has just begun.
     MissingExtraError
         For a corpus, if pyarrow is not installed.
 

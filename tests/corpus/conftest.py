@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from attlas.corpus import store
+
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'attlas[corpus]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -34,3 +36,4 @@ def texts() -> list[list[int]]:
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for no disk: a process that is killed loses nothing that the system has, a machine would."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(store, "_SYNCHRONOUS", "OFF")

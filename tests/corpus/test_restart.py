@@ -1,11 +1,12 @@
 """Runs that are killed, that share the work, that fail: nothing is lost, nothing is counted twice."""
 
 import copy
-import errno
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.corpus.stopping import Killed, contents, stop_at
 
 import attlas
-from attlas.corpus import journal
 from attlas.corpus.folder import Corpus
 
 Texts = list[list[int]]
 OPTIONS: dict[str, Any] = {"samples": 3, "every": 0.0, "batch": 2}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file of a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -37,46 +33,12 @@ def whole(model: torch.nn.Module, texts: Texts, tmp_path_factory: pytest.TempPat
     return contents(folder)
 
 
-class Killed(BaseException):
-    """A process that ends where it stands."""
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, random_one: random.Random) -> None:
-    """Let one of the next calls that change a file end the run, before or after it."""
-    left, before = random_one.randrange(200), random_one.random() < 0.5
-    dead = False
-
-    def wrapped(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left, dead
-            if dead:
-                raise Killed
-            left -= 1
-            if left < 0 and before:
-                dead = True
-                raise Killed
-            found = real(*args, **kwargs)
-            if left < 0:
-                dead = True
-                raise Killed
-            return found
-
-        return call
-
-    monkeypatch.setattr(journal, "save_file", wrapped(journal.save_file))
-    monkeypatch.setattr(journal.Journal, "line", wrapped(journal.Journal.line))
-    monkeypatch.setattr(os, "replace", wrapped(os.replace))
-    monkeypatch.setattr(os, "fsync", wrapped(os.fsync))
-    monkeypatch.setattr(Path, "replace", wrapped(Path.replace))
-    monkeypatch.setattr(Path, "unlink", wrapped(Path.unlink))
-
-
 def test_stopped_many_times_between_any_two_writes(
     model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     """A file that was begun and not renamed, lines behind the last commit, samples that nothing names: all are met."""
     draw, stopped, number = random.Random(5), 0, 0
-    while stopped < 25:
+    while stopped < 15:
         folder, number = tmp_path / str(number), number + 1
         while True:
             with pytest.MonkeyPatch.context() as monkeypatch:
@@ -126,6 +88,45 @@ def test_killed_by_kill_9(model: torch.nn.Module, texts: Texts, whole: dict[str,
             finish(folder)
             folder = tmp_path / str(killed)
     finish(folder)
+
+
+def kill_inside(steps: int, model: torch.nn.Module, texts: Texts, folder: Path) -> None:
+    """Be a process that is killed in the middle of a commit, which has reached the disk in part."""
+
+    class Killing(sqlite3.Connection):
+        def execute(self, asked: str, *args: Any) -> Any:
+            if asked == "BEGIN IMMEDIATE":
+                super().execute("PRAGMA cache_size = 2")  # pages are written as they come
+                left = iter(range(steps))
+                self.set_progress_handler(
+                    lambda: os.kill(os.getpid(), signal.SIGKILL) if next(left, None) is None else 0, 1
+                )
+            return super().execute(asked, *args)
+
+    connect = sqlite3.connect
+    sqlite3.connect = lambda *args, **kwargs: connect(*args, factory=Killing, **kwargs)  # type: ignore[assignment]
+    run(model, texts, folder, {})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+def test_killed_in_the_middle_of_a_commit(
+    model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """What a commit has begun is undone by whoever opens the file next: who reads it, too."""
+    assert attlas.corpus(model, texts, tmp_path / "begun", rank=0, world=2, **OPTIONS) is None
+    undone = 0
+    for steps in (100, 300, 500, 700):
+        folder = tmp_path / str(steps)
+        shutil.copytree(tmp_path / "begun", folder)
+        process = multiprocessing.get_context("fork").Process(target=kill_inside, args=(steps, model, texts, folder))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        undone += (folder / "parts" / "0000.sqlite-journal").exists()
+        assert attlas.load(folder).config["counts"]["texts"] >= 10
+        assert attlas.corpus(model, texts, folder, **OPTIONS) is not None
+        assert contents(folder) == whole
+    assert undone
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -223,7 +224,7 @@ def test_a_weight_of_the_model_was_changed(model: torch.nn.Module, texts: Texts,
 @pytest.mark.parametrize("world", [1, 2])
 def test_other_texts_are_refused(model: torch.nn.Module, texts: Texts, world: int, tmp_path: Path) -> None:
     attlas.corpus(model, texts[:4], tmp_path / "corpus", world=world)  # all of them, or every other one
-    with pytest.raises(attlas.RecordingError, match=r"another text 0, #0"):
+    with pytest.raises(attlas.RecordingError, match="#0, token 0: another text"):
         attlas.corpus(model, texts[1:5], tmp_path / "corpus")
     assert attlas.corpus(model, texts[:4], tmp_path / "corpus") is not None
 
@@ -231,22 +232,26 @@ def test_other_texts_are_refused(model: torch.nn.Module, texts: Texts, world: in
 def test_a_full_disk_loses_nothing(
     model: torch.nn.Module, texts: Texts, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = journal.save_file, 20
+    """After a commit the file may not grow; what was committed is there, and goes on."""
 
-    def full(*args: Any, **kwargs: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, "No space left on device", str(args[1]))
-        real(*args, **kwargs)
+    class Full(sqlite3.Connection):
+        commits = 0
 
+        def execute(self, asked: str, *args: Any) -> Any:
+            found = super().execute(asked, *args)
+            Full.commits += asked == "COMMIT"
+            if Full.commits == 2:  # one made the file
+                super().execute("PRAGMA max_page_count = 1")
+            return found
+
+    connect = sqlite3.connect
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "save_file", full)
-        with pytest.raises(attlas.AttlasError, match="No space left"):
+        patch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=Full, **kwargs))
+        with pytest.raises(attlas.errors.FileError, match=r"0000\.sqlite[^$]*disk is full[^$]*goes on where it was"):
             attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS)
     unfinished = attlas.load(tmp_path / "corpus")
     assert not unfinished.config["complete"]
-    assert 0 < unfinished.config["counts"]["texts"] < len(texts)
+    assert 2 <= unfinished.config["counts"]["texts"] < len(texts)
     assert attlas.corpus(model, texts, tmp_path / "corpus", **OPTIONS) is not None
     assert contents(tmp_path / "corpus") == whole
 

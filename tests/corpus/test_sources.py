@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,30 @@ def test_folder_of_files_of_every_kind(tmp_path: Path) -> None:
         ("sub/a.py", "täxt"),
     ]
     assert [name for name, _ in read(str(tmp_path / "*.txt"))] == [(tmp_path / "b.txt").as_posix()]
+
+
+def test_several_paths_have_different_names(tmp_path: Path) -> None:
+    """By what the paths do not have in common; a name that is no text is written as one."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+    (tmp_path / "b" / "r.jsonl").write_text('{"text": "row"}\n')
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert [name for name, _ in read([a / "x.txt", b / "x.txt", b / "r.jsonl"])] == [
+        "a/x.txt",
+        "b/x.txt",
+        "b/r.jsonl#0",
+    ]
+    assert [name for name, _ in read([a, b])] == ["a/x.txt", "b/r.jsonl#0", "b/x.txt"]
+    assert [name for name, _ in read([a / "x.txt"])] == ["x.txt"]
+    assert [name for name, _ in read(path for path in (a / "x.txt", b / "x.txt"))] == [
+        (tmp_path / name / "x.txt").as_posix() for name in ("a", "b")
+    ]
+    try:
+        Path(os.fsdecode(os.fsencode(a) + b"/\xff.txt")).write_text("named in another encoding")
+    except OSError:
+        pytest.skip("the file system takes names in UTF-8 only")
+    assert [name for name, _ in read(a)] == ["\\udcff.txt", "x.txt"]
 
 
 def test_rows_in_memory() -> None:

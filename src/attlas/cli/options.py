@@ -139,7 +139,7 @@ def _record(command: argparse.ArgumentParser) -> None:
 def _corpus(command: argparse.ArgumentParser) -> None:
     """Read many texts with a Hugging Face model and keep exact sums, distributions and sampled texts of every head.
 
-    Stopped at any moment, the same command goes on where it was.
+    Stopped at any moment, the same command goes on where it was; with new texts in SOURCE it reads them, too.
 
     Examples
     --------

@@ -7,7 +7,8 @@ opens one.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from attlas.corpus.building import corpus, join
+from attlas.corpus.building import corpus
+from attlas.corpus.joining import join
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus, HeadPage, Sample

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -13,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from attlas.corpus.building import Run, about_run
+from attlas.corpus.building import Run
 from attlas.corpus.journal import PARTS, Journal, parts_of
+from attlas.corpus.locks import mutex, remove_unless_held
 from attlas.corpus.reading import ModelReader
+from attlas.corpus.run_facts import about_run, has_run, load_run
 from attlas.corpus.sources import Cutter, check_installed, document_of
+from attlas.errors import RecordingError
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
@@ -77,9 +79,14 @@ class CorpusActor:
         **settings: Any,
     ) -> None:
         check_installed()
+        from attlas.corpus.folder import CONFIG
+
         model, tokenizer = make()
         self._folder, self._column, self._number = Path(folder), column, number
         about = about_run(model, "ray.data", tokenizer, column=column, **settings)
+        if (self._folder / CONFIG).is_file():
+            rule, fix = "the folder must be new, or that of other actors.", "another folder, and attlas join."
+            raise RecordingError("CorpusActor", rule, {"folder": folder}, found="a finished corpus", fix=fix)
         (self._folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._reader = ModelReader(model, patch_sdpa=patch_sdpa)
         sizes = about["settings"]
@@ -94,28 +101,20 @@ class CorpusActor:
         apart.mkdir()
         tokens = []
         try:
-            with self._reader.running(), Journal(apart, min(numbers)) as journal:
+            with self._reader.running(), Journal(apart, min(numbers), self._run.checksum) as journal:
                 # By ascending number, as the lines of a part are.
                 for row in np.argsort(numbers, kind="stable"):
                     one = {name: column[row] for name, column in batch.items() if name != self._number}
                     texts = list(self._cutter.cut(document_of(f"#{numbers[row]}", one, self._column)))[:_TEXTS]
                     before = self._run.tokens
-                    self._run.unit(journal, numbers[row] * _TEXTS, texts)
+                    self._run.unit(journal, list(enumerate(texts, numbers[row] * _TEXTS)))
                     tokens.append((row, self._run.tokens - before))
                 journal.commit()
-            self._move(apart, min(numbers))
+            name = f"{min(numbers):04d}.sqlite"
+            (apart / name).replace(self._folder / PARTS / name)
         finally:
             shutil.rmtree(apart, ignore_errors=True)
         return {self._number: np.array(numbers), "tokens": np.array([count for _, count in sorted(tokens)])}
-
-    def _move(self, apart: Path, rank: int) -> None:
-        """Give a part its name; the sums, without which it is none, come last."""
-        parts = self._folder / PARTS
-        (parts / f"{rank:04d}").mkdir(exist_ok=True)
-        for path in (apart / f"{rank:04d}").iterdir():
-            path.replace(parts / f"{rank:04d}" / path.name)
-        for kind in ("texts.jsonl", "failed.jsonl", "safetensors"):
-            (apart / f"{rank:04d}.{kind}").replace(parts / f"{rank:04d}.{kind}")
 
 
 def finish(folder: str | os.PathLike[str]) -> Corpus:
@@ -135,11 +134,15 @@ def finish(folder: str | os.PathLike[str]) -> Corpus:
     RecordingError
         If nothing was read, or a text is in two batches.
     """
+    from attlas.corpus.extending import is_written
     from attlas.corpus.folder import open_folder, write
 
     target = Path(folder)
-    if (target / PARTS / "run.json").is_file():
-        facts = json.loads((target / PARTS / "run.json").read_text(encoding="utf-8"))
-        write(target, facts, parts_of(target))
-        shutil.rmtree(target / PARTS)
+    if has_run(target):
+        with mutex(target / PARTS):
+            if not is_written(target):
+                facts, run, _ = load_run(target)
+                with parts_of(target, run) as parts:
+                    write(target, facts, parts)
+            remove_unless_held(target / PARTS)
     return open_folder(target, verify=False)

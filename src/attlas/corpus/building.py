@@ -1,14 +1,14 @@
-"""attlas.corpus() reads texts with a model, and attlas.join() puts several corpora together."""
+"""attlas.corpus() reads texts with a model, and keeps what every head does on them."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attlas.corpus.journal import PARTS, Journal, hold, mutex, parts_of
+from attlas.corpus.journal import PARTS, Journal, parts_of
+from attlas.corpus.known import ChangedTextError, KnownTexts, changed, content_of, identity_of
+from attlas.corpus.locks import hold, mutex
 from attlas.corpus.measuring import TextNumbers
-from attlas.corpus.reading import ModelReader, model_facts
+from attlas.corpus.reading import ModelReader
+from attlas.corpus.run_facts import SAMPLES, TOP, about_run, check_same, has_run, load_run, save_run
 from attlas.corpus.sampling import hash_of
-from attlas.corpus.sources import Cutter, Text, check_installed, documents, name_of
+from attlas.corpus.sources import Cutter, Text, TextSource, check_installed, documents, name_of
 from attlas.corpus.state import State
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.files import save_text
-from attlas.inputs import whole_number
 
 if TYPE_CHECKING:
-    from attlas.corpus.folder import Corpus
+    from attlas.corpus.extending import FinishedCorpus
+    from attlas.corpus.folder import Corpus, Source
 
-_COMPARED = 64  # texts that must be those of the run before
-_LENGTH, _MOST, _SAMPLES, _TOP = 4096, 16384, 32, 10
+_MOST = 16384
 _FEW = 50  # texts before which a share of failures tells nothing
 _COMMITS = 0.05  # share of the time that commits may take
 
@@ -49,7 +50,7 @@ def corpus(
     limit: int | None = _MOST,
     batch: int = 1,
     seed: int = 0,
-    samples: int = _SAMPLES,
+    samples: int = SAMPLES,
     column: str | None = None,
     patch_sdpa: bool = False,
     failures: float = 0.1,
@@ -108,8 +109,9 @@ def corpus(
     Raises
     ------
     RecordingError
-        If the folder holds another corpus (of another model, other settings, or other first texts), another run writes
-        into it, too many texts failed, or the model cannot be recorded.
+        If the folder holds another corpus (of another model or other settings), a text that was read was changed or
+        removed since, a file of an unfinished corpus is damaged, another run writes into it, too many texts failed, or
+        the model cannot be recorded.
     FileError
         If a file cannot be read or written.
     ShapeError
@@ -128,9 +130,14 @@ def corpus(
     with any number of processes and after any number of restarts. Another `batch` may change results by the rounding
     of the model. A text that fails is named in ``failed.jsonl``.
 
+    Texts that came into the source since are read by the same call, into a finished corpus, too, and behind a smaller
+    `limit`: every number is that of a call on all of them. Those that stand before others in the source are numbered
+    last. Until the result is written, the folder holds that of before.
+
     Cost: the forward pass of the model with attlas, and one pass of statistics over each matrix: 1.5 times the pass
-    with torch's attention at 2,048 tokens, 0.9 times at 16,384. Memory: linear in `length`, and 24 bytes a head and
-    token of the vocabulary; it does not grow with the number of texts.
+    with torch's attention at 2,048 tokens, 0.9 times at 16,384. Memory: linear in `length`, 24 bytes a head and
+    token of the vocabulary, and 30 bytes for each text that was read before. All texts of before are tokenized again,
+    and compared.
 
     Examples
     --------
@@ -150,116 +157,43 @@ def corpus(
     world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
     if not 0 <= rank < world:
         raise OutOfRangeError("corpus()", "rank must be below world.", found=f"rank {rank} of {world}", fix="rank=0")
+    from attlas.corpus.extending import FinishedCorpus, clear, result_of
+
     target = Path(folder)
     settings: dict[str, Any] = {"limit": limit, "batch": batch, "seed": seed, "samples": samples, "column": column}
     about = about_run(model, name_of(texts), tokenizer, length=length, stride=stride, **settings)
     sizes = about["settings"]
     cutter = Cutter(tokenizer, sizes["length"], sizes["stride"], about["model"]["vocabulary"])
-    first = (text for document in documents(texts, column) for text in cutter.cut(document))
-    known = _finished(target, about, () if about["source"] == "-" else first)
-    if known is not None:
-        return known
-    if isinstance(texts, str | Path) and about["source"] != "-":
+    source = TextSource(texts, column, cutter, limit)
+    if isinstance(texts, str | Path) and source.again:
         next(documents(texts, column), None)  # a source that cannot be read leaves no folder that is bound to it
-    with hold(target / PARTS, rank, world), ModelReader(model, patch_sdpa=patch_sdpa).running() as reader:
-        run = Run(target, reader, about, tokenizer, rank, world)
-        stream = (text for document in documents(texts, column, run.begun) for text in cutter.cut(document))
-        units = run.read(islice(stream, limit), batch, failures, every, progress)
-        return run.finish(units, failures)
+    while True:
+        result, before = result_of(target), FinishedCorpus.of(target)
+        wanted: TextSource | None = source
+        if before is not None:
+            wanted = before.new_texts(about, source)
+            if wanted is None and result is not None:
+                clear(target, abandoned=True)
+                return before.corpus
+        ended = False
+        with (
+            suppress(FinishedMeanwhileError),
+            hold(target / PARTS, rank, world),
+            ModelReader(model, patch_sdpa=patch_sdpa).running() as reader,
+        ):
+            run = Run(target, reader, about, tokenizer, result, before, rank, world)
+            run.read(wanted, batch, failures, every, progress)
+            found, ended = run.finish(failures), True
+        if ended:
+            clear(target)  # the last process that has left does so
+            return found
+        if before is not None and not source.again:
+            rule, fix = "a pipe can be gone through once.", "run the same command again."
+            raise RecordingError("corpus()", rule, found="a corpus that was finished meanwhile", fix=fix)
 
 
-def about_run(
-    model: nn.Module,
-    source: str,
-    tokenizer: Any = None,
-    *,
-    length: int | None = None,
-    stride: int | None = None,
-    limit: int | None = None,
-    batch: int = 1,
-    seed: int = 0,
-    samples: int = _SAMPLES,
-    column: str | None = None,
-) -> dict[str, Any]:
-    """Return what a run is about: the model, the source and all settings that change a result."""
-    facts = model_facts(model)
-    length, stride = _sizes(length, stride, facts["context"])
-    for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
-        whole_number("corpus()", name, value, f"{name}=1")
-    settings = {"length": length, "stride": stride, "texts": limit, "batch": batch, "seed": seed, "samples": samples}
-    return {
-        "model": facts,
-        "tokenizer": None if tokenizer is None else _tokenizer_facts(tokenizer),
-        "source": source,
-        "settings": settings | {"top": _TOP, "column": column},
-    }
-
-
-def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
-    chosen = min(_LENGTH, context or _LENGTH) if length is None else length
-    whole_number("corpus()", "length", chosen, "length=512")
-    whole_number("corpus()", "stride", chosen if stride is None else stride, "stride=512")
-    if chosen < 2 or (context is not None and chosen > context):
-        rule = "length must be 2 or more, and fit into the context of the model."
-        raise ShapeError("corpus()", rule, found=f"length = {chosen}, context = {context}", fix=f"length={context}")
-    return chosen, chosen if stride is None else stride
-
-
-def _tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
-    path = str(getattr(tokenizer, "name_or_path", "") or "")
-    return {"name": type(tokenizer).__name__, "path": path or None}
-
-
-def _difference(about: dict[str, Any], other: dict[str, Any]) -> str:
-    """Return in what two corpora differ; nothing where they are one."""
-    model, known = about["model"], other.get("model", {})
-    if model["fingerprint"] != known.get("fingerprint"):
-        return f"one of another model, {known.get('name')}"
-    settings, before = about["settings"], other.get("settings", {})
-    different = [f"{name} = {before.get(name)}" for name in settings if settings[name] != before.get(name)]
-    if about["source"] != other.get("source"):
-        different.append(f"source = {other.get('source')}")
-    return f"one with {', '.join(different)}" if different else ""
-
-
-def _check_same(folder: Path, about: dict[str, Any], other: dict[str, Any]) -> None:
-    difference = _difference(about, other)
-    if difference:
-        raise _another_corpus(folder, difference, "settings as before.")
-
-
-def _another_corpus(folder: Path, found: str, same: str) -> RecordingError:
-    rule, fix = "a folder holds one corpus.", f"another folder, or the same {same}"
-    return RecordingError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix)
-
-
-def _check_texts(folder: Path, texts: Iterable[tuple[int, Text]], hashes: Mapping[int, str], seed: int) -> None:
-    """Raise an error where texts are not those that were read under their numbers before."""
-    for number, text in texts:
-        if text.ids is not None and hashes.get(number, "") not in ("", f"{hash_of(text.ids, seed):016x}"):
-            raise _another_corpus(folder, f"one of another text {number}, {text.source}", "texts in the same order.")
-
-
-def _first_hashes(lines: Iterable[dict[str, Any]]) -> dict[int, str]:
-    """Return the hashes of the first texts that were read, by the number of the text."""
-    return {row["text"]: row["hash"] for row in takewhile(lambda row: row["text"] < _COMPARED, lines)}
-
-
-def _finished(folder: Path, about: dict[str, Any], texts: Iterable[Text]) -> Corpus | None:
-    """Return the corpus if a run before has finished it."""
-    from attlas.corpus.folder import CONFIG, Finished, open_folder
-
-    if not (folder / CONFIG).is_file():
-        if folder.is_dir() and not (folder / PARTS).is_dir() and any(folder.iterdir()):
-            rule = "the folder must be new, or one of a corpus."
-            raise RecordingError("corpus()", rule, {"folder": str(folder)}, found="other files", fix="another folder.")
-        return None
-    found = open_folder(folder, verify=False)
-    _check_same(folder, about, found.config)
-    hashes = _first_hashes(Finished(found).lines("texts"))
-    _check_texts(folder, enumerate(islice(texts, max(hashes, default=-1) + 1)), hashes, about["settings"]["seed"])
-    shutil.rmtree(folder / PARTS, ignore_errors=True)
-    return found
+class FinishedMeanwhileError(Exception):
+    """Another process has written the result since it was looked at."""
 
 
 class Run:
@@ -275,19 +209,39 @@ class Run:
         What the run is about.
     tokenizer : tokenizer, optional
         For the texts of tokens.
+    result : str, optional
+        Checksum of the result that was in the folder.
+    before : FinishedCorpus, optional
+        What the run extends.
     rank, world : int
         Which process of how many.
+
+    Raises
+    ------
+    FinishedMeanwhileError
+        If the folder has another result now.
     """
 
     def __init__(
-        self, folder: Path, reader: ModelReader, about: dict[str, Any], tokenizer: Any, rank: int = 0, world: int = 1
+        self,
+        folder: Path,
+        reader: ModelReader,
+        about: dict[str, Any],
+        tokenizer: Any,
+        result: str | None = None,
+        before: FinishedCorpus | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self.folder, self.reader, self.rank, self.world = folder, reader, rank, world
         self.seed, self.samples = about["settings"]["seed"], about["settings"]["samples"]
         self.vocabulary: int = about["model"]["vocabulary"]
         self._block = reader.block(self.vocabulary, about["model"]["context"])
-        self.about = self._agreed(about, tokenizer)
-        self.done = _Bits(folder)
+        self.about, self.checksum = self._agreed(about, tokenizer, result, before)
+        with parts_of(folder, self.checksum) as parts:
+            self._known = KnownTexts.together([part.known for part in parts])
+        self._first = 0 if before is None else before.first
+        self._identities = array("Q")  # of all texts of the source
         self.tokens = self.texts = self.failed = 0
         self._whole = True  # no batch is half taken in
         self._limit, self._share = about["settings"]["texts"], 0.0
@@ -296,66 +250,115 @@ class Run:
         """Take note that a share of the source was read."""
         self._share = share
 
-    def _agreed(self, about: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-        """Return what all processes know of the run, from the first of them."""
-        path = self.folder / PARTS / "run.json"
-        with mutex(self.folder / PARTS):
-            if not path.is_file():
-                words = [f"#{i}" if tokenizer is None else str(tokenizer.decode([i])) for i in range(self.vocabulary)]
-                facts = about | {"vocabulary": words, "modules": self.reader.modules}
-                save_text(json.dumps(facts), path, "corpus()")
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _check_same(self.folder, about, known)
-        return known
+    def _agreed(
+        self, about: dict[str, Any], tokenizer: Any, result: str | None, before: FinishedCorpus | None
+    ) -> tuple[dict[str, Any], str]:
+        """Return what all processes know of the run, from the first of them, and its checksum."""
+        from attlas.corpus.extending import is_written, keep, result_of
 
-    def read(self, texts: Iterator[Text], batch: int, failures: float, every: float, progress: Progress | None) -> int:
-        """Read what this process has to; return how many batches there are in all."""
-        number, last, wait = 0, time.monotonic(), every
-        with Journal(self.folder / PARTS, self.rank) as journal:
+        parts = self.folder / PARTS
+        with mutex(parts):
+            if result_of(self.folder) != result:
+                raise FinishedMeanwhileError
+            if is_written(self.folder):  # parts of a process that was killed when the result was there
+                for path in parts.iterdir():
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    elif path.name != "mutex" and not path.name.startswith("lock-"):
+                        path.unlink()
+            extended = None if before is None else before.checksum
+            if extended is not None:
+                keep(self.folder, extended)
+            if not has_run(self.folder):
+                words = [f"#{i}" if tokenizer is None else str(tokenizer.decode([i])) for i in range(self.vocabulary)]
+                save_run(self.folder, about | {"vocabulary": words, "modules": self.reader.modules}, extended)
+        known, checksum, _ = load_run(self.folder)
+        check_same(self.folder, about, known)
+        return known, checksum
+
+    def read(
+        self, source: TextSource | None, batch: int, failures: float, every: float, progress: Progress | None
+    ) -> None:
+        """Read what this process has to."""
+        if source is None:
+            return
+        self._check_known(source)
+        last, wait = time.monotonic(), every
+        with Journal(self.folder / PARTS, self.rank, self.checksum) as journal:
             try:
-                while unit := list(islice(texts, batch)):
-                    if number in self.done:
-                        _check_texts(self.folder, enumerate(unit, number * batch), self.done.hashes, self.seed)
-                    if number % self.world == self.rank and number not in self.done:
-                        self._whole = False
-                        self.unit(journal, number * batch, unit)
-                        journal.done.add(number)
-                        self._whole = True
-                        self._check_failures(failures)
-                        if time.monotonic() - last >= wait:
-                            begin = time.monotonic()
-                            journal.commit()
-                            last = time.monotonic()
-                            wait = max(every, (last - begin) / _COMMITS)
-                        if progress is not None:
-                            share = 0.0 if self._limit is None else (number + 1) * batch / self._limit
-                            progress(self.texts, self.tokens, min(max(share, self._share), 1.0))
-                    number += 1
+                texts, number = source.texts(self.begun), self._first
+                while unit := list(enumerate(islice(texts, batch - number % batch), number)):
+                    place, number = number // batch, number + len(unit)
+                    unread = [(at, text) for at, text in unit if not self._is_known(at, text, new=True)]
+                    if place % self.world != self.rank or not unread:
+                        continue
+                    self._whole = False
+                    self.unit(journal, unread)
+                    self._whole = True
+                    self._check_failures(failures)
+                    if time.monotonic() - last >= wait:
+                        begin = time.monotonic()
+                        journal.commit()
+                        last = time.monotonic()
+                        wait = max(every, (last - begin) / _COMMITS)
+                    if progress is not None:
+                        share = 0.0 if self._limit is None else number / self._limit
+                        progress(self.texts, self.tokens, min(max(share, self._share), 1.0))
             except BaseException:
                 if self._whole:
-                    with suppress(OSError):  # the first error says more
+                    with suppress(OSError, RecordingError):  # the first error says more
                         journal.commit()
                 raise
             journal.commit()
-        return number
+        self._check_all_there()
 
-    def unit(self, journal: Journal, first: int, unit: Sequence[Text]) -> None:
-        """Read a batch; a text that fails gets a line that says why."""
-        found: list[list[TextNumbers] | str] = self.reader.read([text.ids for text in unit if text.ids is not None])
+    def _is_known(self, number: int, text: Text, *, new: bool = False) -> bool:
+        """Tell whether a text was read, or failed as it is; with `new`, it is one of the source from now on."""
+        identity = identity_of(text.source, text.start, content_of(text, self.seed))
+        if new:
+            self._identities.append(identity)
+        try:
+            return self._known.is_known(number, identity)
+        except ChangedTextError:
+            raise changed(self.folder, text.source, text.start, "another text") from None
+
+    def _check_known(self, source: TextSource) -> None:
+        """Compare what was read before with the source, before anything is read that does not belong to it."""
+        if source.again and len(self._known):
+            for number, text in zip(range(self._first, int(self._known.keys[-1]) + 1), source.texts(), strict=False):
+                self._is_known(number, text)
+            self._check_all_there()
+
+    def _check_all_there(self) -> None:
+        if self._known.seen.all():
+            return
+        number = int(self._known.keys[~self._known.seen][0])
+        with parts_of(self.folder, self.checksum) as parts:
+            rows = (row for part in parts for kind in ("texts", "failed") for row in part.lines(kind))
+            row = next(row for row in rows if row["text"] == number)
+        raise changed(self.folder, row["source"], row["start"], "no text any more")
+
+    def unit(self, journal: Journal, unit: Sequence[tuple[int, Text]]) -> None:
+        """Read some texts, each with its number; one that fails gets a line that says why."""
+        found: list[list[TextNumbers] | str] = self.reader.read([text.ids for _, text in unit if text.ids is not None])
         results = iter(found)
-        for number, text in enumerate(unit, first):
+        for number, text in unit:
             result = text.reason if text.ids is None else next(results)
             self.texts += 1
             place = {"text": number, "source": text.source, "start": text.start}
-            if isinstance(result, str) or text.ids is None:
+            if text.ids is None:
                 self.failed += 1
                 journal.line("failed", place | {"reason": result})
                 continue
+            hashed = hash_of(text.ids, self.seed)
+            if isinstance(result, str):
+                self.failed += 1
+                journal.line("failed", place | {"reason": result, "hash": f"{hashed:016x}"})
+                continue
             self.tokens += len(text.ids)
             if journal.state is None:
-                journal.state = State(self.reader.heads, self.vocabulary, self.samples, _TOP)
+                journal.state = State(self.reader.heads, self.vocabulary, self.samples, TOP)
                 journal.state.block[:] = self._block
-            hashed = hash_of(text.ids, self.seed)
             heads = journal.state.add(number, hashed, result)
             journal.line("texts", place | {"tokens": len(text.ids), "hash": f"{hashed:016x}"})
             if len(heads):
@@ -381,106 +384,31 @@ class Run:
         found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
         raise RecordingError("corpus()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
 
-    def finish(self, units: int, failures: float) -> Corpus | None:
+    def finish(self, failures: float) -> Corpus | None:
         """Write the result if all processes are done, and return it."""
-        from attlas.corpus.folder import CONFIG, open_folder, write
+        from attlas.corpus.extending import is_written
+        from attlas.corpus.folder import open_folder
 
-        if not units:
-            raise ShapeError("corpus()", "there must be something to read.", found="no text", fix="another source.")
-        with suppress(FileNotFoundError), mutex(self.folder / PARTS):  # another process may have written all by now
-            if not (self.folder / CONFIG).is_file():
-                parts = parts_of(self.folder)
-                if sum(int(part.done.sum()) for part in parts) < units:
-                    return None
-                self.failed = sum(1 for part in parts for _ in part.lines("failed"))
-                self.texts = self.failed + sum(int(p.state.counts[0, -1]) for p in parts if p.state.heads)
-                if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW):
-                    self._too_many()
-                write(self.folder, self.about, parts)
-        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+        with mutex(self.folder / PARTS):
+            if not is_written(self.folder) and not self._write(failures):
+                return None
         return open_folder(self.folder, verify=False)
 
+    def _write(self, failures: float) -> bool:
+        """Write the result; return whether all processes are done."""
+        from attlas.corpus.extending import sources_before
+        from attlas.corpus.folder import failed_rows, write
 
-class _Bits:
-    """The batches that were read before, by any process."""
-
-    def __init__(self, folder: Path) -> None:
-        parts = parts_of(folder)
-        self._parts = [part.done for part in parts]
-        self.hashes = {text: hashed for part in parts for text, hashed in _first_hashes(part.lines("texts")).items()}
-
-    def __contains__(self, number: int) -> bool:
-        return any(number < len(done) and done[number] for done in self._parts)
-
-
-def join(folders: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str]) -> Corpus:
-    """Put corpora of one model together: every number is as if one run had read all texts.
-
-    Parameters
-    ----------
-    folders : sequence of str or Path
-        Finished corpora of the same model and settings, of different texts.
-    folder : str or Path
-        Where the result goes; it must not exist yet.
-
-    Returns
-    -------
-    Corpus
-
-    Raises
-    ------
-    RecordingError
-        If they are not of one model, a text is in two of them, or the folder is there already.
-
-    See Also
-    --------
-    attlas.corpus : makes one; its processes join their parts by themselves.
-
-    Notes
-    -----
-    Exact: all sums are whole numbers, and the sampled texts of the whole are among those of the parts. Texts are
-    numbered anew, those of the first folder first. Memory: the sums of two corpora, and 8 bytes a text.
-
-    Examples
-    --------
-    >>> import tempfile, attlas
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
-    >>> model = GPT2LMHeadModel(config)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name, texts in ("a", [[1, 2, 3, 1, 2]]), ("b", [[5, 6, 7]]):
-    ...         made = attlas.corpus(model, texts, f"{folder}/{name}")
-    ...     attlas.join([f"{folder}/a", f"{folder}/b"], f"{folder}/c")
-    Corpus(GPT2LMHeadModel, 4 heads, 2 texts, 8 tokens)
-    """
-    check_installed()
-    from attlas.corpus.folder import Finished, open_folder, write
-
-    target, opened = Path(folder), [open_folder(Path(one)) for one in folders]
-    if not opened or not all(one.config["complete"] for one in opened):
-        rule = "finished corpora are joined."
-        raise RecordingError("join()", rule, found=f"{len(opened)} folders", fix="finish each by its own command.")
-    if target.exists():
-        raise RecordingError("join()", "the folder must be new.", found=str(target), fix="another folder.")
-    first, sources = 0, []
-    seen: set[str] = set()
-    for one in opened:
-        settings = {name: value for name, value in one.config["settings"].items() if name != "texts"}
-        _check_same(one.folder, {**opened[0].config, "source": "", "settings": settings}, one.config | {"source": ""})
-        source = Finished(one, first)
-        sources.append(source)
-        for row in source.lines("texts"):
-            first = max(first, row["text"] + 1)
-            place = f"{one.config['source']} {row['source']} {row['start']} {row['hash']}"
-            if place in seen:
-                found = f"{row['source']}, token {row['start']}, in two folders"
-                raise RecordingError("join()", "a text may be in one folder only.", found=found, fix="leave one out.")
-            seen.add(place)
-        first = max([first, *(row["text"] + 1 for row in source.lines("failed"))])
-    facts = dict(opened[0].config)
-    facts["vocabulary"] = json.loads((opened[0].folder / "vocabulary.json").read_text(encoding="utf-8"))
-    facts["source"] = ", ".join(dict.fromkeys(one.config["source"] for one in opened))
-    facts["settings"] = facts["settings"] | {"texts": None}
-    target.mkdir(parents=True)
-    write(target, facts, sources)
-    return open_folder(target, verify=False)
+        with parts_of(self.folder, self.checksum) as parts:
+            sources: list[Source] = [*sources_before(self.folder), *parts]
+            identities = np.frombuffer(self._identities, dtype=np.uint64)
+            if KnownTexts.together([part.known for part in parts]).count(identities, self._first) < len(identities):
+                return False
+            self.failed = len(failed_rows(sources))
+            self.texts = self.failed + sum(int(one.state.counts[0, -1]) for one in sources if one.state is not None)
+            if not self.texts:
+                raise ShapeError("corpus()", "there must be something to read.", found="no text", fix="another source.")
+            if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW):
+                self._too_many()
+            write(self.folder, self.about, sources)
+        return True

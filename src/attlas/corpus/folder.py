@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, pairwise
@@ -30,13 +32,17 @@ from attlas.corpus import sketch, tables
 from attlas.corpus.journal import PARTS, Part, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
+from attlas.corpus.run_facts import has_run, load_run
 from attlas.corpus.state import State
-from attlas.errors import OutOfRangeError, RecordingError, ShapeError
+from attlas.errors import AttlasError, OutOfRangeError, RecordingError, ShapeError
 from attlas.files import save_text, sync_folder, whole_file
 from attlas.lazily import import_extra
 
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"
+BASE = "base"  # folder of a finished corpus within the parts of the run that extends it
+_FILE = re.compile(r"(samples/)?\w[\w.]*")
+_ATTEMPTS = 5
 _ROWS = 4096  # rows of a table that are written at once
 _TEXT = {"text": pa.int64(), "source": pa.string(), "start": pa.int64()}  # columns that tell a text
 
@@ -47,7 +53,7 @@ Source: TypeAlias = "Part | Finished"
 
 def merged(sources: Sequence[Source]) -> State:
     """Return the sums of several sources together."""
-    states = [source.state for source in sources if source.state.heads]
+    states = [source.state for source in sources if source.state is not None]
     if not states:
         fix = "look at failed.jsonl, or wait for it."
         raise RecordingError("corpus()", "some text must have been read.", found="none", fix=fix)
@@ -58,6 +64,21 @@ def merged(sources: Sequence[Source]) -> State:
             raise RecordingError("join()", rule, found=f"{len(total.heads)} and {len(state.heads)} heads")
         total.merge(state)
     return total
+
+
+def failed_rows(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Return the rows of texts that failed, without those that were read since, or failed again, as other ones."""
+    found = {row["text"]: row for source in sources for row in source.lines("failed")}
+    places: dict[tuple[str, int], list[int]] = {}  # in a finished corpus, whose texts have other numbers than theirs
+    for row in (row for source in sources if isinstance(source, Finished) for row in source.lines("failed")):
+        places.setdefault((row["source"], row["start"]), []).append(row["text"])
+    for part in (source for source in sources if found and isinstance(source, Part)):
+        for row in part.lines("texts"):
+            found.pop(row["text"], None)
+        for row in (*part.lines("texts"), *part.lines("failed")) if places else ():
+            for number in places.get((row["source"], row["start"]), []):
+                found.pop(number, None)
+    return [found[number] for number in sorted(found)]
 
 
 def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, complete: bool = True) -> None:
@@ -102,7 +123,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
             counts["tokens"] += sum(row["tokens"] for row in some)
             writer.write_table(pa.Table.from_pylist([{n: row[n] for n in schema.names} for row in some], schema))
     with whole_file(folder / "failed.jsonl", "corpus()") as file, file.open("w", encoding="utf-8") as out:
-        for row in merge(*(source.lines("failed") for source in sources), key=lambda row: row["text"]):
+        for row in failed_rows(sources):
             counts["failed"] += 1
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
     _write_samples(folder, state, rows, sources, vocabulary)
@@ -128,7 +149,10 @@ def _write_samples(
     texts = []
     for row in sorted(rows, key=lambda row: row["text"]):
         text = row["text"]
-        held = load_file(next(path for s in sources if (path := s.payload(text)).exists()))
+        held = next((sample for source in sources if (sample := source.sample(text)) is not None), None)
+        if held is None:
+            fix = "attlas corpus into another folder."
+            raise RecordingError("corpus()", "each sampled text must be there.", found=f"no text {text}", fix=fix)
         heads = state.samples.heads_of(text)
         order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
         places = torch.tensor([order[state.heads[head]] for head in heads])
@@ -289,6 +313,7 @@ class Corpus:
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder, self.config = folder, config
+        self._opened = file_stamp(folder / CONFIG)
 
     def __repr__(self) -> str:
         counts = self.config["counts"]
@@ -297,8 +322,25 @@ class Corpus:
             f"{counts['tokens']:,} tokens)"
         )
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise an error where what a block reads may be of another corpus: more texts were read into the folder."""
+        error = None
+        try:
+            yield
+        except OSError as missing:
+            error = missing
+        # The name of `config.json` is free before any other file is replaced.
+        if file_stamp(self.folder / CONFIG) != self._opened:
+            rule, given = "the folder of a corpus that is open must stay as it is.", {"folder": str(self.folder)}
+            found = "other files: more texts are being read, or were"
+            raise RecordingError("corpus", rule, given, found=found, fix="attlas.load(folder) once more.") from error
+        if error is not None:
+            raise _broken(self.folder, f"{error.strerror or error}: {error.filename}") from error
+
     def _read(self, name: str) -> pa.Table:
-        return pq.read_table(self.folder / f"{name}.parquet")
+        with self.reading():
+            return pq.read_table(self.folder / f"{name}.parquet")
 
     @cached_property
     def _tables(self) -> dict[str, pa.Table]:
@@ -340,8 +382,9 @@ class Corpus:
 
     def failed(self) -> list[dict[str, Any]]:
         """Return the texts that failed, each with its reason."""
-        lines = (self.folder / "failed.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        with self.reading():
+            lines = (self.folder / "failed.jsonl").read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line]
 
     def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
         if (layer, head) not in self.heads:
@@ -385,7 +428,8 @@ class Corpus:
         found = []
         for row in self._of_head("samples", layer, head):
             text = self._sampled[row["text"]]
-            held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
+            with self.reading():
+                held = read_rows(self.folder / "samples" / payload_name(row["text"]), row["row"])
             facts: dict[str, Any] = {name: row[name] for name in ("text", "interval", "max_activation", "largest")}
             facts |= {name: text[name] for name in ("source", "start", "ids", "tokens")}
             found.append(Sample(**facts, keys=held["keys"], weights=held["weights"]))
@@ -423,24 +467,28 @@ class Finished:
 
     def __init__(self, corpus: Corpus, first: int = 0) -> None:
         self._corpus, self._first = corpus, first
-        self.state = State.of(load_file(corpus.folder / _STATE))
+        self.state: State | None = State.of(load_file(corpus.folder / _STATE))
         self.state.samples.renumber(first)
 
-    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of ``texts`` or ``failed``."""
+    @staticmethod
+    def rows(corpus: Corpus, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``texts`` or ``failed`` of a corpus."""
         if kind == "failed":
-            rows: Iterator[dict[str, Any]] = iter(self._corpus.failed())
+            yield from corpus.failed()
         else:
-            file = pq.ParquetFile(self._corpus.folder / "texts.parquet")
-            rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
-        for row in rows:
+            with corpus.reading(), pq.ParquetFile(corpus.folder / "texts.parquet") as file:
+                for batch in file.iter_batches(_ROWS):
+                    yield from batch.to_pylist()
+
+    def lines(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``texts`` or ``failed``, with the numbers that they get."""
+        for row in self.rows(self._corpus, kind):
             yield row | {"text": row["text"] + self._first}
 
-    def payload(self, text: int) -> Path:
-        """Return the file with the largest keys of a text."""
-        if text < self._first:
-            return self._corpus.folder / "nothing"
-        return self._corpus.folder / "samples" / payload_name(text - self._first)
+    def sample(self, text: int) -> dict[str, Tensor] | None:
+        """Return the largest keys of a text, None where they are not here."""
+        path = self._corpus.folder / "samples" / payload_name(max(text - self._first, 0))
+        return load_file(path) if text >= self._first and path.is_file() else None
 
 
 def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
@@ -456,35 +504,123 @@ def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
     Raises
     ------
     RecordingError
-        If it is no corpus, was changed or cut off, or is of a newer format.
+        If it is no corpus, has just begun, was changed or cut off, or is of a newer format.
     """
-    if not (folder / CONFIG).is_file() and (folder / PARTS / "run.json").is_file():
-        holder = tempfile.TemporaryDirectory(prefix="attlas-corpus-", ignore_cleanup_errors=True)
-        facts = json.loads((folder / PARTS / "run.json").read_text(encoding="utf-8"))
-        sources = parts_of(folder)
-        write(Path(holder.name), facts, sources, complete=False)
-        corpus = Corpus(Path(holder.name), json.loads((Path(holder.name) / CONFIG).read_text(encoding="utf-8")))
-        weakref.finalize(corpus, holder.cleanup)
-        return corpus
+    for left in range(_ATTEMPTS, -1, -1):
+        before = _stamp(folder)
+        try:
+            return _open(folder, verify=verify)
+        except (AttlasError, OSError) as error:
+            # A process that writes may have finished the corpus, or begun to write it anew, since it was looked at.
+            if left and _stamp(folder) != before:
+                continue
+            if isinstance(error, AttlasError):
+                raise
+            raise _broken(folder, f"{error.strerror or error}: {error.filename}") from error
+    raise _broken(folder, "files that change all the time")
+
+
+def _stamp(folder: Path) -> list[tuple[int, int, int] | None]:
+    """Return what tells states of a folder apart: which result there is, and which run."""
+    return [file_stamp(path) for path in (folder / CONFIG, folder / PARTS / "run.json")]
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a file from another one of its name, None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _open(folder: Path, *, verify: bool) -> Corpus:
+    if (folder / CONFIG).is_file():
+        return open_finished(folder, verify=verify)
+    if has_run(folder) or any((folder / PARTS).glob("[0-9]*.sqlite")):
+        return _unfinished(folder)
+    if (folder / PARTS).is_dir():
+        raise _just_begun(folder, "no text yet")
+    return open_finished(folder)
+
+
+def _unfinished(folder: Path) -> Corpus:
+    """Write what was read so far into a folder that lives as long as the corpus."""
+    facts, run, extended = load_run(folder)
+    holder = Path(tempfile.mkdtemp(prefix="attlas-corpus-"))
+    try:
+        with parts_of(folder, run, copied=True) as parts:
+            base = [] if extended is None else [Finished(open_base(folder, extended))]
+            sources: list[Source] = [*base, *parts]
+            if not any(source.state is not None for source in sources):
+                failed = sum(part.totals["failed"][0] for part in parts)
+                raise _just_begun(folder, f"no text yet, {failed} that failed" if failed else "no text yet")
+            write(holder, facts, sources, complete=False)
+        corpus = open_finished(holder, verify=False)
+    except BaseException:
+        shutil.rmtree(holder, ignore_errors=True)
+        raise
+    weakref.finalize(corpus, shutil.rmtree, holder, ignore_errors=True)
+    return corpus
+
+
+def _just_begun(folder: Path, found: str) -> RecordingError:
+    fix = "wait for the process that reads, or run its attlas corpus again if it has ended."
+    return RecordingError("load()", "some text must have been read.", {"folder": str(folder)}, found=found, fix=fix)
+
+
+def open_finished(folder: Path, *, verify: bool = True) -> Corpus:
+    """Open the folder of a finished corpus; see `open_folder`."""
     config = _checked(folder)
-    for name, facts in config["files"].items():
-        path = folder / name
+    check_files(folder, config, checksums=verify)
+    return Corpus(folder, config)
+
+
+def open_base(folder: Path, checksum: str, *, verify: bool = True) -> Corpus:
+    """Open the finished corpus that a run extends, of which the checksum of its ``config.json`` is known."""
+    base = folder / PARTS / BASE
+    corpus = open_finished(base, verify=verify)
+    if sha256_of(base / CONFIG) != checksum:
+        raise _broken(base, f"{CONFIG}: other bytes than were written")
+    return corpus
+
+
+def check_files(
+    folder: Path, config: dict[str, Any], names: Sequence[str] | None = None, *, checksums: bool = True
+) -> None:
+    """Raise an error where files of a corpus are not those that its ``config.json`` names.
+
+    Parameters
+    ----------
+    folder : Path
+        The corpus.
+    config : dict
+        What its ``config.json`` says.
+    names : sequence of str, optional
+        Those that are looked at, all by default.
+    checksums : bool
+        Whether their checksums are computed, or their sizes only looked at.
+    """
+    for name in config["files"] if names is None else names:
+        path, facts = folder / name, config["files"][name]
         size = path.stat().st_size if path.is_file() else None
-        if size != facts["size"] or (verify and sha256_of(path) != facts["sha256"]):
+        if size != facts["size"] or (checksums and sha256_of(path) != facts["sha256"]):
             found = "missing" if size is None else f"{size} bytes of {facts['size']}, or other ones"
             raise _broken(folder, f"{name}: {found}")
-    return Corpus(folder, config)
 
 
 def _checked(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _broken(folder, (str(error).splitlines() or ["no config.json"])[0]) from error
+        raise _broken(folder, f"{CONFIG}: {(str(error).splitlines() or ['cannot be read'])[0]}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise _broken(folder, "another config.json")
-    if config["version"] != VERSION:
-        raise _broken(folder, f"format {config['version']}, and this attlas reads {VERSION}")
+    if config.get("version") != VERSION:
+        raise _broken(folder, f"format {config.get('version')}, and this attlas reads {VERSION}")
+    files = config.get("files")
+    if not isinstance(files, dict) or not all(map(_FILE.fullmatch, files)):
+        raise _broken(folder, "a config.json that names other files")
     return config
 
 

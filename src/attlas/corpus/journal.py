@@ -1,29 +1,28 @@
-"""The parts of an unfinished corpus: one for each process, and each as it was at some moment."""
+"""The parts of an unfinished corpus: one file for each process, and each as it was at the last commit."""
 
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from heapq import merge
-from itertools import pairwise
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attlas._compat import cached_property
+from attlas.corpus.known import KnownTexts, row_identity
 from attlas.corpus.state import State
-from attlas.errors import FileError, RecordingError
-from attlas.files import lock, whole_file
+from attlas.corpus.store import Store
 
 PARTS = "parts"
-_LOCK = "lock"
+_KINDS = ("texts", "failed")
+_VERSION = 1
+_HELD = 1 << 26  # bytes of largest keys that wait for the next commit
 
 
 def payload_name(text: int) -> str:
@@ -36,48 +35,103 @@ class Part:
 
     Parameters
     ----------
-    folder : Path
-        ``parts`` of a corpus.
-    rank : int
-        Number of the process.
+    store : Store
+        Its file.
+    run : str
+        Checksum of what the run is about.
+
+    Attributes
+    ----------
+    known : KnownTexts
+        The texts, by number.
+    generation : int
+        Number of the last commit.
+    kept : list of int
+        Texts whose largest keys are there.
+
+    Raises
+    ------
+    RecordingError
+        If the file is damaged, or of another run.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank = folder, rank
-        tensors = load_file(self._file("safetensors"))
-        self.done: NDArray[np.uint8] = np.unpackbits(tensors.pop("done").numpy())
-        self.sizes = dict(zip(("texts", "failed"), tensors.pop("sizes").tolist(), strict=True))
-        self.state = State.of(tensors)
+    def __init__(self, store: Store, run: str) -> None:
+        self.store = store
+        with store.parsing():
+            head = json.loads(store.get("head", 0))
+            if (head["version"], head["run"]) != (_VERSION, run):
+                raise store.damaged("what another run has read")
+            self.generation, self.has_state = int(head["generation"]), bool(head["state"])
+            self.kept = [int(text) for text in head["kept"]]
+            self.totals = {kind: [0, 0] for kind in _KINDS}
+            self.known = KnownTexts.of(self._entries())
+            if self.totals != head["totals"]:
+                raise store.damaged("fewer or more texts than were committed")
 
-    def _file(self, kind: str) -> Path:
-        return self.folder / f"{self.rank:04d}.{kind}"
+    def _entries(self) -> Iterator[tuple[int, int, bool]]:
+        """Yield number and identity of each text, and whether it was read; add up the totals."""
+        for kind in _KINDS:
+            for row in self.lines(kind):
+                _add_row(self.totals[kind], row)
+                yield row["text"], row_identity(row), kind == "texts"
+
+    @cached_property
+    def state(self) -> State | None:
+        """The sums, None where no text was read."""
+        if not self.has_state:
+            return None
+        with self.store.parsing():
+            arrays = self.store.get_arrays("state", self.generation)
+            return State.of({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Return the lines of ``texts`` or ``failed`` that were there at the commit, by ascending text."""
-        # Each run of the process has appended in ascending order what was left for it to read.
-        starts, last = [0], -1
-        for at, row in self._lines(kind, 0, self.sizes[kind]):
-            starts += [at] if row["text"] < last else []
-            last = row["text"]
-        runs = [self._lines(kind, start, stop) for start, stop in pairwise([*starts, self.sizes[kind]])]
-        return (row for _, row in merge(*runs, key=lambda line: line[1]["text"]))
+        """Yield the rows of ``texts`` or ``failed``, by ascending text."""
+        for number, _, data in self.store.entries(kind):
+            with self.store.parsing():
+                row: dict[str, Any] = json.loads(data)
+                if row["text"] != number:
+                    raise self.store.damaged(f"text {row['text']} as text {number}")
+            yield row
 
-    def _lines(self, kind: str, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the lines between two places of the file, each with its own place."""
-        with self._file(f"{kind}.jsonl").open("rb") as file:
-            file.seek(start)
-            while (at := file.tell()) < stop:
-                yield at, json.loads(file.readline())
-
-    def payload(self, text: int) -> Path:
-        """Return the file with the largest keys of a text."""
-        return self.folder / f"{self.rank:04d}" / payload_name(text)
+    def sample(self, text: int) -> dict[str, Tensor] | None:
+        """Return the largest keys of a text, None where they are not here."""
+        if text not in self.kept:
+            return None
+        return {name: torch.from_numpy(array) for name, array in self.store.get_arrays("sample", text).items()}
 
 
-def parts_of(folder: Path) -> list[Part]:
-    """Return what each process has read of a corpus, by its number."""
-    found = sorted((folder / PARTS).glob("[0-9]*.safetensors"))
-    return [Part(folder / PARTS, int(path.stem)) for path in found]
+def _add_row(totals: list[int], row: Mapping[str, Any], times: int = 1) -> None:
+    """Count a row, and add up identities: a row that is missing, or that stands there twice, changes both."""
+    totals[0] += times
+    totals[1] = (totals[1] + times * (row_identity(row) + row["text"])) % (1 << 64)
+
+
+@contextmanager
+def parts_of(folder: Path, run: str, *, copied: bool = False) -> Iterator[list[Part]]:
+    """Open what each process has read of a corpus, by its number, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    folder : Path
+        The corpus.
+    run : str
+        Checksum of what the run is about.
+    copied : bool
+        Whether copies are read, each as it is between two commits, so that a process that writes waits for no reader.
+    """
+    with ExitStack() as stack:
+        apart = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attlas-parts-"))) if copied else None
+        found = []
+        for path in sorted((folder / PARTS).glob("[0-9]*.sqlite")):
+            store = stack.enter_context(Store(path))
+            if apart is None:
+                store.hold_still()
+            else:
+                store.copy_to(apart / path.name)
+                store.close()
+                store = stack.enter_context(Store(apart / path.name, shown=path))
+            found.append(Part(store, run))
+        yield found
 
 
 class Journal:
@@ -89,144 +143,103 @@ class Journal:
         ``parts`` of the corpus, which is there.
     rank : int
         Number of the process.
+    run : str
+        Checksum of what the run is about.
+
+    Attributes
+    ----------
+    state : State or None
+        The sums, None before the first text.
 
     Notes
     -----
-    Lines are only ever appended; a commit writes how many bytes of them hold beside the sums, in one file that takes
-    the place of the one before. So a process that is killed anywhere has lost what came after the last commit, and
-    nothing else; a machine too, since all is on disk before a commit names it.
+    A commit is one transaction: a process that is killed anywhere has lost what came after the last one, and nothing
+    else; a machine too. Memory: the largest keys that wait for a commit, 64 MiB or those of one text.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank = folder, rank
+    def __init__(self, folder: Path, rank: int, run: str) -> None:
+        path = folder / f"{rank:04d}.sqlite"
+        self._run, self._rows = run, list[tuple[str, dict[str, Any]]]()
+        self._samples: dict[int, dict[str, NDArray[Any]]] = {}
         self.state: State | None = None
-        self.done: set[int] = set()
-        self.sizes = {"texts": 0, "failed": 0}
-        self._new: set[int] = set()  # texts whose largest keys were written since the last commit
-        self._files: dict[str, Any] = {}
-        if self._file("safetensors").exists():
-            part = Part(folder, rank)
-            self.state, self.sizes = (part.state if part.state.heads else None), part.sizes
-            self.done = set(np.flatnonzero(part.done).tolist())
-        (folder / f"{rank:04d}").mkdir(exist_ok=True)
-
-    def _file(self, kind: str) -> Path:
-        return self.folder / f"{self.rank:04d}.{kind}"
-
-    def __enter__(self) -> Journal:
+        if not (path.exists() or path.is_symlink()):
+            Store.create(path, "head", 0, self._head({kind: [0, 0] for kind in _KINDS}, 0))
+        self._store = Store(path)
         try:
-            with _disk_errors(self.folder):
-                for kind, size in self.sizes.items():
-                    self._files[kind] = self._file(f"{kind}.jsonl").open("ab")
-                    self._files[kind].truncate(size)
-                self._sweep()
+            self._store.check_pages()
+            part = Part(self._store, run)
+            self.state, self._totals, self._generation = part.state, part.totals, part.generation
+            for text in part.kept:  # damage is found before days of reading, and not after them
+                part.sample(text)
         except BaseException:
-            self.__exit__()
+            self._store.close()
             raise
+
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for file in self._files.values():
-            with suppress(OSError):  # what is not on disk yet is not committed
-                file.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.close()
 
     def line(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Append a line to ``texts`` or ``failed``."""
-        with _disk_errors(self.folder):
-            self._files[kind].write(json.dumps(row).encode() + b"\n")
+        """Append a row to ``texts`` or ``failed``."""
+        self._rows.append((kind, dict(row)))
 
     def save_sample(self, text: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the largest keys of a text."""
-        with _disk_errors(self.folder):
-            save_file(dict(tensors), self.folder / f"{self.rank:04d}" / payload_name(text))
-        self._new.add(text)
+        """Keep the largest keys of a text."""
+        self._samples[text] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        if sum(array.nbytes for arrays in self._samples.values() for array in arrays.values()) > _HELD:
+            with self._store.commit():  # no head names them yet
+                self._write_samples()
+            self._samples.clear()
 
     def commit(self) -> None:
         """Make what was read since the last commit last."""
-        if self.state is None and not any(file.tell() for file in self._files.values()):
+        if not self._rows:
             return
-        with _disk_errors(self.folder):
-            kept = set() if self.state is None else set(self.state.samples.kept())
-            for text in self._new & kept:
-                with (self.folder / f"{self.rank:04d}" / payload_name(text)).open("rb") as file:
-                    os.fsync(file.fileno())
-            self._new.clear()
-            for kind, file in self._files.items():
-                file.flush()
-                os.fsync(file.fileno())
-                self.sizes[kind] = file.tell()
-        state = State([], 0, 0, 0) if self.state is None else self.state
-        bits = np.zeros(max(self.done, default=-1) + 1, dtype=np.uint8)
-        bits[list(self.done)] = 1
-        tensors = state.tensors() | {"done": torch.from_numpy(np.packbits(bits))}
-        tensors["sizes"] = torch.tensor([self.sizes["texts"], self.sizes["failed"]])
-        with whole_file(self._file("safetensors"), "corpus()") as unfinished:
-            save_file(tensors, unfinished)
-        self._sweep()
+        totals = {kind: list(total) for kind, total in self._totals.items()}
+        generation = self._generation + 1
+        with self._store.commit():
+            for kind, row in self._rows:
+                self._forget_failure(row["text"], totals)
+                _add_row(totals[kind], row)
+                self._store.put(kind, row["text"], json.dumps(row).encode())
+            self._write_samples()
+            if self.state is not None:
+                # Beside the sums before, whose pages the next commit takes: nothing is written twice.
+                arrays = {name: tensor.numpy() for name, tensor in self.state.tensors().items()}
+                self._store.put_arrays("state", generation, arrays)
+                self._store.remove("state", self._generation)
+            self._store.put("head", 0, self._head(totals, generation))
+            self._sweep()
+        self._totals, self._generation = totals, generation
+        self._rows.clear()
+        self._samples.clear()
+
+    def _head(self, totals: Mapping[str, list[int]], generation: int) -> bytes:
+        """Return the entry that says what else must be in the file."""
+        facts = {"version": _VERSION, "run": self._run, "generation": generation, "state": self.state is not None}
+        return json.dumps(facts | {"totals": totals, "kept": self._kept()}).encode()
+
+    def _kept(self) -> list[int]:
+        return [] if self.state is None else self.state.samples.kept()
+
+    def _forget_failure(self, text: int, totals: Mapping[str, list[int]]) -> None:
+        """Remove the row of a text that failed, and is another one now."""
+        for _, _, data in list(self._store.entries("failed", text)):
+            _add_row(totals["failed"], json.loads(data), -1)
+            self._store.remove("failed", text)
+
+    def _write_samples(self) -> None:
+        kept = set(self._kept())
+        for text, arrays in self._samples.items():
+            if text in kept:
+                self._store.remove("sample", text)  # one that a process wrote before it was killed
+                self._store.put_arrays("sample", text, arrays)
 
     def _sweep(self) -> None:
         """Remove the largest keys of texts that are kept no longer, or came after the last commit."""
-        kept = set() if self.state is None else {payload_name(text) for text in self.state.samples.kept()}
-        for path in (self.folder / f"{self.rank:04d}").iterdir():
-            if path.name not in kept:
-                path.unlink()
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Raise a FileError that says what to do, where the disk raises an error."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if isinstance(error, FileError):
-            raise
-        rule = "the folder must be one that can be written."
-        found = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        fix = "make room, and run the same command again: it goes on where it was."
-        raise FileError("corpus()", rule, {"folder": str(folder)}, found=found, fix=fix) from error
-
-
-@contextmanager
-def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
-    """Keep other runs out of a folder, for as long as this process lives.
-
-    Raises
-    ------
-    RecordingError
-        If another run writes into it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        with mutex(folder):
-            for path in folder.glob(f"{_LOCK}-*"):
-                _, processes, number = path.name.split("-")
-                if (int(processes) != world or int(number) == rank) and not _free(path):
-                    rule = "one run at a time may write into a folder."
-                    given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
-                    raise RecordingError("corpus()", rule, given, found="another run that writes into it", fix=fix)
-            handle = os.open(folder / f"{_LOCK}-{world}-{rank}", os.O_RDWR | os.O_CREAT, 0o644)
-            stack.callback(os.close, handle)
-            lock(handle)
-        yield
-
-
-def _free(path: Path) -> bool:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        lock(handle)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-@contextmanager
-def mutex(folder: Path) -> Iterator[None]:
-    """Let one process at a time look at the locks, and join the parts."""
-    handle = os.open(folder / "mutex", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        lock(handle, wait=True)
-        yield
-    finally:
-        os.close(handle)
+        for text in set(self._store.numbers("sample")) - set(self._kept()):
+            self._store.remove("sample", text)

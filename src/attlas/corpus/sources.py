@@ -7,7 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from contextlib import suppress
+from copy import copy
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,9 +49,18 @@ def check_installed() -> None:
 
 def name_of(source: Any) -> str:
     """Return how a source is named in the results."""
+    common = _common_folder(source)
+    if common is not None:
+        return _text(os.fspath(common))
+    return _text(str(source)) if isinstance(source, str | Path) else type(source).__name__
+
+
+def _common_folder(source: Any) -> Path | None:
+    """Return the folder that a list of paths has in common, None for anything else."""
     if isinstance(source, list) and source and all(isinstance(one, Path) for one in source):
-        return os.path.commonpath(source)
-    return str(source) if isinstance(source, str | Path) else type(source).__name__
+        with suppress(ValueError):  # some are absolute
+            return Path(os.path.commonpath(source))
+    return None
 
 
 def documents(
@@ -88,14 +99,26 @@ def documents(
             except OSError as error:  # errors of pyarrow about files are these, or ValueError
                 raise _unreadable(path, error) from error
     elif isinstance(source, Iterable):
+        common = _common_folder(source)
         for row, one in enumerate(source):
             if isinstance(one, Path):
-                yield from documents(one, column)
+                yield from _named_as(one, common, documents(one, column))
             else:
                 yield document_of(f"#{row}", one, column)
     else:
         rule = "texts must be a path, or several texts, rows or sequences of token ids."
         raise ShapeError("corpus()", rule, found=type(source).__name__, fix='attlas.corpus(model, "data/*.txt", ...)')
+
+
+def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Iterator[Document]:
+    """Name the documents of one of several paths by what the paths do not have in common: no two have one name."""
+    name = path.as_posix() if common is None else path.relative_to(common).as_posix()
+    for document in found:
+        if path.is_dir() and name != ".":
+            document = document._replace(source=_text(f"{name}/{document.source}"))
+        elif path.is_file() and name != ".":
+            document = document._replace(source=_text(name) + document.source.removeprefix(_text(path.name)))
+        yield document
 
 
 def _unreadable(path: Path, error: Exception) -> FileError:
@@ -118,7 +141,12 @@ def _files(source: str | Path) -> list[tuple[Path, str]]:
     if not named:
         fix = "give a folder, a file, or a pattern in quotes."
         raise ShapeError("corpus()", "there must be something to read.", found=f"no file at {source}", fix=fix)
-    return sorted(named, key=lambda one: one[1])
+    return sorted(((path, _text(name)) for path, name in named), key=lambda one: one[1])
+
+
+def _text(name: str) -> str:
+    """Return a name that any file can hold: the system's names are bytes, and not all of them are text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _hidden(path: Path) -> bool:
@@ -220,6 +248,49 @@ def document_of(source: str, one: Any, column: str | None) -> Document:
     if ids.ndim == 1 and ids.size and ids.dtype.kind in "iu":
         return Document(source, ids.astype(np.int64))
     return Document(source, None, f"neither text nor token ids: {type(one).__name__}")
+
+
+class TextSource:
+    """The texts of a source, in their order.
+
+    Parameters
+    ----------
+    source : str, Path or iterable
+        As of `documents`.
+    column : str, optional
+        As of `documents`.
+    cutter : Cutter
+        What makes texts of documents.
+    limit : int, optional
+        Texts at most.
+
+    Attributes
+    ----------
+    again : bool
+        Whether `texts` begins anew each time; a pipe or an iterator goes on where it was.
+    """
+
+    def __init__(self, source: Any, column: str | None, cutter: Cutter, limit: int | None) -> None:
+        self._source, self._column, self._cutter, self._limit = source, column, cutter, limit
+        self.again = str(source) != "-" if isinstance(source, str | Path) else not isinstance(source, Iterator)
+        self._is_wanted: Callable[[Text], bool] = lambda text: True
+        self._rest: Iterator[Text] | None = None
+
+    def texts(self, begun: Callable[[float], None] = lambda share: None) -> Iterator[Text]:
+        """Yield the texts; `begun` is called as by `documents`."""
+        stream = self._rest
+        if stream is None:
+            found = documents(self._source, self._column, begun)
+            stream = islice((text for document in found for text in self._cutter.cut(document)), self._limit)
+            self._rest = None if self.again else stream
+        return filter(self._is_wanted, stream)
+
+    def only(self, is_wanted: Callable[[Text], bool], first: Text) -> TextSource:
+        """Return a source of some of the texts, of which `first` is the first and was taken from this one."""
+        found = copy(self)
+        found._is_wanted = is_wanted
+        found._rest = None if self._rest is None else chain([first], self._rest)
+        return found
 
 
 class Cutter:

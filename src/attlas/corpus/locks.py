@@ -1,0 +1,106 @@
+"""Which processes write into a folder: several of one run, and no other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from attlas.errors import FileError, RecordingError
+from attlas.files import lock
+
+_ATTEMPTS = 100
+_NAME = re.compile(r"lock-(\d+)-(\d+)")
+
+
+@contextmanager
+def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
+    """Keep other runs out of a folder, for as long as this process lives.
+
+    Raises
+    ------
+    RecordingError
+        If another run writes into it.
+    """
+    with ExitStack() as stack:
+        with mutex(folder):
+            if any(processes != world or number == rank for processes, number in _held(folder)):
+                rule = "one run at a time may write into a folder."
+                given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
+                raise RecordingError("corpus()", rule, given, found="another run that writes into it", fix=fix)
+            handle = _opened(folder / f"lock-{world}-{rank}")
+            stack.callback(os.close, handle)
+            lock(handle)
+        yield
+
+
+def remove_unless_held(folder: Path) -> None:
+    """Remove a folder with its locks, unless a process holds one of them; the caller has the mutex."""
+    if not _held(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _held(folder: Path) -> list[tuple[int, int]]:
+    """Return how many processes, and which number, the runs have that hold a lock."""
+    found = []
+    for path in folder.glob("lock-*"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and not _is_free(path):
+            found.append((int(match[1]), int(match[2])))
+    return found
+
+
+def _is_free(path: Path) -> bool:
+    handle = _opened(path)
+    try:
+        lock(handle)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+@contextmanager
+def mutex(folder: Path) -> Iterator[None]:
+    """Let one process at a time enter or leave a run; the folder is there then."""
+    path = folder / "mutex"
+    while True:
+        handle = _opened(path)
+        try:
+            lock(handle, wait=True)
+            # Who had the mutex may have removed the folder, and another process has made it anew.
+            if _is_at(handle, path):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _opened(path: Path) -> int:
+    """Open a file of locks, and make it where it is not."""
+    left = _ATTEMPTS
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            left -= 1
+            if left and isinstance(error, FileNotFoundError):  # the folder was removed since
+                continue
+            given, found = {"file": str(path)}, error.strerror or str(error)
+            if path.is_dir() or not path.parent.is_dir():
+                rule = "each file of an unfinished corpus must be as attlas wrote it."
+                raise RecordingError("corpus()", rule, given, found=found, fix="remove it.") from error
+            rule, fix = "the folder must be one that can be written.", "allow to write, or give another folder."
+            raise FileError("corpus()", rule, given, found=found, fix=fix) from error
