@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 
 import attlas
 from attlas import models
+from attlas.corpus import sketch
 from attlas.corpus.headvis import METRICS, export_headvis
-from attlas.corpus.sampling import hash_of
+from attlas.corpus.sampling import Samples, hash_of
+from attlas.corpus.tables import _intervals
 
 TOKENS = 192
 
@@ -54,8 +57,69 @@ def test_scatter(tree: Path, corpus: Any) -> None:
     rows, table = json.loads((tree / "scatter_data.json").read_text()), corpus.table()
     ours = {name: name.replace("pattern_entropy", "entropy") for name in METRICS}
     for name, same in {"layer": "layer", "head": "head", **ours}.items():
-        assert [row[name] for row in rows] == table[same].fillna(0).tolist()
+        assert [row[name] for row in rows] == table[same].tolist()
     assert len(ours) == 6
+
+
+def test_what_was_not_measured_is_null(dense: dict[str, Any], tmp_path: Path) -> None:
+    """No token of these texts occurs twice: 0 would say that the heads do not copy."""
+    texts = [list(range(start, start + 20)) for start in (100, 200, 300)]
+    corpus = attlas.corpus(dense["model"], texts, tmp_path / "run")
+    assert corpus is not None
+    rows = json.loads((export_headvis(corpus, tmp_path / "tree") / "scatter_data.json").read_text())
+    assert {row["induction_score"] for row in rows} == {None}
+    assert all(isinstance(row[name], float) for row in rows for name in METRICS if name != "induction_score")
+
+
+def test_samples_are_those_that_were_kept(dense: dict[str, Any], tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    texts = torch.randint(100, (50, 6), generator=generator).tolist()
+    corpus = attlas.corpus(dense["model"], texts, tmp_path / "run")
+    assert corpus is not None
+    tree = export_headvis(corpus, tmp_path / "tree")
+    for layer, head in corpus.heads:
+        data = json.loads((tree / "heads" / f"L{layer}H{head}.json").read_text())
+        intervals = Counter(one["interval"] for one in data["sequences"])
+        assert intervals == {5: 10, 4: 3, 3: 3, 2: 3, 1: 3}
+        assert data["statistics"]["n_samples"] == 22
+        assert sum(data["histogram"]["bin_values"]) == 50
+    assert json.loads((tree / "config.json").read_text())["statistics_display"]["n_samples"]["label"] == "Texts kept"
+
+
+def true_intervals(activations: np.ndarray) -> np.ndarray:
+    """Return the fifth of the texts that each text belongs to, by its rank."""
+    ranks = np.empty(len(activations), dtype=int)
+    ranks[np.argsort(activations, kind="stable")] = np.arange(1, len(activations) + 1)
+    return np.ceil(ranks * 5 / len(activations)).astype(int)
+
+
+@pytest.mark.parametrize("name", ["even", "near 1", "all 1", "two values", "few"])
+def test_intervals_divide_every_head(name: str) -> None:
+    """By rank, also where all of the largest weights are in one bin of their distribution, or one number."""
+    draw = np.random.default_rng(3)
+    activations = {
+        "even": draw.random(2000),
+        "near 1": 1 - draw.random(2000) * 1e-6,
+        "all 1": np.ones(2000),
+        "two values": draw.choice([0.25, 1.0], 2000),
+        "few": draw.random(12),
+    }[name]
+    samples, counts = Samples(1, 32, 10), np.zeros(sketch.SIZE, dtype=np.int32)
+    np.add.at(counts, sketch.bin_of(activations, "unit"), 1)
+    for text, activation in enumerate(activations):
+        samples.add(text, int(draw.integers(1 << 62)), np.array([activation]))
+    sampled = samples.of_head(0)
+    found = np.array(_intervals(counts, [(activation, largest) for *_, activation, largest in sampled]))
+    assert (np.diff(found) <= 0).all(), "the largest first"
+    largest = np.array([is_largest for *_, is_largest in sampled])
+    assert (found[largest] == 5).all() or name == "few"
+    if name == "few":
+        np.testing.assert_array_equal(found, true_intervals(activations)[[text for text, *_ in sampled]])
+    else:
+        least = 1 if name == "two values" else 3  # of which half of the drawn texts of 1 are among the largest
+        assert all((found[~largest] == interval).sum() >= least for interval in (1, 2, 3, 4))
+    if name == "even":
+        assert np.abs(found - true_intervals(activations)[[text for text, *_ in sampled]]).max() == 0
 
 
 def test_heads(tree: Path, dense: dict[str, Any]) -> None:
@@ -108,6 +172,15 @@ def test_config(tree: Path) -> None:
     assert config["metrics"] == list(METRICS) == list(config["metric_descriptions"])
     assert (config["n_layers"], config["n_heads"], len(config["heads"])) == (4, 6, 24)
     assert config["head_data_pattern"] == "L{layer}H{head}.json"
+    # What the importers of Neuronpedia ask for: of the pipeline, or else of the whole, and none may be null.
+    pipeline = config | config["pipeline_config"]
+    assert {name: pipeline[name] for name in ("model_name", "dtype", "attn_implementation")} == {
+        "model_name": "python-gpt2",
+        "dtype": "float64",
+        "attn_implementation": "attlas",
+    }
+    assert (pipeline["n_sequences"], pipeline["seq_len"], pipeline["dataset_name"]) == (4, TOKENS, "list")
+    assert config["pipeline_config"].keys() >= {"n_sequences", "seq_len", "attn_implementation"}
     assert config["pipeline_config"]["actual_sequences_processed"] == 4
     assert config["pipeline_config"]["attention_layer_indices"] == [0, 1, 2, 3]
     assert json.loads((tree / "server_config.json").read_text()) == {}

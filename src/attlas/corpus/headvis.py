@@ -88,9 +88,9 @@ def _write(path: Path, what: Any) -> None:
     save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path, "export")
 
 
-def _number(x: float) -> float:
-    """Return a number that JSON knows: no text with a repeated token has an induction score of 0."""
-    return 0.0 if np.isnan(x) else float(x)
+def _number(x: float) -> float | None:
+    """Return a number that JSON knows: null where nothing was measured, as induction where no token is repeated."""
+    return None if np.isnan(x) else float(x)
 
 
 def _config(corpus: Corpus) -> dict[str, Any]:
@@ -118,13 +118,17 @@ def _config(corpus: Corpus) -> dict[str, Any]:
             {"key": "top_key_tokens", "label": "Key tokens"},
         ],
         "statistics_display": {
-            "n_samples": {"label": "Texts", "format": "default"},
+            "n_samples": {"label": "Texts kept", "format": "default"},
             "mean_max_activation": {"label": "Mean of the largest weight", "format": "default"},
         },
         "pipeline_config": {
             "made_by": f"attlas {config['attlas']}",
             **config["settings"],
+            # Who puts runs into a database tells them apart by these.
+            "n_sequences": counts["texts"],
+            "seq_len": config["settings"]["length"],
             "dtype": model["dtype"],
+            "attn_implementation": "attlas",
             "total_tokens": counts["tokens"],
             "actual_sequences_processed": counts["texts"],
             "num_hidden_layers": model["n_layers"],
@@ -139,15 +143,16 @@ def _config(corpus: Corpus) -> dict[str, Any]:
 def _head(corpus: Corpus, layer: int, head: int, hashes: dict[int, str]) -> dict[str, Any]:
     page = corpus.head(layer, head)
     activation = page.distributions["max_activation"]
+    chosen = _chosen(corpus, corpus.samples(layer, head), hashes)
     return {
-        "sequences": [_sequence(one) for one in _chosen(corpus, corpus.samples(layer, head), hashes)],
+        "sequences": [_sequence(one) for one in chosen],
         "qk_distance_histogram": _distances(page.distances, corpus.config["settings"]["length"]),
         **{
             f"top_{side}_tokens": [{"token": token, "weight": weight} for token, weight in page.tokens.get(side, [])]
             for side in ("query", "key")
         },
         "histogram": _histogram(activation),
-        "statistics": {"n_samples": activation["texts"], "mean_max_activation": page.numbers["mean_max_activation"]},
+        "statistics": {"n_samples": len(chosen), "mean_max_activation": page.numbers["mean_max_activation"]},
     }
 
 

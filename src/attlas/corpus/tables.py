@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -123,13 +124,41 @@ def samples_table(state: State) -> pa.Table:
     rows: list[tuple[Any, ...]] = []
     at = [number.name for number in NUMBERS].index("max_activation")
     for i, place in enumerate(state.heads):
-        counts = state.bins[i, at]
-        below, total = np.cumsum(counts) - counts / 2, int(counts.sum())
-        sure = -(-total // INTERVALS)  # so many belong to the highest interval
-        for rank, (text, _, activation, largest) in enumerate(state.samples.of_head(i)):
-            share = below[sketch.bin_of(np.array([activation]), "unit")[0]] / total
-            interval = INTERVALS if largest and rank < sure else min(int(share * INTERVALS) + 1, INTERVALS)
+        found = state.samples.of_head(i)
+        intervals = _intervals(state.bins[i, at], [(activation, largest) for *_, activation, largest in found])
+        for (text, _, activation, largest), interval in zip(found, intervals, strict=True):
             row = int(np.searchsorted(heads_of[text], i))
             rows.append((*place, text, interval, activation, largest, row))
     columns = {"text": pa.int64(), "interval": pa.int32(), "max_activation": pa.float64(), "largest": pa.bool_()}
     return _of_rows(rows, columns | {"row": pa.int32()})
+
+
+def _intervals(counts: NDArray[np.int32], sampled: Sequence[tuple[float, bool]]) -> list[int]:
+    """Return the interval of each sampled text: its rank among all texts, divided into equal parts.
+
+    Parameters
+    ----------
+    counts : array of int, shape (bins,)
+        Texts in each bin of the largest weight.
+    sampled : sequence of (float, bool)
+        Largest weight of each sampled text, and whether it is one of the largest of all; the largest first.
+
+    Notes
+    -----
+    The rank of the largest is known. The other sampled texts of a bin were drawn at random: they divide the ranks of
+    the bin evenly. So a head whose largest weight is near 1 in all texts, which then lie in one bin, has each interval.
+    """
+    ends, total = np.cumsum(counts), int(counts.sum())
+    bins = sketch.bin_of(np.array([activation for activation, _ in sampled]), "unit")
+    random = np.array([not largest for _, largest in sampled], dtype=bool)
+    drawn, known = (np.bincount(bins[which], minlength=len(counts)) for which in (random, ~random))
+    before = np.zeros(len(counts), dtype=np.int64)  # drawn ones of a bin that were passed
+    found = []
+    for rank, (bin_, largest) in enumerate(zip(bins, ~random, strict=True)):
+        place = float(total - rank)  # from 1, the smallest
+        if not largest:
+            others = counts[bin_] - known[bin_]
+            place = ends[bin_] - known[bin_] + 0.5 - (before[bin_] + 0.5) * others / drawn[bin_]
+            before[bin_] += 1
+        found.append(min(max(math.ceil(place * INTERVALS / total), 1), INTERVALS))
+    return found
