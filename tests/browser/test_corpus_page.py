@@ -94,6 +94,13 @@ def choose(page: Any, label: str, name: str) -> None:
 # ------------------------------------------------------------------------------------------------------ all heads
 
 
+def test_the_title_says_that_a_corpus_is_not_finished(show: Callable[..., Any], model: Any, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        attlas.corpus(model.model, [[1, 2, 3, 1, 2], [4, 5, 6, 4]], tmp_path / "run", samples=1, rank=rank, world=2)
+        said = ", not finished" in show([attlas.load(tmp_path / "run")]).locator("h1").inner_text()
+        assert said == (rank == 0)
+
+
 def test_every_head_stands_where_its_numbers_are(show: Callable[..., Any], corpora: list[Any]) -> None:
     page = show(corpora[:1])
     choose(page, "Across", "entropy")

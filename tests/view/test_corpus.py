@@ -14,6 +14,7 @@ import torch
 
 import attlas
 from attlas.cli import main
+from attlas.cli import view as cli_view
 
 pytest.importorskip("pyarrow", reason="pyarrow is in the extra `corpus`")
 pytest.importorskip("starlette", reason="starlette is in the extra `view`")
@@ -198,6 +199,27 @@ def test_the_command_writes_a_file(folder: Path, tmp_path: Path, capsys: pytest.
     assert main(["view", str(folder), str(folder), "--export", str(tmp_path / "page.html")]) == 0
     assert "opens in any browser" in capsys.readouterr().out
     assert '"head:1:3"' in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_an_unfinished_corpus_says_so(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the terminal, and in what the page is given."""
+    assert attlas.corpus(model, [[1, 2, 3], [4, 5, 6]], tmp_path / "run", rank=0, world=2) is None
+    counts = ask(CorpusService([attlas.load(tmp_path / "run")]), "info")["corpora"][0]["counts"]
+    assert counts["complete"] is False
+    monkeypatch.setattr(cli_view, "_serve", lambda service, lines, terminal, _: terminal.say("\n".join(lines)))
+    assert main(["view", str(tmp_path / "run")]) == 0
+    assert "3 tokens in 1 texts\nnot finished: attlas corpus with the same arguments goes on" in capsys.readouterr().out
+    assert main(["corpus", str(tmp_path / "run"), "--export", "headvis", str(tmp_path / "tree")]) == 0
+    assert "not finished" in capsys.readouterr().out
+    attlas.corpus(model, [[1, 2, 3], [4, 5, 6]], tmp_path / "run")
+    assert main(["view", str(tmp_path / "run")]) == 0
+    assert "not finished" not in capsys.readouterr().out
+    (tmp_path / "begun" / "parts").mkdir(parents=True)
+    (tmp_path / "begun" / "parts" / "mutex").touch()
+    assert main(["view", str(tmp_path / "begun")]) == 2
+    assert "no text yet" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_is_no_corpus(

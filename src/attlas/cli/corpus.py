@@ -92,6 +92,8 @@ def _export(arguments: Namespace, terminal: Terminal) -> None:
     with terminal.step("writing"):
         export_headvis(corpus, out)
     terminal.say(f"  {terminal.style(str(out), 'bold')}  the tree of HeadVis, {len(corpus.heads)} heads")
+    if not corpus.config["complete"]:
+        terminal.say("  the corpus is not finished: attlas corpus with the same arguments goes on where it was", "dim")
 
 
 def say(corpus: Corpus, terminal: Terminal) -> None:

@@ -76,7 +76,7 @@ def read_lines(file: Path, what: str) -> tuple[str, str]:
 
 def is_corpus(folder: Path) -> bool:
     """Tell whether a folder holds a corpus, finished or not, and no recording."""
-    if (folder / "parts" / "run.json").is_file():
+    if any((folder / "parts" / name).exists() for name in ("run.json", "mutex")):
         return True
     try:
         return bool(json.loads((folder / "config.json").read_text(encoding="utf-8"))["format"] == "attlas-corpus")

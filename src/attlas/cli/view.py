@@ -100,6 +100,8 @@ def _show_corpora(folders: Sequence[Path], terminal: Terminal, arguments: Namesp
         counts, name = corpus.config["counts"], corpus.config["model"]["name"]
         size = f"{counts['tokens']:,} tokens in {counts['texts']:,} texts"
         lines.append(f"{len(corpus.heads):,} heads of {name}, {size}")
+        if not corpus.config["complete"]:
+            lines.append("not finished: attlas corpus with the same arguments goes on where it was")
     loaders = [_loader(corpus, arguments.model) for corpus in corpora]
     titles = [folder.resolve().name for folder in folders]
     with contextlib.closing(CorpusService(corpora, titles=titles, loaders=loaders)) as service:

@@ -70,7 +70,7 @@ export function mountCorpus(root, transport, options = {}) {
     help.addEventListener("click", () => store.set({ panel: "help" }));
     const theme = make("button", { type: "button", class: "icon theme" });
     connectThemeButton(theme, store);
-    const title = make("h1", { class: "title" }, joinNames(info.corpora.map((corpus) => corpus.title)));
+    const title = make("h1", { class: "title" }, joinNames(info.corpora.map(({ title, counts }) => title + (counts.complete ? "" : t(", not finished")))));
     const brand = make("div", { class: "brand" }, createLogo(), make("span", { class: "brand-name" }, "attlas"));
     const header = make("header", { class: "top" }, brand, title, picker, make("div", { class: "tools" }, theme, help));
     const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline)) : null);
