@@ -21,6 +21,7 @@ SOURCE = Path(_compat.__file__).parent
 NAMES = [
     "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map_only",
+    "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.ops.aten._to_copy.default",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# Sees each operation of torch, also those inside of its own functions. torch documents it, and gives no public name.
+from torch.utils._python_dispatch import TorchDispatchMode
+
 # Tensors in nested arguments, found and replaced. torch.utils.pytree is public in newer versions than 2.6 only.
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -42,7 +45,8 @@ except ImportError:
 
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED", "TO_COPY", "VALIDATORS",
-    "EinopsBackend", "cached_property", "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part",
+    "EinopsBackend", "TorchDispatchMode", "cached_property", "causal_models", "changes", "constant_to_compiler",
+    "in_backward", "local_part",
     "parse_to", "replaced_by_context_parallel", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 

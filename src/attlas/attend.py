@@ -118,7 +118,8 @@ def attend(
     if plan is not None and not isinstance(plan, Plan):
         rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
-    problem = Problem(q4, k4, score, mask, sink)
+    given = [(name, t) for name, t in (("q", q), ("k", k), ("scale", scale)) if isinstance(t, Tensor)]
+    problem = Problem(q4, k4, score, mask, sink, given=given)
     return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
 
 

@@ -138,7 +138,8 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     ``Σ_j P_ij S_ij`` of ``S_ij = scale q_i · k_j`` is ``scale q_i · (Σ_j P_ij k_j)``.
     """
     first, second = A.problem, B.problem
-    dot = second.score.as_dot(*second.project())  # type: ignore[arg-type]  # tokens in the score's own form
+    with second.recording():
+        dot = second.score.as_dot(*second.project())  # type: ignore[arg-type]  # tokens in the score's own form
     exact = dot is not None and (first.q.dtype.itemsize > 2 or dot.k.dtype is first.q.dtype)
     if dot is None or dot.bias is not None or dot.cap or not exact or not _sees_all_of(first, second):
         return None

@@ -19,7 +19,7 @@ from attlas.engine.backends import tiled
 from attlas.engine.dropout import Dropout
 from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, tensors_of, without_graph
+from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError
 from attlas.indexing import Axes, Where
@@ -110,10 +110,9 @@ class SoftmaxMatrix(LazyTensor):
         """Return the same matrix without a graph."""
         if not self.requires_grad:
             return self
-        problem, score = self.problem, self.problem.score
-        score = without_graph(score) if any(t.requires_grad for t in tensors_of(score)) else score
+        problem = self.problem
         sink = None if problem.sink is None else problem.sink.detach()
-        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, score=score)
+        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, detached=True)
         return self._of_same_layer(self._with_problem(problem, self._axes, self._lse))
 
     def _exact_lse(self) -> Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
+from attlas.inputs import tracing
+from attlas.read_tensors import ReadTensors, watched
 from attlas.tiles import Tile
 
 # What a function raises that is not written for whole tiles, or not for vmap.
@@ -48,9 +52,9 @@ class TileFunction:
     ) -> None:
         self.f = f
         self.name = name
-        self.held = list(_held(f))  # the tensors that it closes over
         self._tiles = broadcasts
         self._compared = False
+        self._devices: set[str] = set()  # types of device on which the tensors that it reads were looked at
         if callable(f) and _takes(f, len(arguments)):
             return
         names = ", ".join(arguments)
@@ -60,6 +64,14 @@ class TileFunction:
             found, fix = f"{kind(f)}, which cannot be called", f"lambda {names}: ..."
         rule = f"it must be a function of ({names})."
         raise DtypeError(name, rule, {"f": type(f).__name__}, found=found, fix=fix)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TileFunction:
+        # As functions are not copied, what they are bound to is not: it may be a whole model. A module is a part of its
+        # score.
+        copied = copy.copy(self)
+        copied.f = copy.deepcopy(self.f, memo) if isinstance(self.f, nn.Module) else self.f
+        copied._devices = set(self._devices)
+        return copied
 
     def __call__(self, at: Tile, *cells: Tensor) -> Tensor:
         """Return what the function says of each pair of a tile, broadcastable to (batches, heads, rows, columns).
@@ -71,27 +83,76 @@ class TileFunction:
         DeviceError
             If it holds tensors of a GPU and the matrix is not there.
         """
-        away = [t.device for t in self.held if t.device.type not in ("cpu", at.device.type)]
-        if away:  # an index out of range on a GPU would end the process
-            rule = "the tensors that the function holds must be where the matrix is."
-            held = f"it holds a tensor on {away[0]}, the matrix is on {at.device}"
-            fix = f"move q, k and v to {away[0].type}, or that tensor to {at.device}."
-            raise DeviceError(self.name, rule, found=held, fix=fix)
+        watch = None if tracing() else watched()
+        if watch is not None:
+            return self._watched(at, cells, watch)  # type: ignore[no-any-return]
         first: Exception | None = None
         if self._tiles:
             try:
-                found = self.f(*cells, at.b, at.h, at.i, at.j)
-                if not isinstance(found, Tensor):
-                    return found
-                if _fits(found, at) and (self._compared or self._agree(at, cells)):
-                    self._compared = True
-                    return found
+                if self._compared or self._agree(at, cells):
+                    found = self._whole(at, cells)
+                    if not isinstance(found, Tensor):
+                        return found  # type: ignore[no-any-return]
+                    if _fits(found, at):
+                        self._compared = True
+                        return found
             except AttlasError:
                 raise
             except _FAILURES as error:
                 first = error
             self._tiles = False
+        elif at.device.type not in self._devices and not tracing():
+            self._few(at, cells, self._pairs)
         return self._pairs(at, cells, first)
+
+    def _whole(self, at: Tile, cells: tuple[Tensor, ...]) -> Any:
+        return self.f(*cells, at.b, at.h, at.i, at.j)
+
+    def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
+        """Return what the function says of few cells of a tile; None where it fails, as it will on the tile.
+
+        Raises a DeviceError before an operation gets a tensor that is neither on the CPU nor where the matrix is.
+        """
+        few, some = few_of(at), _few_cells(at, cells)
+        found = None
+        with torch.no_grad(), ExitStack() as context:
+            if not tracing():
+                watch = context.enter_context(ReadTensors([*some, few.batch_ids, few.head_ids]))
+                context.enter_context(watch.checking(self._check_device(at)))
+            try:
+                found = ask(few, some)
+            except DeviceError:
+                raise
+            except (*_FAILURES, AttlasError):
+                pass
+        self._devices.add(at.device.type)
+        return found
+
+    def _check_device(self, at: Tile) -> Callable[[Tensor], None]:
+        def check(t: Tensor) -> None:
+            if t.device.type in ("cpu", at.device.type):
+                return
+            # An index out of range on a GPU would end the process.
+            rule = "the tensors that the function holds must be where the matrix is."
+            held = f"it holds a tensor on {t.device}, the matrix is on {at.device}"
+            fix = f"move q, k and v to {t.device.type}, or that tensor to {at.device}."
+            raise DeviceError(self.name, rule, found=held, fix=fix)
+
+        return check
+
+    def _watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
+        """Return what the function says of a tile of which it is watched what is read; it settles nothing."""
+        with watch.checking(self._check_device(at)):
+            if self._tiles:
+                try:
+                    found = self._whole(at, cells)
+                    if not isinstance(found, Tensor) or _fits(found, at):
+                        return found
+                except AttlasError:
+                    raise
+                except _FAILURES:
+                    pass
+            return self._pairs(at, cells)
 
     def _pairs(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
         each: Callable[..., Tensor] = self.f
@@ -116,28 +177,41 @@ class TileFunction:
 
     def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
         """Compare a whole tile with single pairs, on at most 2 × 2 × 8 × 8 of them."""
-        rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
-        few = replace(
-            at,
-            batches=at.batches[:2],
-            heads=at.heads[:2],
-            batch_ids=at.batch_ids[:2],
-            head_ids=at.head_ids[:2],
-            rows=at.rows[: len(rows)],
-            columns=at.columns[: len(columns)],
-            row_index=at.i.flatten()[rows],
-            column_index=at.j.flatten()[columns],
-        )
-        some = tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
+        whole = self._few(at, cells, self._whole)
+        few = few_of(at)
         with torch.no_grad():
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
-                    pairs = self._pairs(few, some)
+                    pairs = self._pairs(few, _few_cells(at, cells))
             except ShapeError:
                 return True  # it cannot be asked for single pairs, so the tile is all there is
-            whole = self.f(*some, few.b, few.h, few.i, few.j).expand(few.shape)
+        if not isinstance(whole, Tensor) or not _fits(whole, few):
+            return False
+        whole = whole.expand(few.shape)
         return torch.allclose(whole, pairs, equal_nan=True) if whole.is_floating_point() else torch.equal(whole, pairs)
+
+
+def few_of(at: Tile) -> Tile:
+    """Return at most 2 × 2 × 8 × 8 cells of a tile, spread over its rows and columns."""
+    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    return replace(
+        at,
+        batches=at.batches[:2],
+        heads=at.heads[:2],
+        batch_ids=at.batch_ids[:2],
+        head_ids=at.head_ids[:2],
+        rows=at.rows[: len(rows)],
+        columns=at.columns[: len(columns)],
+        row_index=at.i.flatten()[rows],
+        column_index=at.j.flatten()[columns],
+    )
+
+
+def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the numbers of these cells, of tensors of the whole tile."""
+    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
 
 
 def _fits(found: Tensor, at: Tile) -> bool:
@@ -166,19 +240,6 @@ def _spread(size: int) -> list[int]:
     """Return indices that are spread over a tile, the first and the last among them."""
     steps = min(size, _FEW) - 1
     return [(size - 1) * step // max(steps, 1) for step in range(steps + 1)]
-
-
-def _held(f: object) -> Iterator[Tensor]:
-    """Yield the tensors that a function closes over."""
-    if not inspect.isfunction(f):
-        return
-    try:
-        found = inspect.getclosurevars(f)
-    except ValueError:  # a name that is given its value later
-        return
-    for value in (*found.nonlocals.values(), *found.globals.values()):
-        if isinstance(value, Tensor):
-            yield value
 
 
 def _takes(f: Callable[..., Any], count: int) -> bool:

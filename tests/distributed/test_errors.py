@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "values are pooled apart from statistics",
     ),
     "transform": (transformed, BackendError, "DTensors are attended to eagerly."),
-    "closure": (closes_over, GradientError, "a tensor that a function closes over."),
+    "closure": (closes_over, GradientError, "a tensor that a function reads."),
     "order": (
         lambda: attlas.distributed.attend(tokens(), tokens(), order=torch.zeros(8, dtype=torch.int64)),
         ShapeError,

@@ -15,12 +15,12 @@ from attlas.distributed.agree import agreed
 from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, tensors_of
+from attlas.engine.problem import Problem, version_of
 from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
 from attlas.inputs import tracing
 from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix
-from attlas.scores import ScaledDot, Score, ScoreMod
+from attlas.scores import ScaledDot, Score
 
 
 def attend(
@@ -61,7 +61,7 @@ def attend(
     BackendError
         Inside torch.compile and the transforms of torch.func.
     GradientError
-        If a score function closes over a tensor that requires a gradient.
+        If a score function reads a tensor that requires a gradient.
 
     See Also
     --------
@@ -119,8 +119,10 @@ def attend(
         if q.device_mesh.size() > 1:
             _check_gradients(whole.problem)
         with torch.no_grad():
-            own = replace(whole.problem, q=q.to_local(), k=k.to_local(), versions=())
-        whole = AttentionMatrix(replace(whole.problem, versions=own.versions), whole.plan, whole._axes)
+            own = [version_of("q", q.to_local()), version_of("k", k.to_local())]
+        own += [] if factor is None else [version_of("scale", factor)]
+        problem = replace(whole.problem, versions=(*whole.problem.versions, *own))
+        whole = AttentionMatrix(problem, whole.plan, whole._axes)
         *leading, m, n = whole.shape
         roles = roles_of(q, k, leading)
         if order is not None:
@@ -144,9 +146,8 @@ def _check_order(order: Tensor, roles: tuple[Any, ...], m: int, n: int) -> None:
 
 
 def _check_gradients(problem: Problem) -> None:
-    """Raise where a function closes over a tensor whose gradient would have to be summed over the ranks."""
-    leaves = {id(t) for t in tensors_of(problem.score) if t.requires_grad}
-    if any(isinstance(part, ScoreMod) and any(id(t) in leaves for t in part.held) for part in problem.score.modules()):
-        rule = "a gradient cannot be summed over the ranks for a tensor that a function closes over."
+    """Raise where code of the user reads a tensor whose gradient would have to be summed over the ranks."""
+    if any(t.requires_grad for t in problem.read):
+        rule = "a gradient cannot be summed over the ranks for a tensor that a function reads."
         fix = "score + attlas.TensorBias(t), or a Score of your own that holds the tensor."
         raise GradientError("attend()", rule, found="a score_mod with a tensor that requires a gradient", fix=fix)

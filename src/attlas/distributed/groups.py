@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from attlas._compat import tree_leaves, tree_map
 from attlas.distributed.layout import Layout, of_shape
-from attlas.engine.problem import tensors_of
+from attlas.held import tensors_of
 from attlas.indexing import Axes
 from attlas.matrix import AttentionMatrix
 

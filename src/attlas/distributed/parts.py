@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from attlas.distributed.layout import Layout
-from attlas.engine.problem import tensors_of
+from attlas.held import tensors_of
 from attlas.matrix import AttentionMatrix
 from attlas.windows import cut_out
 

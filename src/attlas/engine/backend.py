@@ -15,7 +15,7 @@ from attlas.autodiff import rebuilt
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
-from attlas.engine.problem import Problem, tensors_of, tree_flatten, tree_map
+from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
@@ -73,7 +73,8 @@ class Request:
     def dot(self) -> Dot | None:
         """The score as a dot product; None where it is none."""
         score = self.problem.score
-        return self.fused or score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+        with self.problem.recording():
+            return self.fused or score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
 
     @property
     def product(self) -> Dot:
@@ -97,7 +98,8 @@ class Request:
             score = SoftCap(score, dot.cap)
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
-        problem = replace(self.problem, score=score)
+        # What the score reads has its part in the tokens, but for a bias, which is evaluated in tiles.
+        problem = replace(self.problem, score=score, read=() if dot.bias is None else self.problem.read)
         vars(problem)["tokens"] = tree_map(Tensor.detach, tokens)
         return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 
@@ -107,7 +109,7 @@ class Request:
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters of the score that its forward may use."""
-        return [t for t in tensors_of(self.problem.score) if t.requires_grad]
+        return self.problem.parameters
 
     def with_inputs(self, tensors: Sequence[Tensor]) -> Request:
         """Return the same request for other tensors in the place of `inputs`."""

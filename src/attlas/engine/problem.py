@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attlas._compat import cached_property
 from attlas.errors import ModifiedError
+from attlas.held import holds_all, read_by, tensors_of
 from attlas.inputs import accumulation_dtype, all_finite, holds_numbers, tracing
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
@@ -48,33 +49,10 @@ class Version(NamedTuple):
     address: int
 
 
-def _version(name: str, t: Tensor) -> Version:
+def version_of(name: str, t: Tensor) -> Version:
+    """Return a tensor with its version counter and its address."""
     # Tensors of inference mode do not count their changes.
     return Version(name, t, None if t.is_inference() else t._version, t.data_ptr())
-
-
-def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
-    """Return the tensors of a score or a mask and of its parts, each once."""
-    found: dict[int, Tensor] = {}
-    _add_tensors(owner, found)
-    return list(found.values())
-
-
-def _add_tensors(owner: nn.Module | Mask, found: dict[int, Tensor]) -> None:
-    for name, value in vars(owner).items():
-        if name in _SETTINGS or type(value) in _NO_TENSORS:
-            continue
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        for part in parts:
-            if isinstance(part, Tensor):
-                found[id(part)] = part
-            elif isinstance(part, (nn.Module, Mask)):
-                _add_tensors(part, found)
-
-
-# Hooks and settings that every module has.
-_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
-_NO_TENSORS = {type(None), bool, int, float, str}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +78,14 @@ class Problem:
         than 1.
     weighted : bool
         Whether the weights are times the norms of their values: then they are no shares of a row.
+    detached : bool
+        Whether the tensors of the score count as numbers, and get no gradient.
+    read : tuple of Tensor
+        Tensors that code of the user in the score reads, and that the attributes of the score do not hold.
     versions : tuple of Version
         The tensors as they were when the matrix was made, by default as they are. `check_unchanged` compares with it.
+    given : sequence of (str, Tensor)
+        Further tensors that must not change, with their names: those that queries and keys were made of.
     """
 
     q: Tensor
@@ -112,26 +96,55 @@ class Problem:
     ids: tuple[Tensor, Tensor] | None = None
     partial: bool = field(default=False, kw_only=True)
     weighted: bool = field(default=False, kw_only=True)
+    detached: bool = field(default=False, kw_only=True)
+    read: tuple[Tensor, ...] = field(default=(), kw_only=True)
     versions: tuple[Version, ...] = field(default=(), kw_only=True)
+    given: InitVar[Sequence[tuple[str, Tensor]]] = field(default=(), kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: Sequence[tuple[str, Tensor]]) -> None:
         if self.versions or self.is_symbolic:
             return
-        versions = [_version("q", self.q), _version("k", self.k)]
+        versions = [version_of("q", self.q), version_of("k", self.k)]
+        own = {version.address for version in versions}
+        versions += [version_of(name, t) for name, t in given if holds_numbers(t) and t.data_ptr() not in own]
         if self.sink is not None:
-            versions.append(_version("sink", self.sink))
-        versions += [_version("score", t) for t in tensors_of(self.score)]
-        versions += [] if self.mask is None else [_version("mask", t) for t in tensors_of(self.mask)]
-        vars(self)["versions"] = tuple(versions)
+            versions.append(version_of("sink", self.sink))
+        read = read_by(self.score, self._score_cells, self.shape, self.tile, (self.q, self.k))
+        versions += [version_of("score", t) for t in (*tensors_of(self.score), *read)]
+        if self.mask is not None:
+            seen = read_by(self.mask, self.mask.allows, self.shape, self.tile)
+            versions += [version_of("mask", t) for t in (*tensors_of(self.mask), *seen)]
+        vars(self).update(read=read, versions=tuple(versions))
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged("a copy of A")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "versions"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("versions", "read")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy has tensors of its own, and is asked about those.
-        vars(self).update(state, versions=())
-        self.__post_init__()
+        vars(self).update(state, read=(), versions=())
+        self.__post_init__(())
+
+    @full_precision
+    def _score_cells(self, at: Tile) -> Tensor:
+        """Return the log-weights of a few cells; their tokens are projected alone where the score can do that."""
+        rows, columns = (
+            torch.arange(span.start, span.stop, device="cpu") if index is None else index
+            for span, index in ((at.rows, at.row_index), (at.columns, at.column_index))
+        )
+
+        def part(t: Tensor, index: Tensor) -> Tensor:
+            return t[:, :, index.to(t.device)].to(self.dtype)
+
+        try:
+            q, k = self.score.project(part(self.q, rows), part(self.k, columns))
+        except Exception:  # noqa: BLE001 - it may need all tokens, and raises again where it is wrong
+            q = tree_map(lambda t: part(t, rows), self.tokens[0])
+            k = tree_map(lambda t: part(t, columns), self.tokens[1])
+        b, h, _ = at.place
+        q, k = tree_map(lambda t: spread_heads(t, self.shape[1])[b, h], (q, k))
+        logits: Tensor = self.score(q, k, at)
+        return logits
 
     def check_unchanged(self, where: str) -> None:
         """Raise a ModifiedError if a tensor was changed in place since the matrix was made.
@@ -139,7 +152,7 @@ class Problem:
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
         """
         for version in () if tracing() else self.versions:
-            if version != _version(version.name, version.tensor):
+            if version != version_of(version.name, version.tensor):
                 rule = "the tensors of a matrix must not change after attend()."
                 found = f"{version.name} was changed in place"
                 fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
@@ -149,7 +162,17 @@ class Problem:
     def leaves(self) -> list[Tensor]:
         """The tensors that can get a gradient: tokens, sink, and the tensors of the score."""
         sink = [] if self.sink is None else [self.sink]
-        return [self.q, self.k, *sink, *tensors_of(self.score)]
+        return [self.q, self.k, *sink, *self.parameters]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The tensors of the score that get a gradient."""
+        every = () if self.detached else (*tensors_of(self.score), *self.read)
+        return [t for t in every if t.requires_grad]
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """Return the context in which the score is evaluated: without a graph if the problem is detached."""
+        return torch.no_grad() if self.detached else nullcontext()
 
     @property
     def is_symbolic(self) -> bool:
@@ -171,6 +194,11 @@ class Problem:
         # The log-sum-exp of a part counts keys that the part does not have: no gradient could reach those.
         recorded = torch.is_grad_enabled() and not self.partial
         return self.is_symbolic or (recorded and any(t.requires_grad for t in self.leaves))
+
+    @cached_property
+    def runs_own_code(self) -> bool:
+        """Whether the score runs code of the user, which may read tensors that its attributes do not hold."""
+        return not holds_all(self.score)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -207,7 +235,8 @@ class Problem:
         """Return queries and keys after `Score.project`, with a graph if autograd records one."""
         if type(self.score).project is Score.project:
             return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
-        return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
+        with self.recording():
+            return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
 
     @cached_property
     def tokens(self) -> tuple[Tokens, Tokens]:
@@ -264,7 +293,7 @@ class Problem:
     @cached_property
     def protected_storages(self) -> frozenset[int]:
         """Addresses of the storages that must not be overwritten: those of the tokens and of the score."""
-        tensors = (*tree_flatten(self.tokens), *tensors_of(self.score))
+        tensors = (*tree_flatten(self.tokens), *tensors_of(self.score), *self.read)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
@@ -301,15 +330,6 @@ def tree_flatten(tokens: Tokens) -> list[Tensor]:
     if isinstance(tokens, Tensor):
         return [tokens]
     return [t for part in tokens for t in tree_flatten(part)]
-
-
-def without_graph(score: Score) -> Score:
-    """Return a copy of a score whose tensors share their numbers with it, without a graph."""
-    return copy.deepcopy(score, {id(t): _detached(t) for t in tensors_of(score)})
-
-
-def _detached(t: Tensor) -> Tensor:
-    return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
 
 
 def spread_heads(t: Tensor, heads: int) -> Tensor:

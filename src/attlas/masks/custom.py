@@ -378,9 +378,12 @@ class FunctionMask(Mask):
     """
 
     def __init__(self, mask_mod: MaskFunction, broadcasts: bool = True) -> None:
-        self.mask_mod = mask_mod
-        self._function = TileFunction(mask_mod, self.name(), ("b", "h", "i", "j"), broadcasts)
-        self.held = self._function.held
+        self._function = TileFunction(mask_mod, _name(mask_mod), ("b", "h", "i", "j"), broadcasts)
+
+    @property
+    def mask_mod(self) -> MaskFunction:
+        """The function."""
+        return self._function.f
 
     def allows(self, at: Tile) -> Tensor:
         if 0 in at.shape:
@@ -396,4 +399,8 @@ class FunctionMask(Mask):
         raise DtypeError(self.name(), "mask_mod must return True or False.", given, found=found, fix=fix)
 
     def name(self) -> str:
-        return f"from_function({getattr(self.mask_mod, '__name__', type(self.mask_mod).__name__)})"
+        return _name(self.mask_mod)
+
+
+def _name(function: object) -> str:
+    return f"from_function({getattr(function, '__name__', type(function).__name__)})"

@@ -91,6 +91,8 @@ def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
         sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
         mask=mask,
         score=detached(problem.score, there),
+        detached=True,
+        read=(),
         versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
 

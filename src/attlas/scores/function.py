@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attlas.errors import DtypeError, kind
 from attlas.scores.base import Derived, Score
@@ -39,9 +39,10 @@ class ScoreMod(Derived):
 
     Notes
     -----
-    Tensors that the function closes over are differentiated where they require it. The function is called with whole
-    tiles, after a few pairs were compared with `torch.vmap`. Cost: a tile of the scores and what the function makes of
-    it; no tile is skipped, so give what is forbidden as a mask beside it.
+    Tensors that the function reads are differentiated where they require it, however it holds them: in its closure, in
+    an object, in a list, in a function that it calls. `attend` finds them by running it on a few cells. The function is
+    called with whole tiles, after a few pairs were compared with `torch.vmap`. Cost: a tile of the scores and what the
+    function makes of it; no tile is skipped, so give what is forbidden as a mask beside it.
 
     References
     ----------
@@ -65,9 +66,13 @@ class ScoreMod(Derived):
         super().__init__(ScaledDot() if score is None else score)
         # It may look at positions, and forbid pairs.
         self.scratch, self.finite, self.positional, self.position_free = 3, False, False, False
-        self.score_mod = score_mod
-        self._function = TileFunction(score_mod, f"score_mod {self._name()}", ("score", "b", "h", "i", "j"))
-        self.held = self._function.held
+        self.module = score_mod if isinstance(score_mod, nn.Module) else None
+        self._function = TileFunction(score_mod, f"score_mod {_name(score_mod)}", ("score", "b", "h", "i", "j"))
+
+    @property
+    def score_mod(self) -> Callable[..., Tensor]:
+        """The function."""
+        return self._function.f
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at).expand(at.shape)
@@ -77,7 +82,8 @@ class ScoreMod(Derived):
         return changed if isinstance(changed, Tensor) else torch.full_like(logits, changed)
 
     def extra_repr(self) -> str:
-        return self._name()
+        return _name(self.score_mod)
 
-    def _name(self) -> str:
-        return str(getattr(self.score_mod, "__name__", type(self.score_mod).__name__))
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Operation, Request
-from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map, without_graph
+from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map
+from attlas.held import without_graph
 from attlas.scores.base import Tokens
 
 
@@ -74,7 +75,8 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
         q = tree_map(lambda t: t[:, :, index], q)
     k = tree_map(lambda t: spread_heads(t, heads), k)
     q, k = tree_map(lambda t: t.to(problem.dtype), (q, k))
-    logits = problem.score(q, k, at).expand(batch, heads, m, n)
+    with problem.recording():
+        logits = problem.score(q, k, at).expand(batch, heads, m, n)
     if problem.mask is not None:
         logits = logits.masked_fill(~problem.mask.allows(at), -math.inf)
     sink = torch.full((heads,), -math.inf, dtype=problem.dtype, device=problem.device)

@@ -25,6 +25,7 @@ from attlas.engine.problem import Problem, full_precision, spread_heads, tree_fl
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.errors import ShapeError
+from attlas.held import check_leaves
 from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
@@ -109,7 +110,7 @@ class Tiled(Backend):
             inputs = [*q_tile, *k_tile, *parameters]
             if not (inputs and logits.requires_grad):
                 continue
-            grads = iter(torch.autograd.grad(logits, inputs, slope, allow_unused=True))
+            grads = _gradients(problem, logits, inputs, slope)
             _add_gradients(grads_q, places[0], grads)
             _add_gradients(grads_k, places[1], grads)
             grads_p = [
@@ -276,6 +277,13 @@ def _tiles(
             yield row_block, block, row_block.at.narrow(block.columns)
 
 
+def _gradients(problem: Problem, logits: Tensor, inputs: list[Tensor], slope: Tensor) -> Iterator[Tensor | None]:
+    """Return the gradients of a tile's tokens and of the parameters, from that of its logits."""
+    if problem.runs_own_code and not problem.detached:
+        check_leaves(type(problem.score).__name__, logits, inputs)
+    return iter(torch.autograd.grad(logits, inputs, slope, allow_unused=True))
+
+
 def _add_gradients(totals: list[Tensor], place: Any, grads: Iterator[Tensor | None]) -> None:
     """Add the next gradients, those of a tile's tokens, to those of all tokens; None counts as 0."""
     for total in totals:
@@ -376,7 +384,8 @@ def _writable(problem: Problem, logits: Tensor) -> Tensor:
     """Return logits that may be written to: a copy if they are expanded or share memory with another tensor."""
     storage = logits.untyped_storage()
     shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.protected_storages
-    return logits.clone() if shared else logits
+    # Code of the user may return a tensor that it keeps.
+    return logits.clone() if shared or problem.runs_own_code else logits
 
 
 def _logits(
