@@ -127,6 +127,7 @@ def relative(sizes: Sizes) -> Callable[..., Tensor]:
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return torch.tanh(score) + table[j - i - shift + middle]
 
+    score_mod.table = table  # type: ignore[attr-defined]  # where the formula finds it
     return score_mod
 
 
@@ -205,7 +206,7 @@ SCORES: dict[str, ScoreCase] = {
     ),
     "ScoreMod": ScoreCase(
         lambda s: attlas.ScoreMod(relative(s)),
-        lambda score, q, k, gap, s: torch.tanh(dot(q, k)) + score.held[0][gap + s.m + s.n],
+        lambda score, q, k, gap, s: torch.tanh(dot(q, k)) + score.score_mod.table[gap + s.m + s.n],
     ),
     "Sum": ScoreCase(
         lambda s: 0.5 * attlas.Laplace(leaf(1.5)) + attlas.ScaledDot() + 2 * double(attlas.RelativeBias(s.heads, 3)),
@@ -435,6 +436,8 @@ class Case:
             for name, t in module.named_buffers(recurse=False):
                 if t.requires_grad:
                     found[f"{type(module).__name__}.{name}"] = t
+            if isinstance(module, attlas.ScoreMod):
+                found["ScoreMod.table"] = module.score_mod.table
         return found
 
     def places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -432,6 +432,64 @@ def test_a_scale_of_each_head(on_ranks: OnRanks) -> None:
     assert max(max(errors) for errors in on_ranks(3, job)) < 1e-12
 
 
+class Same(stats.Entropy):
+    """The same numbers under another name."""
+
+
+class Twice(stats.Entropy):
+    """Another number, with everything else inherited."""
+
+    def of(self, part: stats.Part) -> Tensor:
+        return 2 * super().of(part)
+
+
+class Finished(stats.EffectiveKeys):
+    def finish(self, carry: Any) -> Tensor:
+        return super().finish(carry) + 1
+
+
+class Half(stats.MaxWeight):
+    def of(self, part: stats.Part) -> Tensor:
+        return super().of(part) / 2
+
+
+class Squares(stats.ColumnMass):
+    def finish(self, carry: Any) -> Tensor:
+        return super().finish(carry).square()
+
+
+class Pairs(stats.TopK):
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+OWN = [Same(), Twice(), Finished(), Half(), Squares(), Pairs()]
+
+
+def test_a_statistic_that_is_derived_runs_its_own_code(on_ranks: OnRanks) -> None:
+    case = build("ScaledDot", "Causal", Sizes(37, 41), sink=True)
+    A = case.matrix()
+    known = A.detach().collect(*OWN)
+    sums = [s for s in OWN if isinstance(s, Same | Twice)]
+    wanted = torch.autograd.grad(sum(t.sum() for t in A.collect(*sums)), [case.q, case.k])
+
+    def job(rank: int, world: int) -> list[float]:
+        mesh, errors = init_device_mesh("cpu", (2,)), []
+        for q_to, k_to in LINE:
+            q, k = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to)
+            B = attlas.attend(q, k, mask=case.mask, sink=case.sink)
+            with torch.no_grad():
+                pairs = list(zip(B.collect(*OWN), known, strict=True))
+            errors += [gap(a, b) for x, y in pairs for a, b in zip(tensors(x), tensors(y), strict=True)]
+            if q_to == [WHOLE]:  # gradients of statistics whose keys are sharded are refused
+                continue
+            slopes = torch.autograd.grad(sum(t.full_tensor().sum() for t in B.collect(*sums)), [q, k])
+            errors += [gap(a, b) for a, b in zip(slopes, wanted, strict=True)]
+        return errors
+
+    assert max(max(errors) for errors in on_ranks(2, job)) < 1e-12
+
+
 class WholeRows(stats.Entropy):
     """A statistic that needs whole rows, and carries a gradient."""
 

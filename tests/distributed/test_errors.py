@@ -103,6 +103,14 @@ class Own(stats.Statistic):
         return carry + part.weights.square().sum((-1, -2))
 
 
+class Derived(stats.Entropy):
+    """A derived statistic whose carry is another one, and that says nothing of how it is merged."""
+
+    def step(self, carry: Tensor, part: Any, at: Any) -> Tensor:
+        carry[at.place] = torch.maximum(carry[at.place], part.weights.sum(-1))
+        return carry
+
+
 def transformed() -> None:
     q, k = tokens(), tokens()
     torch.func.grad(lambda t: attlas.attend(q, k).topk(2).values.sum() + t)(torch.zeros(()))
@@ -131,6 +139,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "plain queries": (lambda: attlas.attend(torch.zeros(1, 2), tokens()), DtypeError, "q is a Tensor"),
     "dropout": (lambda: attlas.attention(tokens(), tokens(), tokens(), dropout_p=0.5), BackendError, "dropout_p=0.0"),
     "own statistic": (lambda: attlas.attend(tokens(), tokens()).collect(Own()), DtypeError, "Own must define merge"),
+    "derived": (
+        lambda: attlas.attend(tokens(), tokens()).collect(Derived()),
+        DtypeError,
+        "Derived must define merge",
+    ),
     "class": (lambda: attlas.attend(tokens(), tokens()).collect(stats.Entropy), DtypeError, "every argument must be"),
     "pooled values": (
         lambda: attlas.attend(tokens(Shard(0)), tokens(Shard(0))).collect(stats.Pooled(torch.zeros(2, 1, 8, 3))),

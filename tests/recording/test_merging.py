@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import attlas
 from attlas import stats
 from attlas.masks import Causal, Window, from_function, from_tensor
-from attlas.recording.merging import MergedStatistics, can_merge
+from attlas.recording.merging import MergedStatistics, can_merge, with_keys
 from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
-from attlas.stats import Statistic
+from attlas.stats import Part, Statistic
 
 JOINABLE = [
     stats.ArgMax(),
@@ -46,14 +47,31 @@ def test_which_can_be_joined() -> None:
     assert all(map(can_merge, JOINABLE))
     assert not any(map(can_merge, OTHERS))
 
+    class Same(stats.Entropy):
+        """The same numbers under another name."""
+
     class Own(stats.Entropy):
         """Of which nothing is known."""
 
-    class Says(stats.Entropy):
+        def of(self, part: Part) -> Tensor:
+            return super().of(part) * 2
+
+    class Says(Own):
         axis = "rows"
 
+    assert can_merge(Same())
     assert not can_merge(Own())
     assert can_merge(Says())
+
+
+def test_a_subclass_without_k_of_its_own_takes_fewer_keys() -> None:
+    class Five(stats.TopK):
+        def __init__(self) -> None:
+            super().__init__(5)
+
+    few = with_keys(Five(), 2)
+    assert (type(few), few.k, Five().k) == (Five, 2, 5)
+    assert attlas.attend(torch.ones(3, 2), torch.ones(2, 2)).collect(few)[0].values.shape == (3, 2)
 
 
 @pytest.mark.parametrize("statistic", JOINABLE, ids=name_of)

@@ -85,7 +85,8 @@ class Collector:
             raise BackendError("A.collect()", rule, found=f"{type(statistic).__name__} with values", fix=fix)
         merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
         name = type(statistic).__name__
-        if merges and type(statistic).merge is Statistic.merge:
+        own = type(statistic).merge is not Statistic.merge and statistic.describes("merge", ("start", "step"))
+        if merges and not own:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
             raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
@@ -115,7 +116,7 @@ class Collector:
     def _joined(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
         """Join what the parts of this rank give."""
         if self._by_carry(statistic):
-            carries = [rebuilt(one.carry, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
+            carries = [rebuilt(one.form, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
             return _folded(statistic, carries)
         if self._axis(statistic) == "diagonals":
             found = [self._placed(t, rows) for t, rows in zip(found, self.layout.rows, strict=True)]
@@ -142,7 +143,8 @@ class Collector:
         else:
             for dim in (dim for role in split for dim in layout.dims(role)):
                 own = _folded(statistic, self._gathered(own, dim))
-        result = statistic.finish(own) if self._by_carry(statistic) else own
+        # It may write into the carry, and autograd forbids that for a result of a collective.
+        result = statistic.finish(_copied(own)) if self._by_carry(statistic) else own
         queries, keys = 0 if axis == "rows" else None, 0 if axis == "columns" else None
         return tree_map(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
 
@@ -167,7 +169,7 @@ class _Carried(Statistic):
     def __init__(self, inner: Statistic, base: Problem, row: int, column: int) -> None:
         self.inner, self.base, self.row, self.column = inner, base, row, column
         self.whole_rows, self.differentiable = inner.whole_rows, inner.differentiable
-        self.carry: Any = None
+        self.form: Any = None  # of the carry, without its numbers: those have a graph that knows this statistic
 
     def start(self, problem: Problem) -> Any:
         return self.inner.start(self.base)
@@ -178,8 +180,9 @@ class _Carried(Statistic):
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[Tensor, ...]:
-        self.carry = carry
-        return tuple(tensors_in(carry))
+        tensors = tensors_in(carry)
+        self.form = rebuilt(carry, [t.new_empty(0) for t in tensors])
+        return tuple(tensors)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return _row_outputs(self.inner, self.base)
@@ -198,6 +201,7 @@ def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | 
     """Return the numbers of each row that a statistic takes from the kernels; a part has those of the whole matrix."""
     own = type(statistic)
     tell = own.carry_from is not Statistic.carry_from or own.from_outputs is Statistic.from_outputs
+    tell = tell and can_merge(statistic) and statistic.describes("outputs")
     return statistic.outputs(problem) if tell and statistic.axis == "rows" else None
 
 
@@ -219,6 +223,11 @@ class _Moved:
 
 def _shifted(span: range, shift: int) -> range:
     return range(span.start + shift, span.stop + shift)
+
+
+def _copied(carry: Any) -> Any:
+    """Return a carry in which tensors with a graph are copies."""
+    return rebuilt(carry, [t.clone() if t.requires_grad else t for t in tensors_in(carry)])
 
 
 def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -452,6 +452,27 @@ class Statistic(ABC):
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Any:
         """Return the result from the numbers that `outputs` named; by default by `carry_from` and `finish`."""
         return self.finish(self.carry_from(results, problem))
+
+    def describes(self, name: str, steps: Sequence[str] = ("start", "step", "finish", "of", "merge")) -> bool:
+        """Return whether an attribute is about the steps of this statistic, not about those that a subclass overrides.
+
+        A subclass may compute something else, and inherit a formula for the gradient, numbers of the kernels, or an
+        axis: then these are not used. A base class without a `step` describes all of its subclasses.
+
+        Parameters
+        ----------
+        name : str
+            The attribute.
+        steps : sequence of str
+            The methods that it is about.
+        """
+        own = type(self)
+        # What a class of attlas inherits is about that class, too.
+        owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
+        step = getattr(owner, "step", None)
+        if step is None or getattr(step, "__isabstractmethod__", False):
+            return True
+        return all(getattr(own, one, None) is getattr(owner, one, None) for one in steps)
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:

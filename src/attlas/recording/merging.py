@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,9 @@ def can_merge(statistic: Statistic) -> bool:
     """Return whether the results of a statistic for each step determine its result on the whole matrix (`axis`).
 
     Pictures, spans, means and windows of rows cannot be merged: they depend on the size of the whole matrix. A user's
-    own class must set `axis` itself; an inherited one is about the results of the base class.
+    own class that overrides a step must set `axis` itself; an inherited one is about the results of the base class.
     """
-    own = not type(statistic).__module__.startswith("attlas.stats.")
-    return statistic.axis is not None and not (own and "axis" not in vars(type(statistic)))
+    return statistic.axis is not None and statistic.describes("axis")
 
 
 def with_keys(statistic: Statistic, keys: int) -> Statistic:
@@ -35,7 +35,11 @@ def with_keys(statistic: Statistic, keys: int) -> Statistic:
     keys : int
         Number of keys of the step.
     """
-    return type(statistic)(keys) if 0 < keys < statistic.k else statistic  # type: ignore[call-arg]  # it takes k
+    if not 0 < keys < statistic.k:
+        return statistic
+    limited = copy.copy(statistic)
+    limited.k = keys
+    return limited
 
 
 class MergedStatistics:

@@ -431,12 +431,19 @@ class LogitMoments(Statistic):
         rows, _ = carry
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
-    def gradient(self, problem: Problem, grad: Moments, result: Moments) -> CellGradient | None:
+    def gradient(self, problem: Problem, grad: Moments, result: Moments) -> CellGradient:
         runs = interval_of(problem)
-        if runs is None or not problem.has_finite_logits:
-            return None
-        keys = (runs[1] - runs[0]).clamp(min=1)
-        return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
+        if runs is not None and problem.has_finite_logits:
+            keys = (runs[1] - runs[0]).clamp(min=1)
+            return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
+
+        def of_tile(part: Part) -> Tensor:
+            of_mean, of_variance, mean = (t[part.at.place].unsqueeze(-1) for t in (*grad, result.mean))
+            keys = (~part.hidden).sum(dim=-1, keepdim=True).clamp(min=1)
+            slope = (2.0 * of_variance * (part.logits - mean) + of_mean) / keys
+            return slope.masked_fill_(part.hidden, 0.0)
+
+        return CellGradient(logits=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         return {"mean": True, "variance": True}
@@ -471,7 +478,10 @@ def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
         count = cells.sum(dim=-1).to(x.dtype).expand(part.shift.shape)
         mean = torch.where(cells, x, 0.0).sum(dim=-1) / count.clamp(min=1.0)
         deviation = torch.where(cells, x - mean.unsqueeze(-1), 0.0)
-    squares = torch.linalg.vector_norm(deviation, dim=-1).square()
+    if deviation.requires_grad:
+        squares = deviation.square().sum(dim=-1)
+    else:  # one pass; its second derivative at 0 would be NaN
+        squares = torch.linalg.vector_norm(deviation, dim=-1).square()
     return _Rows(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
 
 

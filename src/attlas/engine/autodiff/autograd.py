@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.autodiff import rebuilt, recorded_gradients
+from attlas.autodiff import rebuilt, recorded_gradients, tensors_in
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.backends import reference
@@ -154,7 +154,9 @@ class _Collected(torch.autograd.Function):
             # One tensor of a kernel may be the result of several statistics.
             found += [t.clone() if any(t is other for other in found) else t for t in tree_flatten(result)]
         forms += results
-        ctx.request, ctx.statistics, ctx.forms = request, statistics, results
+        # The results themselves would make a cycle that Python cannot free: they know this context.
+        ctx.forms = [rebuilt(result, [lse.new_empty(0) for _ in tensors_in(result)]) for result in results]
+        ctx.request, ctx.statistics = request, statistics
         ctx.save_for_backward(lse, *found, *given)
         ctx.mark_non_differentiable(lse, *(t for t in found if not t.is_floating_point()))
         ctx.set_materialize_grads(False)
@@ -201,7 +203,7 @@ def _cells(
     every, replays = [], []
     for statistic, form in zip(statistics, forms, strict=True):
         result, grad = rebuilt(form, found), rebuilt(form, slopes)
-        cells = statistic.gradient(request.problem, grad, result)
+        cells = statistic.gradient(request.problem, grad, result) if statistic.describes("gradient") else None
         if cells is None:
             replays.append(graph.Replay(statistic, request.problem, request.plan, grad))
             cells = CellGradient(logits=(replays[-1],))

@@ -21,8 +21,9 @@ from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
 from attlas.errors import BackendError, TooLargeError
 from attlas.masks.base import BlockState
-from attlas.scores.base import Tokens
+from attlas.scores.base import Score, Tokens
 from attlas.scores.position import TensorBias
+from attlas.tiles import Tile
 
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
 
@@ -111,7 +112,8 @@ class Replay:
         self._space = Workspace(problem.dtype, problem.device)
         self._some = max(math.isqrt(self.index), 1)
         self._copies: list[Any] = []
-        carry = statistic.start(problem)
+        # No closed form of the tokens may stand in for the logits, through which the gradient flows.
+        carry = statistic.start(replace(problem, score=_Unknown()))
         for start in range(0, self.index, self._some):
             self._copies.append(_with_leaves(carry)[0])
             carry = self._fed(carry, range(start, min(start + self._some, self.index)))[-1]
@@ -165,6 +167,13 @@ def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence
     outputs, slopes = zip(*pairs, strict=True)
     found = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
     return [next(found) if t is not None and t.requires_grad else None for t in wanted]
+
+
+class _Unknown(Score):
+    """A score of which nothing is known but the logits of each part."""
+
+    def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        raise TypeError("the logits of each part are known")
 
 
 @contextmanager

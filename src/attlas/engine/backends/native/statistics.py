@@ -27,7 +27,7 @@ def _requested_outputs(problem: Problem, statistics: Sequence[Statistic]) -> lis
     # One set of values in one pass; the kernels normalize the rows of a window over its own keys.
     takes_values = not problem.partial
     for statistic in statistics:
-        outputs = statistic.outputs(problem) if _has_matching_outputs(statistic) else None
+        outputs = statistic.outputs(problem) if statistic.describes("outputs") else None
         if outputs is not None and "coverage" in outputs:
             levels = outputs["coverage"] if levels is None else levels
             outputs = outputs if outputs["coverage"] == levels else None  # one set of levels in one pass
@@ -69,22 +69,6 @@ def collect(
         for statistic, outputs in zip(statistics, requests, strict=True)
     ]
     return results, lse
-
-
-_STEPS = ("start", "step", "finish", "of", "merge")
-
-
-def _has_matching_outputs(statistic: Statistic) -> bool:
-    """Return whether `outputs` of a statistic describes its own `step`, not that of a base class which it overrides.
-
-    A base class without a `step` describes all of its subclasses.
-    """
-    own = type(statistic)
-    owner = next(kind for kind in own.__mro__ if "outputs" in vars(kind))
-    step = getattr(owner, "step", None)
-    if step is None or getattr(step, "__isabstractmethod__", False):
-        return True
-    return all(getattr(own, name, None) is getattr(owner, name, None) for name in _STEPS)
 
 
 def _merge_requests(requests: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
