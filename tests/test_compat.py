@@ -49,7 +49,6 @@ NAMES = [
 ELSEWHERE = {
     "engine": {"_version", "_is_view", "_scaled_dot_product_flash_attention_for_cpu",
                "_scaled_dot_product_flash_attention_for_cpu_backward"},
-    "masks": {"_version"},
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 import attlas
 from attlas import AttlasError, ModifiedError, stats
 from attlas.engine.backends.native import library
+from attlas.recording.snapshot import snapshot
 
 READS: dict[str, Callable[[Any], Any]] = {
     "row": lambda A: A[0, :],
@@ -76,6 +78,87 @@ def test_a_changed_matrix_is_not_read(read: str, change: str, read_before: bool)
         CHANGES[change](parts)
     with pytest.raises(ModifiedError, match="changed in place"):
         READS[read](parts.A)
+
+
+def counts(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+# Everything that attend() takes tensors in: a tensor, how it is given, and how it is changed.
+GIVEN: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], dict[str, Any]]]] = {
+    "scale": (lambda: torch.tensor(0.5), lambda t: {"scale": t}),
+    "scale of each head": (lambda: torch.ones(2), lambda t: {"scale": t}),
+    "factor": (lambda: torch.ones(2), lambda t: {"score": t * attlas.ScaledDot()}),
+    "bandwidth": (lambda: torch.ones(4), lambda t: {"score": attlas.Gaussian(t)}),
+    "bandwidth of a distance": (lambda: torch.ones(()), lambda t: {"score": attlas.Laplace(t)}),
+    "slopes": (lambda: torch.ones(2), lambda t: {"score": attlas.ScaledDot() + attlas.Alibi(t)}),
+    "bias": (lambda: torch.ones(2, 5, 7), lambda t: {"score": attlas.ScaledDot() + attlas.TensorBias(t)}),
+    "a score within a score": (
+        lambda: torch.ones(2),
+        lambda t: {"score": attlas.SoftCap(0.5 * (t * attlas.ScaledDot()), 2.0)},
+    ),
+    "sink": (lambda: torch.ones(2), lambda t: {"sink": t}),
+    "one sink": (lambda: torch.ones(()), lambda t: {"sink": t}),
+    "mask": (lambda: torch.ones(5, 7).bool(), lambda t: {"mask": t}),
+    "additive mask": (lambda: torch.ones(3, 2, 5, 7), lambda t: {"mask": t}),
+    "lengths": (lambda: counts(7, 6, 5), lambda t: {"mask": attlas.Padding(t)}),
+    "lengths of 32 bits": (lambda: counts(7, 6, 5).int(), lambda t: {"mask": attlas.Padding(t, side="left")}),
+    "prefix": (lambda: counts(6, 5, 4), lambda t: {"mask": attlas.Prefix(t) | attlas.Causal()}),
+    "ids": (lambda: counts(0, 0, 0, 1, 1, 2, 2), lambda t: {"mask": attlas.Documents(t)}),
+    "ids of queries": (lambda: counts(1, 1, 0, 1, 0), lambda t: {"mask": attlas.Documents([0, 0, 1, 1, 1, 0, 0], t)}),
+    "a mask within a mask": (
+        lambda: counts(7, 6, 5),
+        lambda t: {"mask": ~attlas.masks.Heads({1: attlas.Causal() & attlas.Padding(t)})},
+    ),
+    "score_mod": (lambda: torch.ones(7), lambda t: {"score": lambda s, b, h, i, j: s + t[j]}),
+    "mask_mod": (lambda: torch.ones(7).bool(), lambda t: {"mask": lambda b, h, i, j: t[j] | (i == 0)}),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_whatever_is_given_must_not_change(name: str) -> None:
+    make, arguments = GIVEN[name]
+    t = make()
+    q, k = torch.randn(3, 2, 5, 4), torch.randn(3, 2, 7, 4)
+    given = arguments(t)
+    A = attlas.attend(q, k, **given)
+    before = A.to_dense().clone()
+    torch.testing.assert_close(A.to_dense(), before)
+    t[...] = False if t.dtype == torch.bool else 2
+    for read in (lambda: A @ torch.ones(7, 2), lambda: A.lse, lambda: stats.entropy(A), lambda: A.mT[..., 0, :]):
+        with pytest.raises(ModifiedError, match="was changed in place"):
+            read()
+    # The next matrix is made of the new numbers.
+    other = attlas.attend(q, k, **given).to_dense()
+    torch.testing.assert_close(other, attlas.attend(q, k, **arguments(t.clone())).to_dense())
+    assert not torch.equal(other, before)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_recording_keeps_its_numbers_or_says_that_they_changed(name: str) -> None:
+    make, arguments = GIVEN[name]
+    t = make()
+    q, k = torch.randn(3, 2, 5, 4), torch.randn(3, 2, 7, 4)
+    A = attlas.attend(q, k, **arguments(t))
+    before = A.to_dense().clone()
+    kept = attlas.AttentionMatrix(replace(snapshot(A.problem), k=k, versions=()), A.plan)
+    t[...] = False if t.dtype == torch.bool else 2
+    copied = "length" in name or "ids" in name or "prefix" in name or "sink" in name or name.startswith("scale")
+    if copied or name == "a mask within a mask":
+        torch.testing.assert_close(kept.to_dense(), before)
+    else:
+        with pytest.raises(ModifiedError):
+            kept.to_dense()
+
+
+@pytest.mark.parametrize("which", ["q", "k"])
+def test_tokens_that_had_to_be_copied_must_not_change(which: str) -> None:
+    """One set of tokens for a batch is spread by a copy."""
+    given = {"q": torch.randn(3, 2, 2, 5, 4), "k": torch.randn(3, 2, 2, 7, 4)} | {which: torch.randn(1, 2, 2, 6, 4)}
+    A = attlas.attend(**given)
+    given[which].zero_()
+    with pytest.raises(ModifiedError, match=f"{which} was changed"):
+        _ = A.lse
 
 
 def test_a_part_of_a_changed_matrix_is_not_read() -> None:

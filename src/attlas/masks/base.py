@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attlas._compat import changes
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.inputs import tracing
 from attlas.mask_picture import picture
 from attlas.stored import Stored
 from attlas.tiles import Tile
@@ -412,6 +414,11 @@ class Not(Combined):
     def name(self) -> str:
         inner = self.inner.name()
         return f"~({inner})" if isinstance(self.inner, And) else f"~{inner}"
+
+
+def changes_of(t: object) -> int | None:
+    """Return how often a tensor was changed in place; None where torch does not count that, and for other values."""
+    return None if not isinstance(t, Tensor) or tracing() or t.is_inference() else changes(t)
 
 
 def edges(at: Tile) -> tuple[int, int, int, int] | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.inputs import as_plain, tracing
-from attlas.masks.base import BlockState, Mask
+from attlas.masks.base import BlockState, Mask, changes_of
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias, cells_of, heads_of
 from attlas.tiles import Tile, cut
@@ -38,7 +38,7 @@ class _Stored(Mask):
         self.cells = t[None, None] if t.ndim == 2 else t[:, None] if t.ndim == 3 else t.flatten(0, -4)
         # Blocks of 64 x 64 cells by row of blocks: (any, all), each (batch, heads, blocks of columns), on the CPU.
         self._block_rows: dict[int, tuple[Tensor, Tensor]] = {}
-        self._changes = _changes(t)
+        self._changes = changes_of(t)
 
     def to_dict(self) -> dict[str, Any]:
         return {"t": self.tensor}
@@ -81,7 +81,7 @@ class _Stored(Mask):
 
     def _forget(self) -> None:
         """Forget what was read off the tensor before it changed."""
-        self._block_rows, self._changes = {}, _changes(self.tensor)
+        self._block_rows, self._changes = {}, changes_of(self.tensor)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
         if block_row not in self._block_rows:
@@ -94,7 +94,7 @@ class _Stored(Mask):
         return self._block_rows[block_row]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        if self._changes != _changes(self.tensor):  # between two matrices it may change
+        if self._changes != changes_of(self.tensor):  # between two matrices it may change
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
         wrong = [
@@ -213,11 +213,6 @@ class AdditiveMask(_Stored):
             if not bool(((cells == 0) | ~self.rule(cells)).all()):
                 return False
         return True
-
-
-def _changes(t: Tensor) -> int | None:
-    """Return how often a tensor was changed in place, where torch counts that."""
-    return None if tracing() or t.is_inference() else t._version
 
 
 def _own(cells: Tensor) -> Tensor:

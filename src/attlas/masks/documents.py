@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe
-from attlas.masks.base import BlockState, Mask, edges
+from attlas.masks.base import BlockState, Mask, changes_of, edges
 from attlas.tiles import Tile
 
 __all__ = ["Documents", "Padding", "Prefix"]
@@ -24,14 +24,21 @@ class _Counted(Mask):
     side = "right"  # where the keys stand that may not
 
     def __init__(self, label: str, lengths: Lengths) -> None:
-        where = f"{type(self).__name__}()"
-        # Lengths stay on the CPU: `coverage` reads them for every tile, and must not wait for a GPU.
+        self.label = label
+        #: The tensor that the lengths are copied from, and how often it was changed by then.
+        self.given = (lengths, changes_of(lengths)) if isinstance(lengths, Tensor) else None
+        self._read(lengths)
+
+    def _read(self, lengths: Lengths) -> None:
+        """Copy the lengths to the CPU: `coverage` reads them for every tile, and must not wait for a GPU."""
+        where, label = f"{type(self).__name__}()", self.label
         given = _integers(where, label, lengths, "give one whole number for each sequence: [7, 5].")
-        self.label, self.axes, self.lengths = label, tuple(given.shape), given.flatten()
-        if self.lengths.numel() and int(self.lengths.min()) < 0:
+        self.axes, self.lengths = tuple(given.shape), given.flatten()
+        self.shortest, self.longest = (int(t) for t in self.lengths.aminmax()) if given.numel() else (0, 0)
+        if self.shortest < 0:
             rule = f"{label} must be 0 or more."
             fix = f"use {label} = 0 for a sequence without such keys."
-            raise ShapeError(where, rule, {label: lengths}, found=f"{label} = {int(self.lengths.min())}", fix=fix)
+            raise ShapeError(where, rule, {label: lengths}, found=f"{label} = {self.shortest}", fix=fix)
 
     def of(self, at: Tile) -> Tensor:
         """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
@@ -58,6 +65,9 @@ class _Counted(Mask):
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        if self.given is not None and changes_of(self.given[0]) != self.given[1]:  # between two matrices it may
+            self._read(self.given[0])
+            self.given = self.given[0], changes_of(self.given[0])
         fix = f"give {math.prod(batch)} numbers, or one for all."
         if len(self.axes) == 2 and self.axes[1] == n:
             fix = f"{self.label} are counts; from a padding mask t of 0 and 1: {type(self).__name__}(t.sum(-1))."
@@ -194,16 +204,15 @@ class Padding(_Counted):
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
-        longest = int(self.lengths.max()) if self.lengths.numel() else 0
-        if longest > n:
+        if self.longest > n:
             rule = "the lengths of Padding() must be at most the number of keys."
-            found = f"a length of {longest}, n = {n}"
+            found = f"a length of {self.longest}, n = {n}"
             fix = f"count the real keys only: Padding(lengths.clamp(max={n}))."
             raise ShapeError("attend()", rule, {"mask": self.name(), "keys": f"n = {n}"}, found=found, fix=fix)
 
     def size(self) -> tuple[int | None, int | None]:
         # Padded sequences are as long as the longest of them.
-        return None, int(self.lengths.max()) if self.lengths.numel() else None
+        return None, self.longest if self.lengths.numel() else None
 
     def name(self) -> str:
         return super().name() if self.side == "right" else super().name()[:-1] + ", side='left')"
@@ -259,6 +268,13 @@ class Documents(Mask):
     """
 
     def __init__(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None = None) -> None:
+        #: The tensors that the ids are copied from, and how often they were changed by then.
+        self.given: tuple[Any, ...] | None = None
+        if isinstance(ids, Tensor) or isinstance(query_ids, Tensor):
+            self.given = (ids, query_ids, changes_of(ids), changes_of(query_ids))
+        self._read(ids, query_ids)
+
+    def _read(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None) -> None:
         self.keys = _Ids("ids", ids)
         self.queries = self.keys if query_ids is None else _Ids("query_ids", query_ids)
 
@@ -300,6 +316,9 @@ class Documents(Mask):
         return first.unsqueeze(1), stop.unsqueeze(1)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        if self.given is not None and self.given[2:] != tuple(map(changes_of, self.given[:2])):
+            self._read(*self.given[:2])  # between two matrices they may change
+            self.given = (*self.given[:2], *map(changes_of, self.given[:2]))
         for ids in (self.keys, self.queries):
             _check_batch("Documents", ids.label, ids.axes[:-1], batch, f"give {ids.label} for {math.prod(batch)}.")
         shared = self.queries is self.keys

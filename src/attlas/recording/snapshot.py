@@ -61,12 +61,14 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
         t = t.to(device) if moves else t
         return nn.Parameter(t, requires_grad=False) if isinstance(part, nn.Parameter) else t
 
-    attributes = vars(thing)
+    # Numbers that a mask has copied stay as they are, whatever becomes of the tensor that they are copied from.
+    attributes = {name: value for name, value in vars(thing).items() if name != "given" or not isinstance(thing, Mask)}
     copied = tree_map_only((Tensor, Mask, nn.Module), detach, attributes)
-    if all(new is old for new, old in zip(tree_leaves(copied), tree_leaves(attributes), strict=True)):
+    linked = vars(thing).get("given") is not None and isinstance(thing, Mask)
+    if not linked and all(new is old for new, old in zip(tree_leaves(copied), tree_leaves(attributes), strict=True)):
         return thing
     out = copy.copy(thing)
-    vars(out).update(copied)
+    vars(out).update(copied | ({"given": None} if linked else {}))
     return out
 
 
