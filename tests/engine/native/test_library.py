@@ -137,7 +137,7 @@ def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_no_set_runs_that_the_processor_lacks() -> None:
-    entry, kind, _ = library._loaded(library._FILE).function("elementary")
+    entry, _, kind, _ = library._loaded(library._FILE).function("elementary")
     for number in (-1, len(library.runnable()), 99):
         assert entry(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
 

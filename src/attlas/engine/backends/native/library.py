@@ -3,6 +3,9 @@
 The library is plain C to Python: `ctypes` calls it without holding Python's lock. What a call takes is declared once,
 in `kernels/abi.h`; the library carries that text, and the structures here are made from it.
 
+A call from the main thread looks at signals while it runs (`kernels/interrupt.h`): Ctrl-C ends it within a fraction of
+a second, as a KeyboardInterrupt that is raised here.
+
 ``ATTLAS_NATIVE`` names the instruction set to use (``baseline``, ``avx2``, ``avx512``, ``amx``), or ``none`` for a
 computation without the kernels. It is read at each call.
 """
@@ -13,8 +16,9 @@ import ctypes
 import functools
 import os
 import re
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +41,15 @@ _NUMBERS: dict[str, Any] = {
 }
 
 
+class _Function(NamedTuple):
+    """A C function, its address, the structure that it takes, and the names of its fields."""
+
+    call: Any
+    address: int | None
+    structure: type[ctypes.Structure]
+    fields: frozenset[str]
+
+
 class _Library:
     """The loaded library: its functions, its structures and the codes of its enumerations."""
 
@@ -47,10 +60,18 @@ class _Library:
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
         self._c.attlas_pool(_openmp_entry())
-        self._functions: dict[str, tuple[Any, type[ctypes.Structure], frozenset[str]]] = {}
+        # It is called with Python's lock, which it releases, and raises what a signal handler has raised.
+        self._from_main_thread = ctypes.PyDLL(str(file)).attlas_from_main_thread
+        self._from_main_thread.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+        self._from_main_thread.restype = ctypes.c_int32
+        self._c.attlas_python.argtypes, self._c.attlas_python.restype = [ctypes.c_void_p] * 3, None
+        names = ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
+        self._c.attlas_python(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names))
+        self._c.attlas_look_every.argtypes, self._c.attlas_look_every.restype = [ctypes.c_int64], None
+        self._functions: dict[str, _Function] = {}
 
-    def function(self, name: str) -> tuple[Any, type[ctypes.Structure], frozenset[str]]:
-        """Return a C function, the structure that it takes, and the names of its fields."""
+    def function(self, name: str) -> _Function:
+        """Return a C function, its address, the structure that it takes, and the names of its fields."""
         if name not in self._functions:
             function = getattr(self._c, f"attlas_{name}")
             kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
@@ -59,10 +80,21 @@ class _Library:
                 rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
                 found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
                 raise BackendError(_WHERE, rule, found=found, fix=_REBUILD)
-            function.argtypes = [ctypes.POINTER(kind), ctypes.c_int32]
+            function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
             function.restype = ctypes.c_int32
-            self._functions[name] = (function, kind, frozenset(field for field, *_ in kind._fields_))
+            address = ctypes.cast(function, ctypes.c_void_p).value
+            self._functions[name] = _Function(function, address, kind, frozenset(field for field, *_ in kind._fields_))
         return self._functions[name]
+
+    def run(self, function: _Function, work: ctypes.Structure, number: int) -> int:
+        """Call a C function for an instruction set; a signal handler that raises ends the call."""
+        if threading.get_ident() == threading.main_thread().ident:
+            return int(self._from_main_thread(function.address, ctypes.byref(work), number))
+        return int(function.call(ctypes.byref(work), number))
+
+    def look_every(self, seconds: float) -> None:
+        """Set how often calls from the main thread look at signals, for tests; the default is 0.1 seconds."""
+        self._c.attlas_look_every(int(seconds * 1e9))
 
 
 def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int], tuple[str, ...]]:
@@ -368,6 +400,8 @@ def call(entry: str, /, **fields: Any) -> int:
         If there is no library, or it was built from other sources and lacks a field.
     TooLargeError
         If the kernel got no memory.
+    KeyboardInterrupt
+        If Ctrl-C was pressed, or whatever else the handler of a signal raises; the results are then not complete.
 
     Notes
     -----
@@ -381,11 +415,12 @@ def call(entry: str, /, **fields: Any) -> int:
     ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
     """
     library, number = _library()
-    function, kind, known = library.function(entry)
-    if not fields.keys() <= known:
-        rule, absent = f"{kind.__name__} must have every field that is set.", listed(sorted(fields.keys() - known))
+    function = library.function(entry)
+    if not fields.keys() <= function.fields:
+        rule = f"{function.structure.__name__} must have every field that is set."
+        absent = listed(sorted(fields.keys() - function.fields))
         raise BackendError(_WHERE, rule, found=f"no {absent}", fix=_REBUILD)
-    status = int(function(ctypes.byref(kind(**fields)), number))
+    status = library.run(function, function.structure(**fields), number)
     if status == library.codes["NO_MEMORY"]:
         rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
         raise TooLargeError(_WHERE, rule, found=f"no memory left for {entry}", fix=fix)

@@ -94,6 +94,6 @@ struct Elementary {
   int32_t type;
 };
 
-enum Status : int32_t { DONE = 0, NOT_FINITE = 1, NO_MEMORY = 2, UNSUPPORTED = 3 };
+enum Status : int32_t { DONE = 0, NOT_FINITE = 1, NO_MEMORY = 2, UNSUPPORTED = 3, INTERRUPTED = 4 };
 
 }  // namespace attlas

@@ -61,6 +61,7 @@ struct AdditiveGradients {
     const PairwiseMaskView<T> mask(p, b, h);
     score.prepare_rows(b, h, i0, count, s);
     for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
+      attlas::checkpoint();
       const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;

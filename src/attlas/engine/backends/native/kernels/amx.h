@@ -267,6 +267,7 @@ struct Amx {
     _tile_loadconfig(config);
   }
   static void end() { _tile_release(); }
+  static void checkpoint() { attlas::stop_if_interrupted(); }
 
  private:
   // The four tiles of sums: what is there, where it is to be added to, or nothing.

@@ -2,6 +2,7 @@
 // compiled for any processor; each function passes its work on to the kernels of one instruction set.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -11,12 +12,16 @@
 #include "abi.h"
 #include "abi_additive.h"
 #include "abi_distance.h"
+#include "interrupt.h"
 #include "parallel.h"
 
 #if ATTLAS_SETS > 1
 #include <cpuid.h>
 #endif
 #include <unistd.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
@@ -73,6 +78,8 @@ int32_t enter(const Structure* work, int32_t set, int32_t (*const (&kernels)[4])
   if (work == nullptr || set < BASELINE || set > best()) return attlas::UNSUPPORTED;
   try {
     return kernels[set](*work);
+  } catch (const attlas::Interrupted&) {
+    return attlas::INTERRUPTED;
   } catch (const std::bad_alloc&) {
     return attlas::NO_MEMORY;
   } catch (...) {
@@ -126,10 +133,80 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 std::atomic<Parallel> pool{nullptr};
 std::atomic<pid_t> pool_owner{0};
 
+// Functions of Python's C interface, set once when the library is loaded: nothing of Python is linked.
+struct Python {
+  void* (*release_lock)();     // PyEval_SaveThread
+  void (*take_lock)(void*);    // PyEval_RestoreThread
+  int (*run_handlers)();       // PyErr_CheckSignals: -1 where a handler has raised
+};
+Python python_functions{};
+std::atomic<int64_t> nanoseconds_between_looks{100'000'000};
+
+// How numbers are rounded and whether small ones are flushed, for the thread that runs.
+#if defined(__SSE2__)
+unsigned rounding() { return _mm_getcsr(); }
+void set_rounding(unsigned state) { _mm_setcsr(state); }
+#else
+unsigned rounding() { return 0; }
+void set_rounding(unsigned) {}
+#endif
+
+// One call from Python's main thread.
+class Call {
+  using Clock = std::chrono::steady_clock;
+  const Python python_;
+  void* state_;  // of the main thread in Python, while it does not hold the lock
+  const unsigned rounding_ = ::rounding();
+  Clock::time_point last_ = Clock::now();
+  std::atomic<bool> interrupted_{false};
+
+ public:
+  explicit Call(const Python& python) : python_(python), state_(python.release_lock()) {}
+  ~Call() { python_.take_lock(state_); }
+  Call(const Call&) = delete;
+
+  void stop_if_interrupted() const {
+    if (interrupted_.load(std::memory_order_relaxed)) throw attlas::Interrupted();
+  }
+
+  // On the main thread alone. A handler may call the kernels in its turn.
+  void look() {
+    if ((Clock::now() - last_).count() < nanoseconds_between_looks.load(std::memory_order_relaxed)) return;
+    const unsigned ours = ::rounding();
+    set_rounding(rounding_);
+    python_.take_lock(state_);
+    if (python_.run_handlers() != 0) interrupted_.store(true, std::memory_order_relaxed);
+    state_ = python_.release_lock();
+    set_rounding(ours);
+    last_ = Clock::now();
+    stop_if_interrupted();
+  }
+};
+
+// The call that this thread works for, and whether it is the main thread, which made it.
+struct Here {
+  Call* call;
+  bool looks;
+  unsigned passed;  // checkpoints
+};
+thread_local constinit Here here{nullptr, false, 0};
+
+// Sets `here` for as long as it lives.
+class Within {
+  const Here before_ = here;
+
+ public:
+  Within(Call* call, bool looks) { here = {call, looks, 0}; }
+  ~Within() { here = before_; }
+  Within(const Within&) = delete;
+};
+
 // The tasks of one call of share(), which several threads take one after another.
 struct Work {
   const size_t count;
   const attlas::Task& task;
+  Call* const call = here.call;
+  const std::thread::id caller = std::this_thread::get_id();
   std::atomic<size_t> next{0};
   std::atomic<int> threads{0};
   std::exception_ptr failure{};
@@ -138,8 +215,13 @@ struct Work {
   void run() {
     // A pool may give fewer threads than it was asked for: each takes the next number, and the tasks decide.
     const int thread = threads.fetch_add(1, std::memory_order_relaxed);
+    const Within within(call, call != nullptr && std::this_thread::get_id() == caller);
     try {
-      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(i, thread);
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+        if (call != nullptr) call->stop_if_interrupted();
+        if (here.looks) call->look();
+        task(i, thread);
+      }
     } catch (...) {
       next.store(count, std::memory_order_relaxed);
       const std::lock_guard<std::mutex> lock(failing);
@@ -175,6 +257,33 @@ void attlas::share(size_t count, int threads, const Task& task) {
     for (auto& other : others) other.join();
   }
   if (work.failure) std::rethrow_exception(work.failure);
+}
+
+void attlas::stop_if_interrupted() {
+  if (here.call != nullptr) here.call->stop_if_interrupted();
+}
+
+void attlas::checkpoint() {
+  if (here.call == nullptr) return;
+  here.call->stop_if_interrupted();
+  // Asking for the time takes as long as the shortest tiles.
+  if (here.looks && ++here.passed % 8 == 0) here.call->look();
+}
+
+// Runs one of the functions above for Python's main thread, which holds Python's lock and gets it back.
+ATTLAS_EXPORT int32_t attlas_from_main_thread(int32_t (*function)(const void*, int32_t), const void* work, int32_t set) {
+  Call call(python_functions);
+  const Within within(&call, true);
+  return function(work, set);
+}
+
+ATTLAS_EXPORT void attlas_python(void* (*release_lock)(), void (*take_lock)(void*), int (*run_handlers)()) {
+  python_functions = {release_lock, take_lock, run_handlers};
+}
+
+// For tests: looks at signals as often as this.
+ATTLAS_EXPORT void attlas_look_every(int64_t nanoseconds) {
+  nanoseconds_between_looks.store(nanoseconds, std::memory_order_relaxed);
 }
 
 ATTLAS_EXPORT void attlas_pool(void* parallel) {

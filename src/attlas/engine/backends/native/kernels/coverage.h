@@ -56,6 +56,7 @@ class CoveragePass {
                                     M::depth_of(p_.d), weights_.at(j - left), stride_);
     }
     for (int64_t i = 0; i < some; ++i) {
+      M::checkpoint();
       int64_t* out = p_.coverage + (head * p_.m + first + i) * p_.level_count;
       const double lse = p_.lse[head * p_.m + first + i];
       if (left >= end || lse == -INF<double>) {

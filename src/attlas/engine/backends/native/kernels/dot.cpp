@@ -97,9 +97,8 @@ void share_rows(const AttentionParams& p, int64_t block, int64_t heads, Make mak
   attlas::share(size_t(heads * blocks), p.threads, [&](size_t task, int thread) {
     const int64_t row = (blocks - 1 - int64_t(task) / heads) * block;
     if (!workers[thread]) workers[thread] = make();
-    M::begin();
+    const Started<M> started;
     work(*workers[thread], int64_t(task) % heads, row, std::min(block, p.m - row));
-    M::end();
   });
 }
 

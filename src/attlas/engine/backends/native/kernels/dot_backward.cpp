@@ -68,8 +68,10 @@ class Division {
           // The first keys first: under a causal mask the most queries see them.
           const int64_t together = in_turn_ ? runs_ : 1;
           attlas::share(size_t(round.pairs * runs_ / together), p_.threads, [&](size_t task, int thread) {
-            for (int64_t run = 0; run < together; ++run)
+            for (int64_t run = 0; run < together; ++run) {
+              attlas::checkpoint();
               pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs + run, thread, summing);
+            }
           });
           attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
                         [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks, summing); });
@@ -99,10 +101,11 @@ class Division {
     if (!workers_[thread]) workers_[thread] = std::make_unique<Worker>(w_, rows_, keys_, parts_);
     Worker& worker = *workers_[thread];
     const Flush flush;
-    M::begin();
+    const Started<M> started;
     worker.begin(b, g, first, std::min(first + keys_, p_.n), summing);
     for (int64_t x = 0; x < group_; ++x)
       for (int64_t block = 0; block * ROWS < round.rows; ++block) {
+        M::checkpoint();
         const size_t at = place(pair * group_ + x, run, block);
         const int64_t row = block * ROWS;
         const bool more = in_turn_ && run && any_[at];
@@ -111,7 +114,6 @@ class Division {
                                found_.at(at * size_t(ROWS * p_.d)), more) || more;
       }
     if (!summing) worker.finish(b, g);
-    M::end();
   }
 
   void add_up(const Round& round, int64_t which, int64_t block, bool summing) const {

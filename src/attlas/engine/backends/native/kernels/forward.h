@@ -95,6 +95,7 @@ class Forward {
     const int64_t begin = left / M::COLUMNS * M::COLUMNS;
     // Where few logits are compared, a short first chunk shows how large they are.
     for (int64_t start = begin, stop = begin + (in_powers_of_two_ ? 128 : CHUNK); start < end; start = stop, stop += CHUNK) {
+      M::checkpoint();
       largest_key_norm_ =
           in_powers_of_two_ && start > begin ? largest_key_norm(right, start, std::min(stop, padded_keys())) : INF<T>;
       for (int64_t r = 0; r < padded; r += M::ROWS)

@@ -379,6 +379,7 @@ void sum_rows(const PairwiseParams& p, const Score<T>& score, const PackedValues
   s.clear(layout);
   score.prepare_rows(b, h, i0, rows, s);
   for (int64_t j0 = 0; j0 < p.n; j0 += COLS<T>) {
+    attlas::checkpoint();
     const int columns = int(std::min<int64_t>(COLS<T>, p.n - j0)), vectors = (columns + W - 1) / W;
     const auto cover = mask.cover(i0, rows, j0, columns);
     if (cover == PairwiseMaskView<T>::NONE) continue;
@@ -516,6 +517,7 @@ class ScoreLogits final : public LogitSource<T> {
   void fill(int64_t left, int64_t columns, T* to, int64_t stride) override {
     const int64_t end = std::min(left + columns, (p_.n + W - 1) / W * W);
     for (int64_t j = left, next; j < end; j = next) {
+      attlas::checkpoint();
       next = std::min(end, (j / COLS<T> + 1) * COLS<T>);
       T* part = to + (j - left);
       score_.tile(b_, h_, j, int((next - j) / W), part, stride, rows_, scratch_);

@@ -114,7 +114,10 @@ class StatisticsPass {
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
       stop_ = std::min(start_ + span_, round_up(end, M::COLUMNS));
       columns_.begin_span(start_, stop_);
-      for (int64_t r = from; r < to; r += M::ROWS) process_strip(mask, r, std::min<int64_t>(to - r, M::ROWS), right);
+      for (int64_t r = from; r < to; r += M::ROWS) {
+        M::checkpoint();
+        process_strip(mask, r, std::min<int64_t>(to - r, M::ROWS), right);
+      }
       columns_.end_span();
     }
   }

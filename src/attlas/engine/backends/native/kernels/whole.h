@@ -1,6 +1,7 @@
 // Matrix products with the vectors of any instruction set: C (rows x columns) += A (rows x depth) B (depth x columns).
 #pragma once
 
+#include "interrupt.h"
 #include "simd.h"
 
 namespace ATTLAS_ISA {
@@ -151,6 +152,15 @@ struct Whole {
   };
   static void begin() {}
   static void end() {}
+  static void checkpoint() { attlas::checkpoint(); }
+};
+
+// Tile registers are in use while this lives, where M has any.
+template <class M>
+struct Started {
+  Started() { M::begin(); }
+  ~Started() { M::end(); }
+  Started(const Started&) = delete;
 };
 
 }  // namespace ATTLAS_ISA
