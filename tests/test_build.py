@@ -76,6 +76,7 @@ def test_wheel_with_a_compiler_holds_the_library(
     unpacked = tmp_path / "unpacked" / LIBRARY
     assert exported(unpacked) == {
         *("attlas_abi", "attlas_best", "attlas_pool"),
+        *("attlas_from_main_thread", "attlas_look_every", "attlas_python"),
         *("attlas_elementary", "attlas_elementary_size"),
     }
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
