@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import attlas
-from attlas import stats
+from attlas import Plan, stats
 
 
 @pytest.fixture(params=["plain", "causal", "sink", "empty rows", "part"])
@@ -154,6 +155,78 @@ def test_copies_of_scores_with_a_bandwidth_for_each_coordinate(kernel: Any, lear
             (other @ v).square().sum().backward()
             assert other.score.bandwidth.grad is not None
             assert score.bandwidth.grad is None
+
+
+PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "A @ A": lambda A: A @ A,
+    "A @ A.mT": lambda A: A @ A.mT,
+    "A.mT @ A": lambda A: A.mT @ A,
+    "A.mT @ A.mT": lambda A: A.mT @ A.mT,
+    "A @ A.logits": lambda A: A @ A.logits,
+    "A @ function": lambda A: A @ (2.0 * A),
+    "A.logits @ A": lambda A: A.logits @ A,
+    "torch.matmul": lambda A: torch.matmul(A, A.mT),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_matrix_times_a_matrix(name: str, dtype: torch.dtype) -> None:
+    q = torch.randn(2, 3, 7, 4).to(dtype).requires_grad_()
+    A = attlas.attend(q, q)
+    dense = A.to_dense()
+    left, _, right = name.partition(" @ ")
+    parts = {"A": dense, "A.mT": dense.mT, "A.logits": A.logits.to_dense(), "function": 2.0 * dense}
+    wanted = parts[left] @ parts[right] if right else dense @ dense.mT
+    found = PRODUCTS[name](A)
+    assert found.dtype is A.dtype
+    torch.testing.assert_close(found, wanted)
+    a, b = (torch.autograd.grad(t.square().sum(), q, retain_graph=True)[0] for t in (found, wanted))
+    close = 2e-2 if dtype.itemsize == 2 else 1e-4
+    torch.testing.assert_close(a, b, rtol=close, atol=close)
+
+
+def test_a_product_that_would_not_fit_is_refused() -> None:
+    long = torch.empty(1).expand(20_000, 4)
+    A = attlas.attend(long, long)
+    with pytest.raises(attlas.TooLargeError):
+        A @ A.mT
+
+
+def test_a_batch_of_no_sequence() -> None:
+    q, v = torch.randn(0, 2, 5, 4, requires_grad=True), torch.randn(0, 2, 5, 3)
+    A = attlas.attend(q, q)
+    zeros = torch.zeros(0, 2, 5, 5)
+    for name in ("sum", "mean", "amax"):
+        for dim in (0, 1, 2, 3, (0, 1), (0, 2), (1, 3), (0, 1, 2, 3)):
+            for keepdim in (False, True):
+                try:
+                    wanted = getattr(zeros, name)(dim, keepdim=keepdim)
+                except IndexError:
+                    with pytest.raises(IndexError):
+                        getattr(A, name)(dim, keepdim=keepdim)
+                else:
+                    torch.testing.assert_close(getattr(A, name)(dim, keepdim=keepdim), wanted, equal_nan=True)
+    for values in (v, v[:, :1]):
+        assert A.collect(stats.Pooled(values))[0].shape == (A @ values).shape == (0, 2, 5, 3)
+    assert attlas.attend(q[:, 0], q[:, 0]).collect(stats.Pooled(v[:, 0]))[0].shape == (0, 5, 3)
+    with pytest.raises(attlas.ShapeError):
+        A.collect(stats.Pooled(torch.randn(0, 3, 5, 3)))
+
+
+@pytest.mark.parametrize("mask", [None, ~attlas.Padding(5), attlas.Causal(-2), torch.zeros(3, 5).bool()])
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_sink_where_no_key_is_seen(n: int, mask: Any) -> None:
+    if n == 0 and mask is not None:
+        pytest.skip("a mask of five keys")
+    q, k, sink = torch.randn(1, 2, 3, 4), torch.randn(1, 2, n, 4), torch.randn(2, requires_grad=True)
+    for plan in (Plan(), Plan("tiled", rows=2)):
+        A = attlas.attend(q, k, mask=mask, sink=sink, plan=plan)
+        logits = torch.cat([A.logits.to_dense(), sink.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1)
+        wanted = logits.logsumexp(-1)
+        torch.testing.assert_close(A.lse, wanted.to(A.lse.dtype))
+        for a, b in zip(*(torch.autograd.grad(t.sum(), sink) for t in (A.lse, wanted)), strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def test_zero_length() -> None:

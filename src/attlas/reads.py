@@ -188,16 +188,17 @@ class LeadingSums(_CellFunction):
     ----------
     group : Tensor of int64, shape (batch, heads)
         The group of each head.
+    groups : int
+        How many there are.
     take_max : bool
         Whether maxima are taken.
     *args
         As of `_CellFunction`.
     """
 
-    def __init__(self, group: Tensor, take_max: bool, *args: Any) -> None:
+    def __init__(self, group: Tensor, groups: int, take_max: bool, *args: Any) -> None:
         super().__init__(*args)
-        self.group = group.tolist()
-        self.groups = int(group.max()) + 1 if group.numel() else 0
+        self.group, self.groups = group.tolist(), groups
         self.take_max = take_max
 
     def start(self, problem: Problem) -> Any:

@@ -129,7 +129,8 @@ def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None,
 
     Where it is `limited`, a result above 1 GiB is refused.
     """
-    if A.problem.is_symbolic or transforming():
+    nothing = name == "amax" and not math.prod(A.shape[axis] for axis in dims)  # torch raises
+    if A.problem.is_symbolic or transforming() or nothing:
         dense = A.to_dense()
         found: Tensor = getattr(dense, name if name == "amax" else "sum")(sorted(dims), keepdim=True)
         return found
@@ -140,7 +141,8 @@ def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None,
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
     check_size(f"A.{name}()", [A], size, graph.DENSE_LIMIT if limited else None, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
-    statistic = reads.LeadingSums(group, name == "amax", *(() if cells is None else cells.in_problem_axes()))
+    of_cells = () if cells is None else cells.in_problem_axes()
+    statistic = reads.LeadingSums(group, math.prod(kept), name == "amax", *of_cells)
     if cells is not None:
         A = unskipped(A, statistic)
 

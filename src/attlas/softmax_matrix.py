@@ -136,8 +136,18 @@ class SoftmaxMatrix(LazyTensor):
             self._stored_lse = exact(lse)
         return self._stored_lse
 
-    def __matmul__(self, v: Tensor | SoftmaxMatrix) -> Tensor:
-        return self._multiply(v.to_dense() if isinstance(v, SoftmaxMatrix) else v, None)
+    def __matmul__(self, v: Tensor | LazyTensor) -> Tensor:
+        if isinstance(v, LazyTensor):
+            return self.full_precision()._multiply(v.to_dense(), None)
+        return self._multiply(v, None)
+
+    def full_precision(self) -> Self:
+        """Return the same matrix of tokens in the dtype of the weights, so that it is multiplied with weights."""
+        problem = self.problem
+        if problem.q.dtype is problem.dtype:
+            return self
+        problem = replace(problem, q=problem.q.to(problem.dtype), k=problem.k.to(problem.dtype))
+        return self._derived(problem, self._axes, self._lse)
 
     def _multiply(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         """Return the product with values, of any axes that fit, as recordings hear and interventions change it."""

@@ -89,7 +89,9 @@ class TransposedMatrix(_View):
     def __rmatmul__(self, x: Tensor) -> Tensor:
         return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
+        if isinstance(x, LazyTensor):
+            return type(self)(self.matrix.full_precision()) @ x.to_dense()
         matrix = self.matrix
         vector = isinstance(x, Tensor) and x.ndim == 1
         problem, heads = matrix.checked_problem("A.mT @ x"), matrix.problem.shape[1]

@@ -33,6 +33,33 @@ def within_budget(
     assert error <= 2 * allowed + rounding, f"{what}: error {error:.3g}, plain {allowed:.3g}, rounding {rounding:.3g}"
 
 
+LEARNED = {
+    "bandwidth": lambda t: attlas.Gaussian(t),
+    "bandwidth of a distance": lambda t: attlas.Laplace(t),
+    "temperature of each head": lambda t: t.reshape(1).expand(2) * attlas.ScaledDot(),
+    "score_mod": lambda t: lambda s, b, h, i, j: s * t + 5.0 * t,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [3, 16])
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_parameter_of_16_bit_tokens_is_as_exact_as_its_tokens(name: str, size: int, dtype: torch.dtype) -> None:
+    """Queries far from all keys: what all scores of a row have in common must cancel."""
+    random = torch.Generator().manual_seed(1)
+    tokens = [(torch.randn(1, 2, 400, size, generator=random) + far).to(dtype) for far in (8, 0, 0)]
+    slope = torch.randn(1, 2, 400, size, generator=random).to(dtype)
+
+    def gradient(kind: torch.dtype) -> Tensor:
+        t = torch.tensor(3.0 if "bandwidth" in name else 0.5, requires_grad=True)
+        q, k, v = (x.to(kind) for x in tokens)
+        out = attlas.attend(q, k, score=LEARNED[name](t), mask=attlas.Causal()) @ v
+        return torch.autograd.grad(out, t, slope.to(kind))[0]
+
+    error = (gradient(dtype) / gradient(torch.float64) - 1).abs().item()
+    assert error < 4 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("plan", ["auto", "tiled"])

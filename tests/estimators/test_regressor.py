@@ -1,5 +1,6 @@
 """Predictions, their spread, quantiles and neighbours against numpy; data that are hard."""
 
+import math
 import warnings
 
 import numpy as np
@@ -220,6 +221,19 @@ def test_float32_stays_float32_and_is_near_float64():
     assert (double.predict(X).dtype, single.predict(X).dtype) == (np.float64, np.float32)
     np.testing.assert_allclose(single.predict(X), double.predict(X), atol=1e-5)
     assert AttentionRegressor(bandwidth=0.3, dtype=torch.float32).fit(X, y).predict(X).dtype == np.float32
+
+
+def test_a_search_without_a_choice_has_an_error():
+    """Where no feature varies, each row is predicted by the mean of the others."""
+    y = np.array([1.0, 2.0, 6.0, 4.0])
+    others = (y.sum() - y) / 3
+    for weights in (None, np.ones(4)):
+        model = AttentionRegressor().fit(np.ones((4, 2)), y, sample_weight=weights)
+        assert model.loo_loss_ == pytest.approx(np.square(y - others).mean())
+        np.testing.assert_allclose(model.leave_one_out(), others)
+    assert math.isnan(model.fit(np.ones((1, 2)), [3.0]).loo_loss_)  # and nothing is left of the fit before
+    counted = AttentionRegressor().fit(np.ones((2, 1)), [1.0, 4.0], sample_weight=[1.0, 3.0])
+    assert counted.loo_loss_ == pytest.approx((1 * (1 - 4) ** 2 + 3 * (4 - 3) ** 2) / 4)
 
 
 def test_constant_features_and_outputs_one_row_and_duplicates():

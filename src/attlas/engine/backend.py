@@ -56,6 +56,8 @@ class Request:
         Factors of the weights.
     fused : Dot, optional
         The dot product that the score is, where the tokens are its own: see `as_fused`.
+    learned : bool
+        Whether the score has parameters that get a gradient, in its forward or in the tokens.
     """
 
     problem: Problem
@@ -63,6 +65,7 @@ class Request:
     plan: Plan
     dropout: Dropout | None = None
     fused: Dot | None = None
+    learned: bool = False
 
     @property
     def device(self) -> torch.device:

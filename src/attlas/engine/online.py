@@ -8,10 +8,13 @@ joined in any order.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attlas.inputs import all_finite, tracing
 
 SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
@@ -115,6 +118,38 @@ def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor |
         kept = weights if keep is None else weights.mul_(keep)
         pooled = pooled * before.unsqueeze(-1) + torch.matmul(kept, values)
     return Running(largest, total, pooled)
+
+
+def product(weights: Tensor, values: Tensor, seen: Callable[[], Tensor]) -> Tensor:
+    """Return ``weights @ values``, in which NaN and infinity reach the rows that see their key, and no others.
+
+    In a matrix product a weight of 0 times NaN is NaN, so that a value reaches rows whose mask hides it. `seen` is
+    asked only where there are such values.
+    """
+    if tracing() or all_finite(values):
+        return torch.matmul(weights, values)
+    return torch.matmul(weights, finite_part(values)) + special_part(seen(), values)
+
+
+def finite_part(values: Tensor) -> Tensor:
+    """Return values with 0 in the place of NaN and infinity."""
+    return torch.where(values.isfinite(), values, 0.0)
+
+
+def special_part(seen: Tensor, values: Tensor) -> Tensor:
+    """Return the sum of NaN and infinite values over the keys that each row sees; 0 where it sees none.
+
+    Parameters
+    ----------
+    seen : Tensor of bool, shape (..., r, c)
+        True where a row sees a key, however small its weight is.
+    values : Tensor, shape (..., c, e)
+        Values.
+    """
+    kinds = torch.cat([values.isnan(), values == math.inf, values == -math.inf], dim=-1)
+    nan, above, below = (torch.matmul(seen.to(values.dtype), kinds.to(values.dtype)) > 0).chunk(3, dim=-1)
+    infinite = torch.where(above, math.inf, 0.0) - torch.where(below, math.inf, 0.0)
+    return torch.where(nan, math.nan, infinite).to(values.dtype)
 
 
 def merge(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:

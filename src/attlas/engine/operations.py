@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -37,6 +38,7 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         if quick is not None and (result := quick.fast_path(problem, v)) is not None:
             return result
     request = Request(problem, problem.project() if graph else problem.tokens, plan, dropout)
+    request = replace(request, learned=graph and bool(problem.parameters))
     backends = candidates(request, "output")
     backend = next(backends)
     row = None if request.dot is None or not backend.takes_fused else request.dot.row

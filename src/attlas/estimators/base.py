@@ -250,13 +250,17 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         spread = spread_of(X, sample_weight, counts=counts)
         self._centre = spread.centre
         self.n_iter_ = 1  # scikit-learn asks for one at least of whatever has a max_iter
+        data, searched = Observations(X, values, sample_weight), True
         if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
-            self._search(Observations(X, values, sample_weight), loss, warm)
+            searched = self._search(data, loss, warm)
         elif isinstance(self.bandwidth, str):
             self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
         else:
             self.bandwidth_ = bandwidth_of_features("fit()", self.bandwidth, X.shape[1])
         self._make_pool(X, values, sample_weight)
+        if not searched:  # there is no choice, and an error all the same
+            known = self._loo_predictions_of_data(data).cpu().numpy()
+            self._set_loo_scores_of_known(known, data._replace(values=self._prepared(values, sample_weight)))
 
     def _make_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None) -> None:
         """Keep the training data as the tokens and values that predictions pool."""
@@ -275,8 +279,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """Return values as they are pooled; keep what `_restored` needs to undo it."""
         return values
 
-    def _search(self, data: Observations, loss: Loss, warm: Array | None) -> None:
-        """Find the bandwidths of least leave-one-out error, from `warm` on if given; keep path and error too."""
+    def _search(self, data: Observations, loss: Loss, warm: Array | None) -> bool:
+        """Find the bandwidths of least leave-one-out error, from `warm` on if given; keep path and error too.
+
+        Returns False, and keeps no error, where no feature varies.
+        """
         n, rows = len(data.X), self._rows_of_search(data.X)
         counts = self.weights_are == "counts"
         copies = are_copies(data)
@@ -294,7 +301,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self.bandwidth_, self.path_ = start, SearchResult.empty(int(used.sum())).as_path(start[used])
         self.loo_rows_ = min(rows, n)
         if len(data.X) < 2 or not used.any():
-            return
+            return False
         keys = (data.X[:, used].astype(np.float64) - spread.centre[used]) / start[used]
         task = self._loo_task(data._replace(X=keys), loss, repeated=counts and not copies)
         random = check_random_state(self.random_state)
@@ -311,6 +318,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         searched = slice(None) if sample is None else sample
         predicted[searched] = stages[-1].predictions(torch.from_numpy(result.log_scale)).detach().cpu().numpy()
         self._set_loo_scores_of_known(predicted[index], whole)
+        return True
 
     def _loo_task(self, data: Observations, loss: Loss, *, repeated: bool) -> LooTask:
         """Return the leave-one-out prediction of observations whose features are in units of a first bandwidth."""
@@ -360,6 +368,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     def _set_loo_scores_of_known(self, predicted: Array, data: Observations) -> None:
         """Keep loss and score of the leave-one-out predictions; NaN stands for a row that was not predicted."""
         known = ~np.isnan(predicted).any(1)
+        if not known.any():  # a single row has no others
+            self.loo_loss_ = self.loo_score_ = math.nan
+            return
         weights = None if data.weights is None else data.weights[known]
         self._set_loo_scores(predicted[known], data.values[known], weights)
 
@@ -373,7 +384,10 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
         check_is_fitted(self)
         self._check_lines("leave_one_out()")
-        data = Observations(self.X_, self._targets(), self.sample_weight_)
+        return self._loo_predictions_of_data(Observations(self.X_, self._targets(), self.sample_weight_))
+
+    def _loo_predictions_of_data(self, data: Observations) -> Tensor:
+        """Return the same for the data that the pool was made of."""
         if not are_copies(data):
             return self._loo_predictions_of(self._pool, repeated=self.weights_are == "counts")
         joined, index = average_copies(data)

@@ -100,7 +100,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     sample_weight_ : ndarray, shape (n,), or None
         Their weights.
     loo_loss_ : float
-        Mean squared leave-one-out error, averaged over outputs: statsmodels' ``cv_ls``. Only after a search.
+        Mean squared leave-one-out error, averaged over outputs: statsmodels' ``cv_ls``. Only after a search; NaN of
+        a single row, which has no others.
     loo_score_ : float
         Leave-one-out R², averaged over outputs. Only after a search.
     loo_rows_ : int

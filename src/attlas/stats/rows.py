@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.apply import Weights
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import finite_shift
+from attlas.engine.online import finite_shift, product
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.errors import ShapeError
@@ -667,7 +667,7 @@ class Pooled(Statistic):
         b, h, rows = at.place
         v = spread_heads(self._values(part.problem), part.problem.shape[1])
         values = v[b, h, at.columns.start : at.columns.stop].to(carry.dtype)
-        carry[b, h, rows] += torch.matmul(part.weights, values)
+        carry[b, h, rows] += product(part.weights, values, lambda: ~part.hidden)
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -682,6 +682,8 @@ class Pooled(Statistic):
         v = self.v
         before = v.shape[:-2].numel() if v.ndim >= 2 else 0
         own = before // batch if batch and before % batch == 0 else 0
+        if not batch and not before and v.ndim > 2:  # no text
+            own = v.shape[-3] if v.ndim > 3 else 1
         # The product of the leading axes alone would take the heads of (heads, n, e) for texts.
         fits = v.ndim >= 2 and v.shape[-2] == n and own and heads % own == 0
         if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != own):

@@ -15,7 +15,7 @@ from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.backends import reference
 from attlas.engine.dispatch import candidates
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import share_of
+from attlas.engine.online import product, share_of
 from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
 from attlas.engine.statistic import Statistic
 
@@ -97,14 +97,19 @@ class _Pool(torch.autograd.Function):
         problem, dtype = request.problem, request.problem.dtype
         problem.check_unchanged("backward of A @ v")
         if torch.is_grad_enabled():
-            weights = _definition(request).weights
+            logits, _, weights = _definition(request)
             keep = 1.0 if request.dropout is None else request.dropout.keep(problem.tile(*map(range, problem.shape)))
-            pooled = torch.matmul(weights * keep, spread_heads(v, problem.shape[1]).to(dtype)).to(v.dtype)
+            values = spread_heads(v, problem.shape[1]).to(dtype)
+            pooled = product(weights * keep, values, lambda: logits != -torch.inf).to(v.dtype)
             return None, None, *recorded_gradients(pooled, (v, sink, *inputs), grad)
         out = ctx.out
         if out._version != ctx.version:  # the user has changed it in place
             out, lse = _forward(request, v, candidates(request, "output"))
-        delta = (grad.to(dtype) * out.to(dtype)).sum(dim=-1)
+        # A parameter sums over all cells what the rounding of an output moves alike in each cell of a row.
+        unrounded = out
+        if request.learned and v.dtype.itemsize < dtype.itemsize:
+            unrounded = _forward(request, v.to(dtype), candidates(request, "output"))[0]
+        delta = (grad.to(dtype) * unrounded.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
         gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
         d_v = None if gradients.pooled is None else sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.online import product
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map
 from attlas.held import without_graph
 from attlas.scores.base import Tokens
@@ -42,8 +43,8 @@ class Reference(Backend):
         weights = result.weights
         if dropout is not None:
             weights = weights * dropout.keep(problem.tile(*map(range, problem.shape)))
-        v = spread_heads(v, problem.shape[1])
-        return torch.matmul(weights, v.to(weights.dtype)).to(v.dtype), result.lse.detach()
+        values = spread_heads(v, problem.shape[1]).to(weights.dtype)
+        return product(weights, values, lambda: result.logits != -math.inf).to(v.dtype), result.lse.detach()
 
 
 BACKENDS = (Reference(),)

@@ -22,6 +22,7 @@ from attlas.engine.online import exceeds, finite_shift, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
+from attlas.inputs import all_finite
 from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -109,6 +110,8 @@ class Sdpa(Backend):
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
         problem, dot = request.problem, request.product
+        if v.dtype.itemsize > dot.q.dtype.itemsize:  # its output has the digits of the tokens
+            return None
         aligned, e = _aligned(dot, v), v.shape[-1]
         pieces = _pieces(problem, dot, request.plan)
         first = list(islice(pieces, 2))
@@ -119,6 +122,9 @@ class Sdpa(Backend):
             out = out.to(v.dtype)
         # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
+            return None
+        # A value that is NaN reaches rows whose mask hides it.
+        if problem.mask is not None and not all_finite(out):
             return None
         if problem.sink is not None:
             lse, share, _ = merge(lse, problem.sink.to(lse.dtype).view(1, -1, 1))
@@ -132,6 +138,8 @@ class Sdpa(Backend):
             return None
         left, right, delta = gradient.product
         problem, dot = request.problem, request.product
+        if problem.mask is not None and not all_finite(right):
+            return None
         q, k, values, fold = _aligned(dot, right)
         width = q.shape[-1]
         batch, heads, m, n = problem.shape

@@ -19,6 +19,7 @@ from torch import Tensor
 from attlas.autodiff import rebuilt
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
@@ -26,6 +27,7 @@ from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.errors import ShapeError
 from attlas.held import check_leaves
+from attlas.inputs import all_finite
 from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
 from attlas.tiles import Tile, cut
@@ -47,16 +49,22 @@ class Tiled(Backend):
         batch, heads, m, _ = problem.shape
         out = v.new_empty(batch, heads, m, v.shape[-1])
         lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
-        space = _workspace(problem, tokens)
+        space, finite = _workspace(problem, tokens), all_finite(v)
         for row_block in row_blocks(problem, request.plan, wide=False):
             state = _initial_state(problem, row_block.at, v.shape[-1])
+            special = torch.zeros((), dtype=problem.dtype, device=problem.device)
             for block in row_block.column_blocks:
                 at = row_block.at.narrow(block.columns)
                 values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
-                state = online.absorb(state, _logits(problem, tokens, at, block, space=space), values, keep)
+                logits = _logits(problem, tokens, at, block, space=space)
+                if not finite:
+                    seen = logits != -math.inf if keep is None else (logits != -math.inf) & (keep > 0)
+                    special = special + online.special_part(seen, values)
+                    values = online.finite_part(values)
+                state = online.absorb(state, logits, values, keep)
             pooled, total = online.finish(state)
-            out[row_block.at.place] = pooled  # cast back to the dtype of v
+            out[row_block.at.place] = pooled + special  # cast back to the dtype of v
             lse[row_block.at.place] = total
         return out, lse
 
@@ -64,11 +72,14 @@ class Tiled(Backend):
         problem, tokens = request.problem, request.tokens
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
-        space = _workspace(problem, tokens)
-        for row_block, block, at in _tiles(problem, request.plan):
-            weights = _weights(_logits(problem, tokens, at, block, space=space), lse[at.place])
-            b, h, rows = row_block.at.place
-            out[b, h, at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x[b, h, rows].to(problem.dtype))
+        space, finite = _workspace(problem, tokens), all_finite(x)
+        for _, block, at in _tiles(problem, request.plan):
+            logits, rows = _logits(problem, tokens, at, block, space=space), x[at.place].to(problem.dtype)
+            seen = None if finite else logits.mT != -math.inf
+            weights = _weights(logits, lse[at.place]).mT
+            pooled = torch.matmul(weights, online.finite_part(rows) if seen is not None else rows)
+            pooled = pooled if seen is None else pooled + online.special_part(seen, rows)
+            out[at.place[0], at.place[1], at.columns.start : at.columns.stop] += pooled
         return out
 
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
@@ -80,10 +91,13 @@ class Tiled(Backend):
         q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
         grads_q, grads_k = ([torch.zeros_like(t, dtype=dtype) for t in flat] for flat in (q_flat, k_flat))
         grads_p: list[Tensor | None] = [None] * len(parameters)
+        # Also of rows without keys, where a sink alone has a weight.
         delta = torch.zeros(batch, heads, m, dtype=dtype, device=problem.device)
-        left, right = gradient.left, gradient.right
+        delta = delta if gradient.lse is None else delta - gradient.lse.to(dtype)
+        left = gradient.left
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
+        finite = gradient.right is None or all_finite(gradient.right)
         for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows):
             b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
@@ -96,16 +110,9 @@ class Tiled(Backend):
                 logits = _score(problem, rebuilt(tokens, [*q_tile, *k_tile]), at)
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
-            slope = space.take("gradient", at.shape)
-            if left is None or right is None or pooled is None:
-                slope.zero_()
-            else:
-                keep = None if dropout is None else dropout.keep(at)
-                x, y = left[b, h, rows].to(dtype), _tokens_of_columns(right, problem, at).to(dtype)
-                torch.matmul(x, y.mT, out=slope)
-                pooled[b, h, columns] += torch.matmul((part.weights if keep is None else part.weights * keep).mT, x)
-                if keep is not None:
-                    slope.mul_(keep)
+            slope = _slope_of_product(problem, gradient, part, dropout, pooled)
+            if not finite:  # what a row may not see has no part in its gradient
+                slope.masked_fill_(part.hidden, 0.0)
             _turn_into_logit_gradient(gradient, part, slope, delta[b, h, rows])
             inputs = [*q_tile, *k_tile, *parameters]
             if not (inputs and logits.requires_grad):
@@ -304,11 +311,26 @@ def _part_of_logits(
     return Part(problem, at, block, score, None if lse is None else lambda: lse, space)
 
 
+def _slope_of_product(
+    problem: Problem, gradient: CellGradient, part: Part, dropout: Dropout | None, pooled: Tensor | None
+) -> Tensor:
+    """Return the product's term of the gradient in the weights of a part, and add that in the columns to `pooled`."""
+    at, slope = part.at, part.scratch("gradient")
+    if gradient.left is None or gradient.right is None or pooled is None:
+        return slope.zero_()
+    x, y = gradient.left[at.place].to(slope.dtype), _tokens_of_columns(gradient.right, problem, at).to(slope.dtype)
+    torch.matmul(x, y.mT, out=slope)
+    keep = None if dropout is None else dropout.keep(at)
+    weights = part.weights if keep is None else part.weights * keep
+    pooled[at.place[0], at.place[1], at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x)
+    return slope if keep is None else slope.mul_(keep)
+
+
 def _turn_into_logit_gradient(gradient: CellGradient, part: Part, slope: Tensor, delta: Tensor) -> None:
     """Turn the gradient with respect to a part's weights into that with respect to its logits, in place.
 
-    `slope` comes with the term of the product and leaves with all terms of `gradient`; ``Σ_j P_ij dP_ij`` of each row,
-    less the gradient of its log-sum-exp, is added to `delta`.
+    `slope` comes with the term of the product and leaves with all terms of `gradient`; ``Σ_j P_ij dP_ij`` of each row
+    is added to `delta`, which comes with the gradient of its log-sum-exp, subtracted.
     """
     b, h, rows = part.at.place
     columns = slice(part.at.columns.start, part.at.columns.stop)
@@ -330,8 +352,6 @@ def _turn_into_logit_gradient(gradient: CellGradient, part: Part, slope: Tensor,
     for of_tile in gradient.weights:
         slope.add_(of_tile(part))
     delta += part.row_products(part.weights, slope)
-    if gradient.lse is not None:
-        delta -= of_rows(gradient.lse).squeeze(-1)
     slope.sub_(delta.unsqueeze(-1)).mul_(part.weights)
     if gradient.weights:  # a masked weight may have an infinite gradient, which its logit must not get
         slope.masked_fill_(part.hidden, 0.0)
