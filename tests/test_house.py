@@ -36,7 +36,7 @@ VERSION = PYPROJECT["project"]["version"]
 CORE = ("errors.py", "tiles.py", "indexing.py", "inputs.py", "scores/base.py", "masks/base.py", "engine/", "views.py",
         "matrix.py", "attend.py")  # fmt: skip
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 2707
+CORE_CODE_LINES = 2806
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}

@@ -302,3 +302,80 @@ def test_an_error_is_said_of_another_function() -> None:
 )
 def test_kind(value: object, words: str) -> None:
     assert kind(value) == words
+
+
+PER_HEAD: dict[str, Callable[[], dict[str, Any]]] = {
+    "slopes": lambda: {"score": attlas.ScaledDot() + attlas.Alibi(4)},
+    "biases": lambda: {"score": attlas.ScaledDot() + attlas.RelativeBias(4, 3)},
+    "factor": lambda: {"score": torch.ones(4) * attlas.ScaledDot()},
+    "scale": lambda: {"scale": torch.ones(4)},
+    "sink": lambda: {"sink": torch.ones(4)},
+    "mask": lambda: {"mask": attlas.Heads({3: attlas.Causal()})},
+}
+
+
+@pytest.mark.parametrize("name", PER_HEAD)
+def test_three_axes_have_no_heads_and_the_fix_gives_them_some(name: str) -> None:
+    tokens, given = torch.randn(4, 6, 8), PER_HEAD[name]()
+    with pytest.raises(ShapeError) as caught:
+        attend(tokens, tokens, **given)
+    assert caught.value.fix.startswith("q[None], k[None]")
+    assert "1 head" in caught.value.found
+    assert "1 heads" not in caught.value.found
+    assert attend(tokens[None], tokens[None], **given).shape == (1, 4, 6, 6)
+    for other in (torch.randn(3, 6, 8), torch.randn(6, 8), torch.randn(4, 1, 6, 8)):  # that is not what is wrong
+        with pytest.raises(ShapeError) as caught:
+            attend(other, other, **given)
+        assert "q[None]" not in caught.value.fix or name == "mask"
+
+
+class Pair(attlas.Score):
+    """A score whose dot product is what most people return first."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, at: attlas.Tile) -> torch.Tensor:
+        return 2 * q @ k.mT
+
+    def as_dot(self, q: torch.Tensor, k: torch.Tensor) -> Any:
+        return q, k
+
+
+def test_a_dot_product_of_another_type_is_named() -> None:
+    for score in (Pair(), 0.5 * Pair(), Pair() + attlas.TensorBias(zeros(1)), attlas.SoftCap(Pair(), 2.0)):
+        with pytest.raises(
+            DtypeError, match=r"Pair.as_dot\(\): it must return an attlas.scores.Dot, or None."
+        ) as caught:
+            attend(q, q, score=score) @ zeros(5, 3)
+        assert caught.value.found == "a tuple"
+    with pytest.raises(attlas.errors.ContractError, match="as_dot") as broken:
+        attlas.testing.check_score(Pair())
+    assert broken.value.fix == "return attlas.scores.Dot(q, k, scale=1.0)"
+
+
+def test_a_difference_of_long_matrices_names_what_helps() -> None:
+    other = attlas.attend(long, long, mask=attlas.Causal())
+    for call in (lambda: big - 0.5 * other, lambda: 2 * big + other, lambda: torch.sub(big, other)):
+        with pytest.raises(TooLargeError, match=r"A1 @ v [+-] factor \* \(A2 @ v\)"):
+            call()
+    with pytest.raises(TooLargeError, match="take parts"):
+        big * other
+
+
+def test_a_statistic_in_a_program_names_the_program() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return stats.entropy(attend(q, q))
+
+    class Written(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            weights = attend(q, q).to_dense()
+            return -torch.special.xlogy(weights, weights).sum(-1)
+
+    with pytest.raises(BackendError, match=r"torch.export") as caught:
+        torch.export.export(Model(), (torch.randn(5, 4),))
+    assert "A.to_dense()" in caught.value.fix
+    tokens = torch.randn(5, 4)
+    exported = torch.export.export(Written(), (tokens,)).module()
+    torch.testing.assert_close(exported(tokens), stats.entropy(attend(tokens, tokens)))
+    meta = torch.empty(5, 4, device="meta")
+    with pytest.raises(BackendError, match="device with memory"):
+        stats.entropy(attend(meta, meta))

@@ -12,9 +12,9 @@ from attlas.autocast import cast
 from attlas.context_parallel import refuse_context_parallel
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, counted, kind
 from attlas.indexing import Axes
-from attlas.inputs import check_inputs, check_sink
+from attlas.inputs import check_inputs, check_sink, heads_of_three_axes
 from attlas.mask_argument import as_mask
 from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix
@@ -97,7 +97,7 @@ def attend(
     q4, k4, lead = check_inputs("attend()", q, k)
     heads = q4.shape[1]
     if score is None and isinstance(scale, Tensor):
-        q4, score = q4 * _per_head(scale, q4), _UNSCALED
+        q4, score = q4 * _per_head(scale, q4, lead), _UNSCALED
     elif score is None:
         score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
     elif scale is not None:
@@ -114,7 +114,7 @@ def attend(
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
         for extra in mask.log_weights():
             score = score + extra
-    sink = None if sink is None else check_sink("attend()", sink, q4)
+    sink = None if sink is None else check_sink("attend()", sink, q4, lead)
     if plan is not None and not isinstance(plan, Plan):
         rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
@@ -194,11 +194,13 @@ def _no_score(score: object) -> DtypeError:
     return DtypeError("attend()", "score must be an attlas.Score.", named, found=kind(score), fix=fix)
 
 
-def _per_head(scale: Tensor, q: Tensor) -> Tensor:
+def _per_head(scale: Tensor, q: Tensor, leading: tuple[int, ...]) -> Tensor:
     """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it."""
     if scale.numel() in (1, q.shape[1]) and scale.is_floating_point():
         return scale.to(q).reshape(1, -1, 1, 1)
     rule = "a scale that is a tensor has one number, or one for each head."
-    found = f"{scale.numel()} numbers, {q.shape[1]} heads"
-    fix = f"a floating-point tensor of shape () or ({q.shape[1]},)."
+    heads = q.shape[1]
+    found = f"{counted(scale.numel(), 'number')}, {counted(heads, 'head')}"
+    fix = f"a floating-point tensor of shape () or ({heads},)."
+    fix = heads_of_three_axes(scale.numel(), leading) or fix
     raise ShapeError("attend()", rule, {"scale": scale, "q (batch, heads, m, d)": q}, found=found, fix=fix)

@@ -150,6 +150,17 @@ def kind(value: object) -> str:
     return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("nd") else f"a {name}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Word a count.
+
+    Examples
+    --------
+    >>> counted(1, "head"), counted(4, "head")
+    ('1 head', '4 heads')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def listed(names: Iterable[object], most: int = 12) -> str:
     """Word the first of some names, and how many more there are.
 

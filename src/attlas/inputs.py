@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas._compat import transforming
-from attlas.errors import DeviceError, DtypeError, ShapeError, kind
+from attlas.errors import DeviceError, DtypeError, ShapeError, counted, kind
 from attlas.indexing import Axes
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -111,6 +111,26 @@ def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
     raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
 
 
+def heads_of_three_axes(given: int, leading: tuple[int, ...]) -> str:
+    """Return the fix where the batch, the only leading axis of the tokens, is as long as what is given for heads.
+
+    Parameters
+    ----------
+    given : int
+        For how many heads something was given.
+    leading : tuple of int
+        Leading axes of the tokens.
+
+    Returns
+    -------
+    str
+        Empty elsewhere.
+    """
+    if leading != (given,) or given < 2:
+        return ""
+    return "q[None], k[None] and v[None], if the first axis counts heads: three axes are (batch, tokens, size)."
+
+
 def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Check queries and keys against each other and bring them to four axes, without a copy.
 
@@ -199,8 +219,8 @@ def check_values(
     return _flat(v4, batch, v4.shape[-3])
 
 
-def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
-    """Check a sink, one logit for each query head, and bring it to shape (heads,)."""
+def check_sink(where: str, sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor:
+    """Check a sink, one logit for each query head, and bring it to shape (heads,); `leading` are the user's axes."""
     heads = q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
         rule = "sink must be a floating point tensor with one logit for each head."
@@ -214,7 +234,8 @@ def check_sink(where: str, sink: Tensor, q: Tensor) -> Tensor:
         raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     if sink.ndim > 1 or sink.numel() not in (1, heads):
         rule = "sink must hold one logit for each query head."
-        found, fix = f"shape {tuple(sink.shape)}, {heads} heads", f"pass a tensor of shape ({heads},)."
+        fix = heads_of_three_axes(sink.numel(), leading) or f"pass a tensor of shape ({heads},)."
+        found = f"shape {tuple(sink.shape)}, {counted(heads, 'head')}"
         raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
     return as_plain(where, "sink", sink).reshape(-1).expand(heads)
 

@@ -138,7 +138,7 @@ class LazyTensor:
         """Return what the method of the dense tensor gives: a tensor, of some methods several or another type."""
         sign = _SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
         where = f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"
-        args, kwargs = written_out(where, ((self, *args), kwargs))
+        args, kwargs = written_out(where, ((self, *args), kwargs), _sum_fix(name, args))
         return getattr(torch.Tensor, name)(*args, **kwargs)  # type: ignore[no-any-return]
 
     @classmethod
@@ -164,7 +164,7 @@ def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs:
                 return found
     if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], LazyTensor):  # as torch.relu_
         return getattr(args[0], name)(*args[1:], **kwargs)
-    args, kwargs = written_out(where, (args, kwargs))
+    args, kwargs = written_out(where, (args, kwargs), _sum_fix(name, args[1:]))
     return func(*args, **kwargs)
 
 
@@ -254,14 +254,22 @@ def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
     return StoredOnlyError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.{name}", fix=fix)
 
 
-def written_out(where: str, given: Any) -> Any:
+def _sum_fix(name: str, others: Iterable[object]) -> str:
+    """Return the fix of a sum or difference of two matrices that would be too large; empty for all else."""
+    sign = {"add": "+", "sub": "-", "subtract": "-"}.get(name.strip("_").removeprefix("r"))
+    if sign is None or not any(isinstance(part, LazyTensor) for part in others):
+        return ""
+    return f"multiply each with the values: A1 @ v {sign} factor * (A2 @ v); or take parts, A[..., :64, :]."
+
+
+def written_out(where: str, given: Any, fix: str = "") -> Any:
     """Replace each lazy tensor in a structure by its dense one, where all together are small."""
-    return _replaced(where, given, lambda part: part.to_dense())
+    return _replaced(where, given, lambda part: part.to_dense(), fix)
 
 
-def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any]) -> Any:
+def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
     found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
-    check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT)
+    check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT, fix)
     return tree_map_only(LazyTensor, write_out, given)
 
 

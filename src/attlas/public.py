@@ -26,6 +26,7 @@ from attlas.masks import (
     Causal,
     Dilated,
     Documents,
+    Heads,
     Mask,
     Padding,
     Prefix,
@@ -58,8 +59,8 @@ from attlas.work import explain_choice as explain
 __all__ = [
     "Additive", "Alibi", "Atlas", "AttentionMatrix", "AttlasError", "BackendError", "Bilinear", "BlockState", "Boxcar",
     "Causal", "CheckpointError", "Cosine", "DeviceError", "Dilated", "Documents", "DtypeError", "Entry", "Epanechnikov",
-    "Gaussian", "GradientError", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding", "Plan", "Prefix",
-    "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap", "TensorBias", "Tile",
-    "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence", "explain", "from_function",
-    "from_tensor", "intervene", "join", "load", "record", "stats", "testing",
+    "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding", "Plan",
+    "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap", "TensorBias",
+    "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence", "explain",
+    "from_function", "from_tensor", "intervene", "join", "load", "record", "stats", "testing",
 ]  # fmt: skip

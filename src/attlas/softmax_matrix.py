@@ -103,8 +103,14 @@ class SoftmaxMatrix(LazyTensor):
         if problem.has_numbers:
             return problem
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
-        fix = "A @ v works there; move the tokens to a device with memory for numbers."
-        raise BackendError(where, "it needs tensors with numbers.", found=found, fix=fix)
+        rule, fix = (
+            "it needs tensors with numbers.",
+            "move the tokens to a device with memory for numbers; A @ v works there.",
+        )
+        if problem.device.type != "meta":  # those of a program that is being written
+            rule = "it needs tensors with numbers, and torch.export runs a program on tensors without."
+            fix = "compute it from A.to_dense() inside of the program, or outside of it; A @ v is exported as it is."
+        raise BackendError(where, rule, found=found, fix=fix)
 
     def detach(self) -> Self:
         """Return the same matrix without a graph."""

@@ -21,7 +21,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic, Workspace
 from attlas.engine.tiling import RowBlock, column_blocks
-from attlas.errors import ContractError, ShapeError
+from attlas.errors import ContractError, DtypeError, ShapeError
 from attlas.masks import BlockState, Causal, Mask, from_function
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
@@ -303,7 +303,11 @@ def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
         found, fix = "other tokens, other log-weights", "leave `positional` at False."
         contract.check_close(rule, [_scores(contract, other, at)], [logits], fix, found)
     with torch.no_grad():
-        dot = score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+        try:
+            dot = score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+        except DtypeError as error:
+            rule = "as_dot() must return an attlas.scores.Dot, or None."
+            raise contract.broken(rule, error.found, error.fix) from error
         if dot is None:
             return
         product = dot.scale * torch.matmul(dot.q, dot.k.mT)

@@ -34,8 +34,8 @@ def within_budget(
 
 
 LEARNED = {
-    "bandwidth": lambda t: attlas.Gaussian(t),
-    "bandwidth of a distance": lambda t: attlas.Laplace(t),
+    "bandwidth": attlas.Gaussian,
+    "bandwidth of a distance": attlas.Laplace,
     "temperature of each head": lambda t: t.reshape(1).expand(2) * attlas.ScaledDot(),
     "score_mod": lambda t: lambda s, b, h, i, j: s * t + 5.0 * t,
 }

@@ -52,11 +52,13 @@ class BlockState(enum.Enum):
 class Mask(Stored, ABC):
     """Which pairs may attend, evaluated one tile at a time and never stored whole.
 
-    A subclass defines `allows`. It may define `coverage`, if it can tell cheaply that a whole tile is allowed or
-    forbidden: the engine skips forbidden tiles. Masks combine with ``&``, ``|`` and ``~``.
+    A subclass defines `allows`. It may define `coverage`, if it can tell cheaply that a whole tile is allowed
+    (``BlockState.FULL``) or forbidden (``BlockState.EMPTY``): the engine skips forbidden tiles. Masks combine with
+    ``&``, ``|`` and ``~``.
 
     See Also
     --------
+    BlockState : what `coverage` answers with.
     attlas.from_function : a mask from one function, without a class.
     attlas.testing.check_mask : the contract that every mask keeps.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from attlas.errors import DtypeError, OutOfRangeError, kind
-from attlas.inputs import is_integer
+from attlas.errors import DtypeError, OutOfRangeError, counted, kind
+from attlas.inputs import heads_of_three_axes, is_integer
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
 from attlas.tiles import Tile
@@ -125,8 +126,11 @@ class Heads(Combined):
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         super().check(batch, heads, m, n)
         if max(self.heads, default=0) >= max(heads, 1):
-            rule, found = "Heads() must name heads that the matrix has.", f"head {max(self.heads)}, {heads} heads"
-            raise OutOfRangeError("attend()", rule, {"mask": self.name()}, found=found, fix=f"use 0 to {heads - 1}.")
+            rule = "Heads() must name heads that the matrix has."
+            found = f"head {max(self.heads)}, {counted(heads, 'head')}"
+            fix = f"use 0 to {heads - 1}." if heads > 1 else "use 0."
+            fix = (heads_of_three_axes(math.prod(batch), batch) if heads == 1 else "") or fix
+            raise OutOfRangeError("attend()", rule, {"mask": self.name()}, found=found, fix=fix)
 
     def name(self) -> str:
         shown = ", ".join(f"{head}: {mask.name()}" for head, mask in zip(self.heads, self.masks, strict=True))

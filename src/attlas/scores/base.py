@@ -6,14 +6,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from numbers import Real
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import check_floating, tracing
+from attlas.errors import DtypeError, ShapeError, counted, kind
+from attlas.inputs import check_floating, heads_of_three_axes, tracing
 from attlas.stored import Stored
 from attlas.tiles import Tile
 
@@ -72,10 +73,11 @@ class Score(Stored, nn.Module):
     finite : bool
         Whether finite tokens always give finite log-weights. A kernel of bounded support says False.
     positional : bool
-        Whether the score looks at places alone (``at``) and never at the tokens.
+        Whether the score looks at places alone (``at``) and never at the tokens. The default is False.
     position_free : bool
         Whether the score looks at the tokens alone and never at ``at``: the log-weight of a pair is then the same
-        wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False.
+        wherever the pair stands, and steps of a generation are recorded as one matrix. The default is False. A score
+        that looks at both has neither.
     rounds_tokens : bool
         Whether ``torch.autocast`` rounds the tokens to 16 bits, as those of a dot product. The default is False:
         tokens are then float32, as those of ``torch.cdist``.
@@ -107,6 +109,8 @@ class Score(Stored, nn.Module):
         if "forward" in vars(cls):
             for name in {"position_free", "rounds_tokens"} - vars(cls).keys():
                 setattr(cls, name, False)
+        if "as_dot" in vars(cls) and not cls.__module__.startswith("attlas."):
+            cls.as_dot = _checked_dot(cls.as_dot)  # type: ignore[method-assign]
 
     __call__: Callable[..., Tensor]
 
@@ -134,7 +138,19 @@ class Score(Stored, nn.Module):
         return q, k
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
-        """Return this score as a dot product of the projected tokens, or None where it is none."""
+        """Return this score as a dot product of the projected tokens, or None where it is none.
+
+        Parameters
+        ----------
+        q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
+            Queries and keys as `project` returned them.
+
+        Returns
+        -------
+        attlas.scores.Dot or None
+            ``attlas.scores.Dot(q, k, scale=2.0)`` is the score ``2 q · k``, which fused kernels then compute. It must
+            equal what `forward` gives. None is always right, and the default.
+        """
         return None
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
@@ -199,6 +215,20 @@ class Score(Stored, nn.Module):
 
     def __neg__(self) -> Score:
         return self * -1.0
+
+
+def _checked_dot(as_dot: Callable[..., Any]) -> Callable[..., Dot | None]:
+    """Return an `as_dot` of the user's own that raises a DtypeError where it returns another type."""
+
+    @wraps(as_dot)
+    def run(self: Score, *tokens: Any) -> Dot | None:
+        dot = as_dot(self, *tokens)
+        if dot is None or isinstance(dot, Dot):
+            return dot
+        where, fix = f"{type(self).__name__}.as_dot()", "return attlas.scores.Dot(q, k, scale=1.0)"
+        raise DtypeError(where, "it must return an attlas.scores.Dot, or None.", found=kind(dot), fix=fix)
+
+    return run
 
 
 class Sum(Score):
@@ -342,8 +372,8 @@ class ScaledByTensor(Derived):
         super().check(q, k, heads)
         if self.factor.numel() not in (1, heads):
             rule = "the factor of a score is one number, or one for each head."
-            found = f"{self.factor.numel()} numbers, {heads} heads"
-            fix = f"a tensor of shape () or ({heads},)."
+            found = f"{counted(self.factor.numel(), 'number')}, {counted(heads, 'head')}"
+            fix = heads_of_three_axes(len(self.factor), tuple(q.shape[:-2])) or f"a tensor of shape () or ({heads},)."
             raise ShapeError("attend()", rule, {"factor": self.factor, "q (..., m, d)": q}, found=found, fix=fix)
 
     def _of_heads(self, head_ids: Tensor) -> Tensor:

@@ -9,8 +9,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_floats, as_plain, check_floating, is_integer, tracing, whole_number
+from attlas.errors import DtypeError, ShapeError, counted, kind
+from attlas.inputs import (
+    as_floats,
+    as_plain,
+    check_floating,
+    heads_of_three_axes,
+    is_integer,
+    tracing,
+    whole_number,
+)
 from attlas.scores.base import Score, with_parameters
 from attlas.tiles import Tile
 
@@ -81,7 +89,7 @@ class Alibi(Score):
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         if self.slopes is None:
             self.slopes = _paper_slopes(heads)
-        _check_heads("Alibi()", "slope", self.slopes.shape[0], heads, f"use score=Alibi({heads}).")
+        _check_heads("Alibi()", "slope", self.slopes.shape[0], heads, q, f"use score=Alibi({heads}).")
 
     def extra_repr(self) -> str:
         return "" if self.slopes is None else f"heads={self.slopes.shape[0]}"
@@ -211,7 +219,7 @@ class RelativeBias(Score):
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         fix = f"use score=RelativeBias({heads}, ...)."
-        _check_heads("RelativeBias()", "row of biases", self.heads, heads, fix)
+        _check_heads("RelativeBias()", "row of biases", self.heads, heads, q, fix)
 
     def extra_repr(self) -> str:
         buckets = "" if self.buckets is None else f", buckets={self.buckets}"
@@ -370,8 +378,10 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None
     raise ShapeError("RelativeBias()", rule, found=found, fix=fix)
 
 
-def _check_heads(where: str, what: str, given: int, heads: int, fix: str) -> None:
+def _check_heads(where: str, what: str, given: int, heads: int, q: Tensor, fix: str) -> None:
     if given == heads:
         return
     rule = f"{where} must have one {what} for each head of q."
-    raise ShapeError("attend()", rule, found=f"{heads} heads in q, {given} in {where}", fix=fix)
+    fix = heads_of_three_axes(given, tuple(q.shape[:-2])) or fix
+    found = f"{counted(heads, 'head')} in q, {given} in {where}"
+    raise ShapeError("attend()", rule, {"q (..., m, d)": q}, found=found, fix=fix)
