@@ -103,10 +103,8 @@ class SoftmaxMatrix(LazyTensor):
         if problem.has_numbers:
             return problem
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
-        rule, fix = (
-            "it needs tensors with numbers.",
-            "move the tokens to a device with memory for numbers; A @ v works there.",
-        )
+        rule = "it needs tensors with numbers."
+        fix = "move the tokens to a device with memory for numbers; A @ v works there."
         if problem.device.type != "meta":  # those of a program that is being written
             rule = "it needs tensors with numbers, and torch.export runs a program on tensors without."
             fix = "compute it from A.to_dense() inside of the program, or outside of it; A @ v is exported as it is."
