@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import attlas
-from attlas import models
+from attlas import heads, models
 from attlas.atlas import Atlas
-from attlas.cli.head_statistics import block_details
 from attlas.heads.classification import text_statistics
 from attlas.view import Server, Service
 from attlas.view.reading import ReadingService
@@ -136,7 +135,7 @@ def recorded(loaded: tuple[Any, Any], text: str, *, block: bool = True) -> Atlas
         model(ids)
     atlas.details["source"] = "folder/first.py"
     if block:
-        atlas.details["block"] = block_details(model, model.config.max_position_embeddings)
+        atlas.details["block"] = heads.block_scores(model, model.config.vocab_size)
     return atlas
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attlas.atlas import Entry
 from attlas.errors import RecordingError, ShapeError
 from attlas.heads.classification import (
     BLOCK_MEASURES,
@@ -167,9 +168,27 @@ def block_scores(
     layers_of_text = [entry for entry in atlas.entries if entry.kind == "self"]
     if any(entry.shape[2:] != (2 * period, 2 * period) for entry in layers_of_text):
         return None
+    return block_table(layers_of_text, period)
+
+
+def block_table(entries: Iterable[Entry], period: int) -> dict[str, Any]:
+    """Return the details of a recording that say what its heads do on random tokens that occur twice.
+
+    Parameters
+    ----------
+    entries : iterable of Entry, shape (blocks, heads, 2 * period, 2 * period)
+        Layers that saw the block, with their matrices, in the order of their numbers.
+    period : int
+        Length of the block.
+
+    Returns
+    -------
+    dict
+        As `block_scores` returns it.
+    """
     tables: dict[str, list[list[float]]] = {measure: [] for measure in BLOCK_MEASURES}
-    for entry in layers_of_text:
-        for measure, scores in measure_block(entry.need_matrix(where), period).items():
+    for entry in entries:
+        for measure, scores in measure_block(entry.need_matrix("heads.block_scores()"), period).items():
             tables[measure] += [[] for _ in range(len(tables[measure]), entry.layer)]
             tables[measure].append(scores.tolist())
     return {"period": period} | tables

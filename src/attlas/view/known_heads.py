@@ -15,11 +15,11 @@ from attlas.errors import AttlasError
 from attlas.heads import MIXED, PATTERNS, Head, Pattern, classify
 from attlas.heads.classification import (
     BLOCK_MEASURES,
-    measure_block,
     measure_entry,
     repeated_block,
     text_statistics,
 )
+from attlas.heads.naming import block_table
 from attlas.recording import record
 
 _PERIOD = 128  # tokens of the random block that occurs twice, at most
@@ -147,11 +147,7 @@ def heads_on_block(model: nn.Module, forward: Callable[[Tensor], object]) -> OnB
     entries = [entry for entry in atlas.entries if entry.kind == "self"]
     if not entries or any(entry.shape[2:] != (2 * period, 2 * period) or entry.matrix is None for entry in entries):
         return None
-    details: dict[str, Any] = {"period": period}
-    details |= {name: [[] for _ in range(max(entry.layer for entry in entries) + 1)] for name in BLOCK_MEASURES}
-    for entry in entries:
-        for name, values in measure_block(entry.need_matrix("view"), period).items():
-            details[name][entry.layer] = values.tolist()
+    details = block_table(entries, period)
     atlas.details["block"] = details
     measured = [head for entry in entries for head in measure_entry(atlas, entry)]
     return OnBlock(KnownHeads("random", heads=_by_place(measured)), details)
