@@ -251,6 +251,28 @@ def test_models_that_call_torch_themselves(tmp_path: Path) -> None:
         attlas.corpus(Plain(), [[1, 2, 3, 4]], tmp_path / "other")
 
 
+def test_models_with_more_positions_than_tokens(tmp_path: Path) -> None:
+    """Random tokens are tokens of the model, and no more of them at once than its texts have."""
+
+    class Short(LanguageModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = torch.nn.Embedding(80, self.embedding.embedding_dim)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            self.seen = max(getattr(self, "seen", 0), ids.shape[1])
+            self.positions(torch.arange(ids.shape[1]))
+            return super().forward(ids)
+
+    model = Short()
+    vocabulary = model.embedding.num_embeddings
+    assert vocabulary < 80
+    found = attlas.corpus(model, [some_ids(20, 1)[0].tolist()], tmp_path / "out", length=30)
+    assert found is not None
+    assert model.seen == 30
+    assert len(json.loads((tmp_path / "out" / "vocabulary.json").read_text())) == vocabulary
+
+
 def test_models_that_compute_with_attlas(tmp_path: Path) -> None:
     """Each matrix of a module is an attention, also where several values are multiplied with it."""
     model, texts = LanguageModel(kind=Twice), [some_ids(20, 1), some_ids(31, 1)]

@@ -236,7 +236,8 @@ class Run:
         self.folder, self.reader, self.rank, self.world = folder, reader, rank, world
         self.seed, self.samples = about["settings"]["seed"], about["settings"]["samples"]
         self.vocabulary: int = about["model"]["vocabulary"]
-        self._block = reader.block(self.vocabulary, about["model"]["context"])
+        # What a model without a configuration reads at once is not known: the texts say how much is enough.
+        self._block = reader.block(self.vocabulary, about["model"]["context"] or about["settings"]["length"])
         self.about, self.checksum = self._agreed(about, tokenizer, result, before)
         with parts_of(folder, self.checksum) as parts:
             self._known = KnownTexts.together([part.known for part in parts])

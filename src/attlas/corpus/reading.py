@@ -20,7 +20,7 @@ from attlas.atlas.tensors import fingerprint as checksum
 from attlas.corpus.measuring import TextIndex, TextNumbers, measure_layer, pool_and_measure
 from attlas.errors import AttlasError, RecordingError
 from attlas.heads.classification import measure_block, repeated_block
-from attlas.heads.evaluation import evaluating
+from attlas.heads.evaluation import evaluating, vocabulary_size
 from attlas.matrix import AttentionMatrix
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
@@ -53,8 +53,6 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
     """Return what is known of a model before it runs, as JSON can hold it."""
     config = getattr(model, "config", None)
     text = _config(model).get("text")
-    embeddings = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-    vocabulary = getattr(text, "vocab_size", None) or max(embeddings, default=0)
     weight = next(model.parameters(), None)
     return {
         "name": model_name(model).rstrip("/").split("/")[-1],
@@ -64,7 +62,7 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
         "fingerprint": fingerprint(model),
         "dtype": "float32" if weight is None else str(weight.dtype).removeprefix("torch."),
         "context": getattr(text, "max_position_embeddings", None),
-        "vocabulary": int(vocabulary),
+        "vocabulary": vocabulary_size(model),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +34,45 @@ def read(model: nn.Module, ids: Tensor) -> Any:
         options["logits_to_keep"] = 1
     device = next((p.device for p in model.parameters()), ids.device)
     return model(ids.to(device), **options)
+
+
+def text_config(model: nn.Module) -> Any:
+    """Return the configuration of a model of transformers that reads text; None for other models."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+@contextmanager
+def embeddings_that_read(model: nn.Module, ids: Tensor) -> Iterator[list[int]]:
+    """Give the sizes of the embeddings that are looked up with the ids, once the model has read them."""
+    sizes: list[int] = []
+
+    def look(module: nn.Embedding, args: tuple[Any, ...]) -> None:
+        given = args[0] if args else None
+        if isinstance(given, Tensor) and given.shape == ids.shape and torch.equal(given.cpu(), ids.cpu()):
+            sizes.append(module.num_embeddings)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_pre_hook(look).remove)
+        yield sizes
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Return the number of tokens that a model knows; 0 where no embedding reads them.
+
+    A model without a configuration reads two equal tokens: tables of positions, which can be larger than those of
+    tokens, are looked up with other numbers.
+    """
+    size = getattr(text_config(model), "vocab_size", None)
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    if size is not None or len(tables) < 2:
+        return int(max(tables, default=0) if size is None else size)
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    with evaluating(model), embeddings_that_read(model, ids) as sizes:
+        read(model, ids)
+    return min(sizes, default=max(tables))
 
 
 def checked_ids(where: str, ids: Tensor, least: int) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attlas.atlas import Entry
@@ -19,7 +17,7 @@ from attlas.heads.classification import (
     repeated_block,
     text_statistics,
 )
-from attlas.heads.evaluation import checked_ids, evaluating, read
+from attlas.heads.evaluation import checked_ids, embeddings_that_read, evaluating, read, text_config
 from attlas.inputs import whole_number
 from attlas.recording import record
 
@@ -90,16 +88,16 @@ def name(
     where = "heads.name()"
     ids = checked_ids(where, ids, 3)
     statistics = text_statistics(ids)
-    with evaluating(model), _embeddings_that_read(model, ids) as sizes:
+    with evaluating(model), embeddings_that_read(model, ids) as sizes:
         with record(model, layers=layers, statistics=statistics, keep="statistics", patch_sdpa=patch_sdpa) as atlas:
             read(model, ids)
-        size = getattr(_text_config(model), "vocab_size", None) if vocabulary is None else vocabulary
+        size = getattr(text_config(model), "vocab_size", None) if vocabulary is None else vocabulary
         size = min(sizes, default=None) if size is None else size
         if size is None:
             rule = "it must be known how many tokens the model has: no nn.Embedding of it reads the ids."
             found, fix = type(model).__name__, "vocabulary=tokenizer.vocab_size"
             raise ShapeError(where, rule, {"model": found}, found="no vocabulary", fix=fix)
-        longest = getattr(_text_config(model), "max_position_embeddings", None) or ids.shape[1]
+        longest = getattr(text_config(model), "max_position_embeddings", None) or ids.shape[1]
         period = min(_PERIOD, longest // 2) if period is None else period
         block = block_scores(model, size, period=period, layers=layers, patch_sdpa=patch_sdpa)
     atlas.details |= {} if block is None else {"block": block}
@@ -192,26 +190,3 @@ def block_table(entries: Iterable[Entry], period: int) -> dict[str, Any]:
             tables[measure] += [[] for _ in range(len(tables[measure]), entry.layer)]
             tables[measure].append(scores.tolist())
     return {"period": period} | tables
-
-
-def _text_config(model: nn.Module) -> Any:
-    """Return the configuration of a model of transformers that reads text; None for other models."""
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
-@contextmanager
-def _embeddings_that_read(model: nn.Module, ids: Tensor) -> Iterator[list[int]]:
-    """Give the sizes of the embeddings that are looked up with the ids, once the model has read them."""
-    sizes: list[int] = []
-
-    def look(module: nn.Embedding, args: tuple[Any, ...]) -> None:
-        given = args[0] if args else None
-        if isinstance(given, Tensor) and given.shape == ids.shape and torch.equal(given.cpu(), ids.cpu()):
-            sizes.append(module.num_embeddings)
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                stack.callback(module.register_forward_pre_hook(look).remove)
-        yield sizes
