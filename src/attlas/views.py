@@ -95,9 +95,8 @@ class TransposedMatrix(_View):
         matrix = self.matrix
         vector = isinstance(x, Tensor) and x.ndim == 1
         problem, heads = matrix.checked_problem("A.mT @ x"), matrix.problem.shape[1]
-        values, dtype = cast_values(x.unsqueeze(-1) if vector else x, problem.q)
-        names = ("x", "m", "query")
-        given = spread_heads(check_values("A.mT @ x", values, problem.q, matrix._axes, heads, names), heads)
+        v, dtype = cast_values(x.unsqueeze(-1) if vector else x, problem.q)
+        given = spread_heads(check_values("A.mT @ x", v, problem.q, matrix._axes, heads, ("x", "m", "query")), heads)
         out = operations.multiply_transposed(problem, given, matrix._exact_lse, matrix.plan)
         if out.requires_grad and not tracing():
             matrix._gradient.add_product(out, given, transposed=True)

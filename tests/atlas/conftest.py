@@ -79,6 +79,8 @@ def held(thing: object, path: str) -> dict[str, Any]:
         for key, part in thing.named_children():
             found |= held(part, f"{path}.{key}") if isinstance(part, Score) else {}
     for key, value in vars(thing).items() if thing is not None else ():
+        if key == "given" and isinstance(thing, attlas.Mask):
+            continue  # what its numbers were copied from
         if isinstance(value, attlas.Mask):
             found |= held(value, f"{path}.{key}")
         elif not key.startswith("_") and key not in ("training", "cells", "keys", "queries"):

@@ -436,7 +436,7 @@ class Case:
             for name, t in module.named_buffers(recurse=False):
                 if t.requires_grad:
                     found[f"{type(module).__name__}.{name}"] = t
-            if isinstance(module, attlas.ScoreMod):
+            if isinstance(module, attlas.ScoreMod) and hasattr(module.score_mod, "table"):
                 found["ScoreMod.table"] = module.score_mod.table
         return found
 

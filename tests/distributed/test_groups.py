@@ -249,7 +249,8 @@ class FailsLater(attlas.Score):
         self.head, self.left = head, [calls]
 
     def forward(self, q: Tensor, k: Tensor, at: Any) -> Tensor:
-        if distributed.get_rank() == 1 and bool(q.any()) and self.head in at.head_ids.tolist():
+        a_few_cells = at.row_index is not None  # on which it is run to find the tensors that it reads
+        if distributed.get_rank() == 1 and bool(q.any()) and self.head in at.head_ids.tolist() and not a_few_cells:
             self.left[0] -= 1
             if self.left[0] < 0:
                 raise MemoryError("none is left")

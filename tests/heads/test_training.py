@@ -145,6 +145,7 @@ def test_the_alarm_reads_the_rows_it_says_and_no_others() -> None:
 
     q = torch.randn(1, 1, 400, 8)
     A = attlas.attend(q, q, Counting())
+    seen.clear()  # a class of the user's is run on a few cells, to find the tensors that it reads
     heads.EntropyAlarm(rows=8).check(A)
     assert sum(seen) == 3 * 8 * 400
 
