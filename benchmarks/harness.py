@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from attlas.files import whole_file
+from attlas.foundation.files import whole_file
 
 RESULTS = Path(__file__).parent / "results"
 

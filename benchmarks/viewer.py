@@ -35,7 +35,7 @@ from urllib.parse import urlencode, urlsplit
 import torch
 
 import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 from harness import save
 
 TILE, FINEST, COARSEST = 256, 0, 3  # levels of the tiles: blocks of 1 to 8 cells along each side

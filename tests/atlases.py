@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 
 __all__ = ["atlas_of", "random_matrix"]
 

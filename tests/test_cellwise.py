@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.lazy import LazyTensor
+from attlas.matrix.protocol import LazyTensor
 
 M, N = 9, 13
 

@@ -14,9 +14,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from attlas import _compat
+from attlas.foundation import compat
 
-SOURCE = Path(_compat.__file__).parent
+SOURCE = Path(compat.__file__).parent
 
 NAMES = [
     "torch.utils._pytree.tree_leaves",
@@ -45,7 +45,7 @@ NAMES = [
     "transformers.masking_utils.sdpa_mask",
     "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 ]
-# Private names that stand elsewhere than in _compat, by the package that they stand in.
+# Private names that stand elsewhere than in compat, by the package that they stand in.
 ELSEWHERE = {
     "engine": {"_version", "_is_view", "_scaled_dot_product_flash_attention_for_cpu",
                "_scaled_dot_product_flash_attention_for_cpu_backward"},
@@ -81,14 +81,14 @@ def test_the_name_is_there(path: str) -> None:
         found_at(path)
     except (ImportError, AttributeError):
         version = importlib.import_module(library).__version__
-        pytest.fail(f"{library} {version} has no {path} any more: mend what attlas._compat asks of it.")
+        pytest.fail(f"{library} {version} has no {path} any more: mend what attlas.foundation.compat asks of it.")
 
 
 def test_every_private_name_stands_in_compat() -> None:
     strange = []
     for path in SOURCE.rglob("*.py"):
         package = path.relative_to(SOURCE).parts[0]
-        if path.name == "_compat.py" or package == "view":
+        if path.name == "compat.py" or package == "view":
             continue
         text = path.read_text(encoding="utf-8")
         names = re.findall(r"(?:torch|aten|ATEN|transformers|einops)\b[\w.]*?\.(_[a-z]\w*)", text)
@@ -96,34 +96,34 @@ def test_every_private_name_stands_in_compat() -> None:
         names += re.findall(r"\"(_attn_implementation\w*|_can_set_attn_implementation|_output_attentions)\"", text)
         allowed = ELSEWHERE.get(package, set())
         strange += [f"{path.relative_to(SOURCE)}: {name}" for name in names if name.lstrip(".") not in allowed]
-    assert not strange, "name it in attlas._compat, with what is asked of it"
+    assert not strange, "name it in attlas.foundation.compat, with what is asked of it"
 
 
 def test_torch_answers_as_it_is_asked() -> None:
     t = torch.zeros(3)
-    before = _compat.changes(t)
+    before = compat.changes(t)
     t.add_(1)
-    assert _compat.changes(t) == before + 1
-    assert _compat.parse_to("cpu", torch.float64) == (torch.device("cpu"), torch.float64)
-    assert _compat.parse_to(torch.ones(1, dtype=torch.int8)) == (torch.device("cpu"), torch.int8)
+    assert compat.changes(t) == before + 1
+    assert compat.parse_to("cpu", torch.float64) == (torch.device("cpu"), torch.float64)
+    assert compat.parse_to(torch.ones(1, dtype=torch.int8)) == (torch.device("cpu"), torch.int8)
     asked = []
 
     def same(x: torch.Tensor) -> torch.Tensor:
-        asked.append(_compat.transforming())
+        asked.append(compat.transforming())
         return x
 
     same(t)
     torch.func.vmap(same)(t)
     with torch.autograd.forward_ad.dual_level():
-        asked.append(_compat.transforming())
+        asked.append(compat.transforming())
     assert asked == [False, True, True]
-    assert not _compat.in_backward()
+    assert not compat.in_backward()
     x = torch.ones(1, requires_grad=True)
-    x.register_hook(lambda grad: asked.append(_compat.in_backward()))
+    x.register_hook(lambda grad: asked.append(compat.in_backward()))
     x.sum().backward()
     assert asked[-1]
-    assert _compat.tree_leaves(_compat.tree_map_only(int, float, {"a": [1, "b"]})) == [1.0, "b"]
-    assert list(_compat.replaced_by_context_parallel()) == []
+    assert compat.tree_leaves(compat.tree_map_only(int, float, {"a": [1, "b"]})) == [1.0, "b"]
+    assert list(compat.replaced_by_context_parallel()) == []
 
 
 def newer(masking: ModuleType) -> set[str]:
@@ -137,22 +137,22 @@ def test_transformers_answers_as_it_is_asked() -> None:
     masking = importlib.import_module("transformers.masking_utils")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)
     model = transformers.GPT2Model(config)
-    assert getattr(model, _compat.CAN_SWITCH)()
+    assert getattr(model, compat.CAN_SWITCH)()
     model.set_attn_implementation("eager")
-    for name in (_compat.ATTENTION, _compat.ATTENTION_STORED):
+    for name in (compat.ATTENTION, compat.ATTENTION_STORED):
         assert getattr(model.config, name) == "eager"
     model.config.output_attentions = True
-    assert getattr(model.config, _compat.OUTPUT_ATTENTIONS_STORED) is True
-    assert vars(transformers.PreTrainedConfig)[_compat.VALIDATORS]
-    assert _compat.causal_models(transformers)["gpt2"] == "GPT2LMHeadModel"
-    missing = [name for name in _compat.MASK_PARTS.keys() - newer(masking) if not hasattr(masking, name)]
+    assert getattr(model.config, compat.OUTPUT_ATTENTIONS_STORED) is True
+    assert vars(transformers.PreTrainedConfig)[compat.VALIDATORS]
+    assert compat.causal_models(transformers)["gpt2"] == "GPT2LMHeadModel"
+    missing = [name for name in compat.MASK_PARTS.keys() - newer(masking) if not hasattr(masking, name)]
     assert not missing, "masks made of these are asked for each pair now: slower, and right"
 
 
 def test_mask_functions_close_over_what_is_read() -> None:
     pytest.importorskip("transformers", minversion="5.0")
     masking = importlib.import_module("transformers.masking_utils")
-    for name, wanted in _compat.MASK_PARTS.items():
+    for name, wanted in compat.MASK_PARTS.items():
         if name in newer(masking):
             continue
         make = getattr(masking, name)
@@ -165,7 +165,7 @@ class Meeting:
 
     both = threading.Barrier(2, timeout=20)
 
-    @_compat.cached_property
+    @compat.cached_property
     def met(self) -> int:
         """Wait for the other object."""
         self.both.wait()
@@ -181,4 +181,4 @@ def test_threads_compute_properties_of_two_objects_at_the_same_time() -> None:
     assert (vars(first), vars(second)) == ({"met": 1}, {"met": 1})
     texts = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
     locked = [str(path) for path, text in texts.items() if re.search(r"functools import .*cached_property", text)]
-    assert locked == ["_compat.py"]
+    assert locked == ["compat.py"]

@@ -19,7 +19,7 @@ from attlas import pictures
 from attlas.errors import AttlasError, CheckpointError, FileError
 from attlas.estimators import AttentionRegressor
 from attlas.estimators.stream import predict_file
-from attlas.files import replace_folder, save_text, sync_folder, whole_file
+from attlas.foundation.files import replace_folder, save_text, sync_folder, whole_file
 from attlas.nn import GPT2, GPT2Config, KVCache
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and limits are those of POSIX")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attlas
-from attlas.indexing import Axes, parse
+from attlas.foundation.indexing import Axes, parse
 
 LEADING = [(), (3,), (2, 4), (3, 2, 2), (2, 1, 3, 2)]
 M, N = 6, 9

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from attlas import installation
-from attlas.installation import install_command
+from attlas.foundation import installation
+from attlas.foundation.installation import install_command
 
 Installed = Callable[[Any], None]
 
@@ -22,7 +22,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     def install(origin: Any) -> None:
         package = tmp_path / "site-packages" / "attlas"
         package.mkdir(parents=True)
-        monkeypatch.setattr(installation, "__file__", str(package / "installation.py"))
+        monkeypatch.setattr(installation, "__file__", str(package / "foundation" / "installation.py"))
 
         class Distribution:
             def read_text(self, name: str) -> str | None:
@@ -40,7 +40,7 @@ def test_clone_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = clone / "src" / "attlas"
     package.mkdir(parents=True)
     (clone / "pyproject.toml").touch()
-    monkeypatch.setattr(installation, "__file__", str(package / "installation.py"))
+    monkeypatch.setattr(installation, "__file__", str(package / "foundation" / "installation.py"))
     assert shlex.split(install_command("view")) == ["pip", "install", "-e", f"{clone}[view]"]
     monkeypatch.chdir(clone)
     assert install_command("hf,plot") == "pip install -e '.[hf,plot]'"

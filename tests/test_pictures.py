@@ -253,7 +253,7 @@ def test_messages() -> None:
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "attlas.figure", raising=False)
+    monkeypatch.delitem(sys.modules, "attlas.pictures.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert refusal(MissingExtraError, lambda: matrix().plot()) == "attlas.pictures: no module named matplotlib"
 

@@ -11,7 +11,7 @@ import torch
 
 import attlas
 from attlas import TooLargeError
-from attlas.value_weighted import value_weighted
+from attlas.matrix.value_weighted import value_weighted
 
 
 @pytest.fixture

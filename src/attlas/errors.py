@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import Any, Self
 
 
 class AttlasError(Exception):
@@ -124,6 +125,15 @@ class FileError(AttlasError, OSError):
 
 class PortError(AttlasError, OSError):
     """A port of this machine that cannot be listened on."""
+
+
+def import_extra(module: str, where: str, rule: str, fix: str, arguments: Mapping[str, object] | None = None) -> Any:
+    """Return an optional module, or raise a MissingExtraError with this rule and fix."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        found = f"no module named {module.partition('.')[0]}"
+        raise MissingExtraError(where, rule, arguments, found=found, fix=fix) from error
 
 
 def describe(value: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.attend import attend
 from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
@@ -22,11 +21,12 @@ from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic, Workspace
 from attlas.engine.tiling import RowBlock, column_blocks
 from attlas.errors import ContractError, DtypeError, ShapeError
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks import BlockState, Causal, Mask, from_function
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
 from attlas.scores import Score
 from attlas.stats import RowMass
-from attlas.tiles import Tile, cut
 
 __all__ = ["ContractError", "check_mask", "check_score", "check_statistic"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 from attlas.scores import Score
 
 

@@ -9,8 +9,8 @@ from tests.messages import refusal
 
 import attlas
 from attlas import DtypeError, OutOfRangeError, RecordingError, ShapeError, stats
-from attlas.atlas import Atlas, Entry
-from attlas.atlas.entry import statistic_names
+from attlas.recording.atlas import Atlas, Entry
+from attlas.recording.atlas.entry import statistic_names
 
 
 def test_layers_are_named_in_every_way(atlas) -> None:

@@ -10,10 +10,10 @@ import pytest
 from tests.atlas.conftest import make_atlas
 
 import attlas
-from attlas.atlas import Bookmark
-from attlas.atlas.bookmarks import BOOKMARKS, write_bookmarks
-from attlas.atlas.serialization import FormatError
 from attlas.errors import RecordingError
+from attlas.recording.atlas import Bookmark
+from attlas.recording.atlas.bookmarks import BOOKMARKS, write_bookmarks
+from attlas.recording.atlas.serialization import FormatError
 from attlas.view import Service
 
 MARKS = [Bookmark("repeats", "e=2&h=4", "It looks at what followed before: 重复."), Bookmark("first", "e=0")]

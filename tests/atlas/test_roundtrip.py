@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import RecordingError, stats
-from attlas.atlas import Atlas, load
-from attlas.atlas.storage import Writer
 from attlas.masks import Mask
+from attlas.recording.atlas import Atlas, load
+from attlas.recording.atlas.storage import Writer
 
 
 def back(tmp_path: Path, A: attlas.AttentionMatrix, **options: Any) -> attlas.AttentionMatrix:

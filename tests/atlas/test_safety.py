@@ -23,8 +23,8 @@ from tests.messages import said
 
 import attlas
 from attlas import AttlasError, DtypeError, RecordingError, stats
-from attlas.atlas import Atlas, load
-from attlas.atlas.storage import Writer
+from attlas.recording.atlas import Atlas, load
+from attlas.recording.atlas.storage import Writer
 
 NAME = "run.atlas"
 
@@ -321,7 +321,7 @@ def test_json_that_another_program_has_written_again(folder: Path, options: dict
 
 
 def test_json_of_absurd_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attlas.atlas.manifest._LARGEST", 100)
+    monkeypatch.setattr("attlas.recording.atlas.manifest._LARGEST", 100)
     size = (folder / "atlas.json").stat().st_size
     refusal(folder, "atlas.json", f"{size:,} bytes, more than 100")
 
@@ -523,8 +523,8 @@ import os, random, select, shutil, signal, sys, time
 from pathlib import Path
 import torch
 import attlas
-from attlas.atlas import Atlas, Entry, load
-from attlas.atlas.storage import Writer
+from attlas.recording.atlas import Atlas, Entry, load
+from attlas.recording.atlas.storage import Writer
 
 torch.set_num_threads(1)
 os.fsync = lambda handle: None  # a process is killed here and no plug pulled: what was written stays
@@ -628,7 +628,7 @@ def test_tokens_stay_on_disk_until_they_are_read(tmp_path: Path) -> None:
 
 
 def test_writing_takes_a_slice_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attlas.atlas import tensors
+    from attlas.recording.atlas import tensors
 
     monkeypatch.setattr(tensors, "_SLICE", 1 << 10)
     t = torch.randn(3, 50, 20).transpose(1, 2)

@@ -12,8 +12,8 @@ from tests.messages import refusal
 
 import attlas
 from attlas import DtypeError, RecordingError, ShapeError, stats
-from attlas.atlas import Atlas
 from attlas.errors import MissingExtraError
+from attlas.recording.atlas import Atlas
 
 STATISTICS = (
     stats.Entropy(),

@@ -10,8 +10,8 @@ from tests.browser.conftest import READY, number, state, until
 
 import attlas
 from attlas import heads, stats
-from attlas.atlas import Atlas, Entry
 from attlas.heads.classification import STATISTIC_NAMES, text_statistics
+from attlas.recording.atlas import Atlas, Entry
 from attlas.view import export
 
 pytestmark = pytest.mark.browser

@@ -10,7 +10,7 @@ from tests.atlases import atlas_of, random_matrix
 from tests.browser.conftest import READY, served
 
 import attlas
-from attlas.atlas import Bookmark
+from attlas.recording.atlas import Bookmark
 
 pytestmark = pytest.mark.browser
 

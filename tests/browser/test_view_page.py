@@ -15,7 +15,7 @@ from tests.atlases import atlas_of, random_matrix
 from tests.browser.conftest import CUT, READY, latin_words, number, saved, served, state, until
 
 import attlas
-from attlas.atlas import Atlas
+from attlas.recording.atlas import Atlas
 
 pytestmark = pytest.mark.browser
 

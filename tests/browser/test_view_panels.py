@@ -20,7 +20,7 @@ from tests.browser.conftest import number, saved, serious_faults, served, state,
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas
+from attlas.recording.atlas import Atlas
 from attlas.view import Service
 from attlas.view.tokens import Text
 

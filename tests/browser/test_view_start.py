@@ -9,7 +9,7 @@ from tests.atlases import atlas_of, random_matrix
 from tests.browser.conftest import READY, served, state, until
 
 import attlas
-from attlas.atlas import Atlas
+from attlas.recording.atlas import Atlas
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ from tests.browser.conftest import READY, saved, served, until
 from tests.tiny_models import BART, lively
 
 import attlas
-from attlas.atlas import Bookmark
+from attlas.recording.atlas import Bookmark
 
 pytestmark = pytest.mark.browser
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -12,11 +12,11 @@ import torch
 from tests.cli.conftest import Run
 
 import attlas
-from attlas import processor
 from attlas.cli import bench_cases, main
 from attlas.cli.bench import hold
 from attlas.cli.terminal import UsageError
-from attlas.work import kernels
+from attlas.engine import limits as processor
+from attlas.engine.work import kernels
 
 SMALL = ["bench", "--tokens", "64", "--heads", "2", "--size", "8", "--seconds", "0.01"]
 

@@ -13,13 +13,13 @@ from torch.nn import functional
 
 import attlas
 from attlas import models
-from attlas.atlas import Atlas
 from attlas.cli import main
 from attlas.cli.loading import load, texts
 from attlas.cli.terminal import Terminal
+from attlas.foundation.installation import install_command
 from attlas.heads import Head
 from attlas.heads.classification import measure_entry
-from attlas.installation import install_command
+from attlas.recording.atlas import Atlas
 
 
 def heads_of(atlas: Atlas) -> list[Head]:

@@ -27,7 +27,7 @@ from tests.cli.conftest import Run
 from attlas.cli import main, regress
 from attlas.cli.options import parser
 from attlas.estimators import AttentionRegressor
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
 
 generator = np.random.default_rng(11)
 X = generator.uniform(-1.0, 1.0, (60, 3))

@@ -25,10 +25,10 @@ import torch
 from tests.cli.conftest import Run
 
 import attlas
-from attlas.atlas import Atlas
 from attlas.cli import demo, main, view
 from attlas.cli.terminal import Terminal
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
+from attlas.recording.atlas import Atlas
 from attlas.view.server import store_beside
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{32}/(#\S+)?")

@@ -10,7 +10,7 @@ import torch
 import attlas
 from attlas import Plan
 from attlas.engine.dropout import Dropout
-from attlas.tensorlike import dropped_product
+from attlas.matrix.shapes import dropped_product
 
 
 def kept(problem: Any, p: float, seed: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import AttlasError, GradientError, stats
-from attlas.lazy import LazyTensor
+from attlas.matrix.protocol import LazyTensor
 
 
 def sections() -> dict[str, list[str]]:

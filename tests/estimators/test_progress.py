@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the estimators are scikit-learn's (attlas[sklearn])")
 
-from attlas import progress
 from attlas.cli import main
 from attlas.errors import ShapeError
 from attlas.estimators import AttentionClassifier, AttentionRegressor
+from attlas.foundation import progress
 
 generator = np.random.default_rng(2)
 X = generator.normal(size=(80, 2))

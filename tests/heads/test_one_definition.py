@@ -11,10 +11,10 @@ from tests.atlas.conftest import make_entry
 import attlas
 import attlas.models
 from attlas import heads
-from attlas.atlas import Atlas
 from attlas.cli import head_statistics, main, stats
 from attlas.cli.terminal import Terminal
 from attlas.heads.classification import detectable, measure_entry
+from attlas.recording.atlas import Atlas
 from attlas.view.service import Service
 
 # Name in `heads.scores`, and field of a Head.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import attlas
 from attlas import heads
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 
 close = torch.testing.assert_close
 

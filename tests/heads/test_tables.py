@@ -8,7 +8,7 @@ from tests.atlas.conftest import make_entry
 
 import attlas
 from attlas import heads
-from attlas.atlas import Atlas
+from attlas.recording.atlas import Atlas
 
 close = torch.testing.assert_close
 SPANS = {"system": (0, 3), "user": slice(3, 9), "document": range(9, 20), "again": (5, 12)}

@@ -10,9 +10,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import attlas
-from attlas import heads, observers
+from attlas import heads
 from attlas.errors import OutOfRangeError, RecordingError
 from attlas.interventions import Ablate, DetachWeights, ReplaceWeights, ScaleLogits, Suppress, Temperature
+from attlas.matrix import observers
 from attlas.recording import hooks
 
 IDS = some_ids()

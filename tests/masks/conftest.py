@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks import BlockState, Mask
-from attlas.tiles import Tile, cut
 
 
 def make_tile(

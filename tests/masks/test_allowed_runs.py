@@ -10,8 +10,8 @@ from tests.masks.conftest import make_tile
 from torch import Tensor
 
 import attlas
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
-from attlas.tiles import Tile
 
 BATCH, HEADS = 2, 3
 numbers = st.integers(-6, 12)

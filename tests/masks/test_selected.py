@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.masks.conftest import check_coverage, draw_part
 
 import attlas
-from attlas.atlas.serialization import mask_spec
 from attlas.distributed.batched_masks import joined_mask
 from attlas.errors import DtypeError, ShapeError
 from attlas.masks import BlockState, Selected
+from attlas.recording.atlas.serialization import mask_spec
 
 
 def expected(indices, n, block, group, batches, heads):

@@ -11,8 +11,8 @@ from tests.stats.definitions import diagonals
 from torch import Tensor, nn
 
 from attlas import stats
-from attlas.atlas import Atlas
 from attlas.recording import record
+from attlas.recording.atlas import Atlas
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NUMBERS = [stats.Entropy(), stats.ColumnMass(), stats.TopK(2), stats.Offsets()]

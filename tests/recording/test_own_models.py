@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attlas
-from attlas import observers, stats
+from attlas import stats
 from attlas.errors import OutOfRangeError, RecordingError
+from attlas.matrix import observers
 from attlas.recording import record
 
 WAYS = ["attention", "matmul", "einsum", "operator", "pooled", "offer", "offer after"]

@@ -14,8 +14,8 @@ from torch import nn
 import attlas
 import attlas.models
 from attlas import heads, stats
-from attlas.atlas.padding import included_rows
-from attlas.atlas.storage import Writer
+from attlas.recording.atlas.padding import included_rows
+from attlas.recording.atlas.storage import Writer
 
 TEXTS = (15, 4)
 STATISTICS = (

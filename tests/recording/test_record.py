@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import stats
-from attlas.atlas import Bookmark
 from attlas.recording import offer, record
+from attlas.recording.atlas import Bookmark
 from attlas.recording.hooks import is_recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -197,7 +197,7 @@ def test_disk(x: Tensor, tmp_path: Path) -> None:
     assert folder.is_dir()
     for A, weights in zip(atlas, whole, strict=True):
         torch.testing.assert_close(A.to_dense(), weights)
-    from attlas.atlas import load
+    from attlas.recording.atlas import load
 
     again = load(folder)
     assert again.bookmarks == atlas.bookmarks

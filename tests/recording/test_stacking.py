@@ -10,8 +10,8 @@ from torch import Tensor
 import attlas
 from attlas import GradientError, ShapeError, attend, stats
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
+from attlas.matrix.windows import Translated
 from attlas.recording.stacking import Block, Stacked, same_settings, stack_masks
-from attlas.windows import Translated
 
 M, N = 9, 12
 

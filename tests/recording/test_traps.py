@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attlas
 from attlas import stats
-from attlas.atlas.entry import KINDS
 from attlas.recording import offer, record
+from attlas.recording.atlas.entry import KINDS
 from attlas.recording.discovery import ModelAttentions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

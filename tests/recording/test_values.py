@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import attlas
 from attlas import stats
 from attlas.errors import RecordingError, ShapeError
-from attlas.value_weighted import value_weighted
+from attlas.matrix.value_weighted import value_weighted
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attlas.foundation.tiles import Tile
 from attlas.scores import Score
-from attlas.tiles import Tile
 
 
 def place(q: Tensor, k: Tensor, rows: range | None = None, columns: range | None = None, **index: Tensor) -> Tile:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import attlas
 from attlas.masks.runs import RunPerRow
-from attlas.value_weighted import value_weighted
+from attlas.matrix.value_weighted import value_weighted
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.exact import Head
 from attlas.view.largest import largest

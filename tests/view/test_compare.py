@@ -8,8 +8,8 @@ import torch
 from tests.atlases import atlas_of, random_matrix
 from tests.view.cases import facts, numbers
 
-from attlas.atlas import Atlas
 from attlas.errors import ShapeError
+from attlas.recording.atlas import Atlas
 from attlas.view import Service
 
 N = 40

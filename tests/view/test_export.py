@@ -17,8 +17,8 @@ from tests.view.cases import facts
 
 import attlas
 from attlas import stats
-from attlas.atlas import Atlas, Bookmark
 from attlas.errors import RecordingError, ShapeError
+from attlas.recording.atlas import Atlas, Bookmark
 from attlas.view import Service, codes, export, offline, packing
 
 N, HEADS = 700, 3

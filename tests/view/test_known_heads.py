@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from attlas.atlas import Atlas
 from attlas.heads import MIXED, PATTERNS, Head
+from attlas.recording.atlas import Atlas
 from attlas.view.known_heads import KnownHead, heads_of_corpus, is_of_same_model
 from attlas.view.sentences import WORDS, on_text
 

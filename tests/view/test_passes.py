@@ -15,7 +15,7 @@ import torch
 from tests.view.cases import ask, facts, numbers, wait
 
 import attlas
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 from attlas.view import Service
 from attlas.view import passes as passes_module
 from attlas.view import pyramid as pyramid_module

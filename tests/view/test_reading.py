@@ -13,8 +13,8 @@ import torch
 
 import attlas
 from attlas import heads, models
-from attlas.atlas import Atlas
 from attlas.heads.classification import text_statistics
+from attlas.recording.atlas import Atlas
 from attlas.view import Server, Service
 from attlas.view.reading import ReadingService
 

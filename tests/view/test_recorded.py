@@ -12,7 +12,7 @@ from tests.view.cases import facts, numbers
 
 import attlas
 from attlas import models, stats
-from attlas.atlas import Atlas, Entry
+from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.metadata import token_bytes
 from attlas.view import Service
 

@@ -8,8 +8,8 @@ import torch
 from tests.view.cases import facts
 
 import attlas
-from attlas.atlas import Atlas, Entry
 from attlas.errors import ShapeError
+from attlas.recording.atlas import Atlas, Entry
 from attlas.view import Service
 from attlas.view.packing import Packer
 

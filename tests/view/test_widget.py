@@ -20,9 +20,9 @@ from tests.comms import FakeComm
 from tests.view.cases import wait
 
 import attlas
-from attlas.atlas import Atlas, Entry
 from attlas.errors import MissingExtraError
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
+from attlas.recording.atlas import Atlas, Entry
 from attlas.view import Service, preview, show
 from attlas.view.notebook import in_notebook
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from attlas import processor
 from attlas.cli import bench_cases
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.files import lock
-from attlas.work import kernels
+from attlas.engine import limits as processor
+from attlas.engine.work import kernels
+from attlas.foundation.files import lock
 
 _ROUNDS = 20
 

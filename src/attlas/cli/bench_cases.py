@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import stats
-from attlas.processor import Limits
+from attlas.engine.limits import Limits
 
 Cases = dict[str, Callable[[], Any]]
 

@@ -18,7 +18,7 @@ import attlas
 from attlas.cli.checks import check_least
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
     from attlas.corpus import Corpus

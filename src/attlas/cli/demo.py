@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from attlas import models
-from attlas.atlas import Atlas
 from attlas.cli import picture, report
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
@@ -22,9 +21,10 @@ from attlas.cli.record import check_out, record_text
 from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import export, open_if_attended
+from attlas.foundation.installation import install_command
 from attlas.heads import MIXED, PATTERNS, Head
 from attlas.heads.classification import measure_entry
-from attlas.installation import install_command
+from attlas.recording.atlas import Atlas
 
 # Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
 _COLUMNS = (

@@ -9,9 +9,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from attlas.atlas import Atlas, Entry, load
 from attlas.cli.terminal import UsageError
 from attlas.errors import ShapeError
+from attlas.recording.atlas import Atlas, Entry, load
 
 _TEXT = "timeit"  # held out of the shipped model's training; the model's card lists all such modules
 

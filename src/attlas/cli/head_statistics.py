@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from attlas import stats
-from attlas.atlas import Atlas
-from attlas.atlas.entry import statistic_names
 from attlas.cli.options import STATISTICS
 from attlas.cli.terminal import UsageError
 from attlas.heads.classification import STATISTIC_NAMES, text_statistics
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.entry import statistic_names
 from attlas.stats.pooled import count_blocks
 
 _HEAD_PATTERNS = "kinds"

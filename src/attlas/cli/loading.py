@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from attlas import models
-from attlas._compat import causal_models
 from attlas.cli.checks import check_least
 from attlas.cli.terminal import UsageError
-from attlas.devices import usable_device
-from attlas.errors import DeviceError
-from attlas.installation import install_command
-from attlas.lazily import import_extra
+from attlas.errors import DeviceError, import_extra
+from attlas.foundation.checks import usable_device
+from attlas.foundation.compat import causal_models
+from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from attlas import pictures
-from attlas.atlas import Atlas, Entry
 from attlas.cli.checks import check_target
 from attlas.cli.files import entry_of, open_folder
 from attlas.cli.formatting import plural
 from attlas.cli.options import SIDE
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
+from attlas.recording.atlas import Atlas, Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

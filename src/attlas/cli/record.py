@@ -18,9 +18,6 @@ from torch import Tensor
 
 import attlas
 from attlas import models
-from attlas.atlas import Atlas
-from attlas.atlas import load as load_atlas
-from attlas.atlas.entry import statistic_names
 from attlas.cli import head_statistics
 from attlas.cli.checks import check_folder, check_least
 from attlas.cli.files import read_text
@@ -29,8 +26,11 @@ from attlas.cli.generation import ProgressListener, read_and_generate, run_model
 from attlas.cli.loading import LoadedModel, load, texts, tokenize
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError, OutOfRangeError, RecordingWarning
-from attlas.files import replace_folder
+from attlas.foundation.files import replace_folder
 from attlas.heads import block_scores
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas import load as load_atlas
+from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.hooks import subscribed
 from attlas.recording.metadata import token_bytes
 from attlas.stats import Statistic

@@ -23,8 +23,8 @@ from attlas.cli.regress_report import print_report
 from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, read, split
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import CheckpointError
-from attlas.files import whole_file
-from attlas.installation import install_command
+from attlas.foundation.files import whole_file
+from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor

@@ -7,13 +7,13 @@ from argparse import Namespace
 
 import torch
 
-from attlas.atlas import Atlas
 from attlas.cli.checks import check_target
 from attlas.cli.files import title_of
 from attlas.cli.formatting import say_page
 from attlas.cli.stats import open_atlas
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads.classification import measure_entry
+from attlas.recording.atlas import Atlas
 
 _WINDOW = 32  # tokens that are looked at together
 _HEAD = re.compile(r"(\d+)[.·](\d+)")

@@ -19,8 +19,8 @@ from attlas.cli.options import DISTRIBUTIONS, KEYS, QUERIES
 from attlas.cli.scaling_figures import heads_figure, study_figure
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import ShapeError
-from attlas.files import save_text
-from attlas.installation import install_command
+from attlas.foundation.files import save_text
+from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from attlas.atlas import Atlas
 from attlas.cli import head_statistics
 from attlas.cli.checks import check_least
 from attlas.cli.files import entry_of, open_folder
@@ -17,6 +16,7 @@ from attlas.cli.formatting import json_text, plural, print_heads, secondary_patt
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import detectable, measure_entry
+from attlas.recording.atlas import Atlas
 
 # Columns in the terminal: name in the data, heading, format; those further down give way where it is narrow.
 _SHOWN = (

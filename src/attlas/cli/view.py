@@ -27,7 +27,7 @@ from attlas.cli.loading import load
 from attlas.cli.options import parse
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.errors import AttlasError
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:  # a command that shows no corpus loads neither pyarrow nor the viewer
     from attlas.corpus import Corpus

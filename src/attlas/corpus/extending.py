@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attlas.atlas.tensors import sha256_of
 from attlas.corpus.folder import BASE, CONFIG, Finished, check_files, open_base, open_finished
 from attlas.corpus.journal import PARTS
 from attlas.corpus.known import ChangedTextError, KnownTexts, changed, content_of, identity_of, row_identity
@@ -17,7 +16,8 @@ from attlas.corpus.locks import mutex, remove_unless_held
 from attlas.corpus.run_facts import check_same, has_run, load_run
 from attlas.corpus.sources import Text, TextSource
 from attlas.errors import FileError, RecordingError
-from attlas.files import sync_folder
+from attlas.foundation.files import sync_folder
+from attlas.recording.atlas.tensors import sha256_of
 
 
 def is_written(folder: Path) -> bool:

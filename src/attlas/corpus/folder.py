@@ -26,17 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attlas
-from attlas._compat import cached_property
-from attlas.atlas.tensors import sha256_of
 from attlas.corpus import sketch, tables
 from attlas.corpus.journal import PARTS, Part, parts_of, payload_name
 from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.run_facts import has_run, load_run
 from attlas.corpus.state import State
-from attlas.errors import AttlasError, OutOfRangeError, RecordingError, ShapeError
-from attlas.files import save_text, sync_folder, whole_file
-from attlas.lazily import import_extra
+from attlas.errors import AttlasError, OutOfRangeError, RecordingError, ShapeError, import_extra
+from attlas.foundation.compat import cached_property
+from attlas.foundation.files import save_text, sync_folder, whole_file
+from attlas.recording.atlas.tensors import sha256_of
 
 FORMAT, VERSION = "attlas-corpus", 1
 CONFIG, _STATE, _VOCABULARY = "config.json", "state.safetensors", "vocabulary.json"

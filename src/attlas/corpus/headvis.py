@@ -12,7 +12,7 @@ import numpy as np
 from attlas.corpus.folder import Corpus, Sample
 from attlas.corpus.sketch import edges_of
 from attlas.errors import RecordingError
-from attlas.files import save_text
+from attlas.foundation.files import save_text
 
 _LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
 _BARS = 50

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas._compat import cached_property
 from attlas.corpus.known import KnownTexts, row_identity
 from attlas.corpus.state import State
 from attlas.corpus.store import Store
+from attlas.foundation.compat import cached_property
 
 PARTS = "parts"
 _KINDS = ("texts", "failed")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from attlas.errors import FileError, RecordingError
-from attlas.files import lock
+from attlas.foundation.files import lock
 
 _ATTEMPTS = 100
 _NAME = re.compile(r"lock-(\d+)-(\d+)")

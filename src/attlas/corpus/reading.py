@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attlas.atlas.tensors import fingerprint as checksum
 from attlas.corpus.measuring import TextIndex, TextNumbers, measure_layer, pool_and_measure
 from attlas.errors import AttlasError, RecordingError
 from attlas.heads.classification import measure_block, repeated_block
 from attlas.heads.evaluation import evaluating, vocabulary_size
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas.tensors import fingerprint as checksum
 from attlas.recording.attn_implementation import attending_with_attlas
 from attlas.recording.discovery import ModelAttentions
 from attlas.recording.hooks import AttentionCall, Change, is_changing, is_recording, subscribed

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.foundation.tiles import Tile
 from attlas.heads import DuplicateToken, Induction
 from attlas.heads.targets import TargetSums
 from attlas.matrix import AttentionMatrix
 from attlas.scores.base import Dot
 from attlas.stats import Part
-from attlas.tiles import Tile
 
 _LARGE = 0.01  # weights below it do not count for HeadVis's induction score
 _BELOW_LARGE = float(np.nextafter(np.float32(_LARGE), np.float32(0.0)))

@@ -12,8 +12,8 @@ from torch import nn
 from attlas.corpus.journal import PARTS
 from attlas.corpus.reading import model_facts
 from attlas.errors import RecordingError, ShapeError
-from attlas.files import save_text
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.files import save_text
 
 LENGTH, SAMPLES, TOP = 4096, 32, 10
 _RUN = "run.json"

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import FileError, ShapeError
-from attlas.installation import install_command
-from attlas.lazily import import_extra
+from attlas.errors import FileError, ShapeError, import_extra
+from attlas.foundation.installation import install_command
 
 _LINES = {".jsonl", ".ndjson"}
 _ARROW = {".arrow", ".feather", ".ipc"}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attlas.errors import FileError, RecordingError
-from attlas.files import sync_folder
+from attlas.foundation.files import sync_folder
 
 _SCHEMA = (
     "CREATE TABLE entries (kind TEXT NOT NULL, number INTEGER NOT NULL, chunk INTEGER NOT NULL, data BLOB NOT NULL, "

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from attlas.attend import attend as local_attend
 from attlas.distributed.agree import agreed
 from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, version_of
 from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
-from attlas.inputs import tracing
+from attlas.foundation.checks import tracing
 from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend as local_attend
 from attlas.scores import ScaledDot, Score
 
 

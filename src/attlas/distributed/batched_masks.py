@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.atlas.serialization import mask_from, mask_spec
 from attlas.errors import RecordingError
+from attlas.foundation.tiles import Tile
 from attlas.masks import Mask, runs_of
+from attlas.recording.atlas.serialization import mask_from, mask_spec
 from attlas.recording.stacking import same_settings
-from attlas.tiles import Tile
 
 # How many axes the tensor of a mask has where the batch is the first of them.
 _WITH_BATCH = {"Padding": 1, "Prefix": 1, "Documents": 2, "TensorMask": 4, "AdditiveMask": 4,
@@ -51,7 +51,7 @@ def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tu
     Parameters
     ----------
     specs : sequence of dict or None
-        Masks of the parts, as `attlas.atlas.serialization.mask_spec` gives them, with their tensors under "t".
+        Masks of the parts, as `attlas.recording.atlas.serialization` writes them, with their tensors under "t".
     sizes : sequence of int
         Batches, or heads, of each part.
     axis : {0, 1}

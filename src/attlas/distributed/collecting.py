@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.distributed import all_gather
 from torch.nn import functional
 
-from attlas._compat import tree_map
-from attlas.autodiff import rebuilt, tensors_in
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import BackendError, DtypeError, GradientError
-from attlas.lazy import check_are_statistics
+from attlas.foundation.compat import tree_map
+from attlas.foundation.tiles import Tile
+from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.protocol import check_are_statistics
+from attlas.matrix.windows import cut_out, original_tile
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
-from attlas.tiles import Tile
-from attlas.windows import cut_out, original_tile
 
 # What a collective can do by itself.
 _REDUCTIONS: dict[Any, str] = {merge_sums: "sum", keep_larger: "max"}

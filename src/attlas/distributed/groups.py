@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from attlas._compat import tree_leaves, tree_map
 from attlas.distributed.layout import Layout, of_shape
-from attlas.held import tensors_of
-from attlas.indexing import Axes
+from attlas.engine.held import tensors_of
+from attlas.foundation.compat import tree_leaves, tree_map
+from attlas.foundation.indexing import Axes
 from attlas.matrix import AttentionMatrix
 
 _GATHERED_BYTES = 8 << 30

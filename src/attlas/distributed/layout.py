@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from attlas._compat import local_part
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind
-from attlas.indexing import Axes
-from attlas.inputs import as_plain, whole_number
+from attlas.foundation.checks import as_plain, whole_number
+from attlas.foundation.compat import local_part
+from attlas.foundation.indexing import Axes
 
 # What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.
 Role: TypeAlias = int | Literal["queries", "keys", "nothing"]

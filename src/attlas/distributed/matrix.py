@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from attlas import observers
 from attlas.distributed.agree import agreed
 from attlas.distributed.collecting import Collector
 from attlas.distributed.groups import by_group, is_divided
@@ -21,9 +20,9 @@ from attlas.distributed.parts import parts_of, with_graph
 from attlas.engine.online import finite_shift, share_of
 from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, GradientError
-from attlas.indexing import Axes, Where, parse
-from attlas.inputs import check_values
-from attlas.matrix import AttentionMatrix
+from attlas.foundation.checks import check_values
+from attlas.foundation.indexing import Axes, Where, parse
+from attlas.matrix import AttentionMatrix, observers
 from attlas.stats import Statistic, TopK
 
 

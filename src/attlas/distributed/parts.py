@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from attlas.distributed.layout import Layout
-from attlas.held import tensors_of
+from attlas.engine.held import tensors_of
 from attlas.matrix import AttentionMatrix
-from attlas.windows import cut_out
+from attlas.matrix.windows import cut_out
 
 
 def parts_of(

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas._compat import tree_map
-from attlas.atlas import Atlas, Entry
-from attlas.atlas.entry import KINDS
-from attlas.atlas.serialization import mask_from, mask_spec, score_from, score_spec
-from attlas.autodiff import rebuilt, tensors_in
 from attlas.distributed.batched_masks import joined_mask, joined_score
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import RecordingError
+from attlas.foundation.compat import tree_map
+from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.masks import Mask, runs_of
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas, Entry
+from attlas.recording.atlas.entry import KINDS
+from attlas.recording.atlas.serialization import mask_from, mask_spec, score_from, score_spec
 
 Grid: TypeAlias = "list[list[tuple[int, Any]]]"  # by parts of the batch, then of the heads: a rank and what it has
 

@@ -14,13 +14,13 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from attlas.atlas import Atlas
-from attlas.atlas.storage import Writer
-from attlas.atlas.tensors import Written, fingerprint, header_of, sha256_of
 from attlas.distributed.agree import agreed, gathered
 from attlas.distributed.recordings import Divided, described, joined, tensors_of
 from attlas.engine.problem import spread_heads
 from attlas.errors import RecordingError, ShapeError, kind
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.storage import Writer
+from attlas.recording.atlas.tensors import Written, fingerprint, header_of, sha256_of
 
 _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 

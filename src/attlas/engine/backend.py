@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
-from attlas.autodiff import rebuilt
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic
+from attlas.foundation.compat import cached_property
+from attlas.foundation.trees import rebuilt
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attlas.inputs import tracing
-from attlas.tiles import Tile
+from attlas.foundation.checks import tracing
+from attlas.foundation.tiles import Tile
 
 
 @dataclass(frozen=True)

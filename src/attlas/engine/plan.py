@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attlas.errors import ShapeError
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
 
 #: Modules and packages of `attlas.engine.backends`, each the backend of that name: its `BACKENDS` holds the objects.
 BACKENDS = ("native", "sdpa", "reference", "tiled")

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
+from attlas.engine.held import holds_all, read_by, tensors_of
 from attlas.errors import ModifiedError
-from attlas.held import holds_all, read_by, tensors_of
-from attlas.inputs import accumulation_dtype, all_finite, holds_numbers, tracing
+from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, tracing
+from attlas.foundation.compat import cached_property
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
-from attlas.tiles import Tile
 
 _SMALL_LOGIT = 24.0  # exp of it, squared and summed over a million keys, is far from any end of float32
 _MANY_QUERIES = 64

@@ -6,18 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import CACHED, exp, finite_shift, split_lse
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells
+from attlas.errors import DtypeError, kind
+from attlas.foundation.compat import cached_property
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState
-from attlas.tiles import Tile
 
 
 class Workspace:
@@ -430,9 +432,9 @@ class Statistic(ABC):
         ShapeError
             If a tensor does not hold weights: numbers that are not negative, with a sum of at most 1 per row.
         """
-        from attlas.engine.apply import statistic_of
-
-        return statistic_of(A, self)
+        if isinstance(A, list | tuple):
+            return tuple(map(self, A))
+        return A.collect(self)[0] if hasattr(A, "collect") else statistic_of_tensor(A, self)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return which numbers a fused kernel must compute so that this statistic can be made from them.
@@ -485,3 +487,11 @@ def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
 def keep_larger(self: Statistic, a: Tensor, b: Tensor) -> Tensor:
     """Merge carries that are maxima, where a NaN in `b` is ignored; a statistic may set it as its `merge`."""
     return torch.where(b > a, b, a)
+
+
+@singledispatch
+def statistic_of_tensor(A: Any, statistic: Statistic) -> Any:
+    """Return a statistic of what is no lazy matrix: `attlas.engine.dense` registers tensors of weights."""
+    rule = "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them."
+    fix = "stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k))."
+    raise DtypeError(f"stats.{type(statistic).__name__}", rule, {"A": kind(A)}, found=kind(A), fix=fix)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
-from attlas.tiles import Tile, cut
 
 _FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
 _ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas._compat import transforming
 from attlas.engine.backends import reference
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Problem, spread_heads
+from attlas.foundation.compat import transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 

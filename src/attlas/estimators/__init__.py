@@ -1,7 +1,7 @@
 """Kernel regression as scikit-learn estimators, and the fast sums beneath them."""
 
 from attlas.errors import MissingExtraError
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
 
 try:
     import sklearn as sklearn

@@ -16,8 +16,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
-from attlas.autocast import without_autocast
-from attlas.devices import usable_device
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.frames import naming_text_columns
@@ -30,8 +28,10 @@ from attlas.estimators.scored import ScoredLeaveOneOut
 from attlas.estimators.search import SearchResult, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
+from attlas.foundation.autocast import without_autocast
+from attlas.foundation.checks import usable_device
+from attlas.foundation.progress import Progress
 from attlas.matrix import AttentionMatrix
-from attlas.progress import Progress
 from attlas.scores import Score
 
 Array = NDArray[Any]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attlas.errors import ShapeError
 from attlas.estimators.parquet import ParquetFile
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
 
 ROWS = 65_536
 Source: TypeAlias = "NDArray[Any] | Chunks | Path | str | Iterable[ArrayLike]"

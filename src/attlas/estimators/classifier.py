@@ -14,12 +14,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from attlas.autocast import without_autocast
 from attlas.estimators.base import AttentionEstimator, check_choice
 from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.loo import accuracy, log_loss
 from attlas.estimators.observations import used_weights
 from attlas.estimators.partitions import refuse_dask
+from attlas.foundation.autocast import without_autocast
 
 Array = NDArray[Any]
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import DtypeError, ShapeError
-from attlas.lazily import import_extra
+from attlas.errors import DtypeError, ShapeError, import_extra
 
 
 class ParquetFile:

@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, import_extra, kind
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
-from attlas.installation import install_command
-from attlas.lazily import import_extra
+from attlas.foundation.installation import install_command
 
 _MERGED = 8  # partial sums that one task merges
 

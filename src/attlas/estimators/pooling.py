@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
-from attlas.attend import attend
 from attlas.estimators.kernels import PreparedKeys, profile
 from attlas.estimators.local import lines_from_moments, lines_through
 from attlas.estimators.row_blocks import row_blocks
 from attlas.estimators.scored import weighted
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.task import KERNELS
+from attlas.foundation.compat import cached_property
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
 from attlas.scores import Score
 
 # Below this many times the error of a second moment, a variance is summed again from the residuals, and so is a

@@ -15,7 +15,6 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from attlas.autocast import without_autocast
 from attlas.errors import ShapeError
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
@@ -33,6 +32,7 @@ from attlas.estimators.partitions import (
     refuse_dask,
 )
 from attlas.estimators.sums import Sums
+from attlas.foundation.autocast import without_autocast
 
 Array = NDArray[Any]
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from attlas.attend import attend
 from attlas.estimators.loo import LooTask, Objective
 from attlas.masks import from_function
+from attlas.matrix.attend import attend
 from attlas.scores import Score, TensorBias
 
 

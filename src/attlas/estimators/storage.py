@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from sklearn.base import BaseEstimator
 
 from attlas.errors import AttlasError, CheckpointError, DtypeError
-from attlas.files import whole_file
+from attlas.foundation.files import whole_file
 from attlas.scores import Score
 
 _FORMAT, _VERSION = "attlas-estimator", 1

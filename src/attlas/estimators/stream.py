@@ -15,7 +15,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError
 from attlas.estimators.chunks import ROWS, Chunks, Source
 from attlas.estimators.parquet import ParquetFile, write_parquet
-from attlas.files import whole_file
+from attlas.foundation.files import whole_file
 
 if TYPE_CHECKING:
     from attlas.estimators.sums import Sums

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
-from attlas.attend import attend
 from attlas.estimators.kernels import product_error
 from attlas.estimators.loo import LeaveOneOut, LooTask, Objective, factors_with_own
 from attlas.estimators.row_blocks import map_blocks, one_thread
@@ -18,7 +16,9 @@ from attlas.estimators.sums import Sums, kernel_sums
 from attlas.estimators.sums.direct import Run, sum_run
 from attlas.estimators.sums.laplace import leave_one_out_sums
 from attlas.estimators.sums.task import KERNELS, Task
-from attlas.work import explain_choice
+from attlas.foundation.compat import cached_property
+from attlas.matrix.attend import attend
+from attlas.matrix.explain import explain
 
 # Coordinates and columns of values up to which the compiled kernels are ahead of blocks of matrix products.
 _COORDINATES, _COLUMNS = 16, 128
@@ -58,7 +58,7 @@ def objective(task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = to
         count = min(n if rows is None else len(rows), max(_FEWEST, _PAIRS // n))
         some, every = (torch.zeros(size, d, dtype=dtype) for size in (count, n))
         # Without compiled kernels each sum is a pass of its own: blocks share their distances with the slopes.
-        if explain_choice(attend(some, every, score=KERNELS[task.kernel]())).backend != "native":
+        if explain(attend(some, every, score=KERNELS[task.kernel]())).backend != "native":
             return LeaveOneOut(task, rows, dtype)
     return SummedLeaveOneOut(task, rows, dtype)
 

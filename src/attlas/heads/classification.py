@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.atlas import Atlas, Entry
-from attlas.atlas.padding import included_rows, token_queries
 from attlas.heads.patterns import NEAR, Diagonal
 from attlas.heads.scores import HeadScores
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas, Entry
+from attlas.recording.atlas.padding import included_rows, token_queries
 
 #: Measures on a random block that occurs twice, fields of `Head`.
 BLOCK_MEASURES = ("induction", "duplicate")

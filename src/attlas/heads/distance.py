@@ -9,10 +9,10 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import ShapeError
+from attlas.foundation.tiles import Tile
 from attlas.heads.sinks import FirstVisibleKey, no_visible_key, update_first_key
 from attlas.heads.targets import check_query_mask, query_offset, rows_of_tile
 from attlas.stats import Part, Statistic
-from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.atlas.table import frame
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.foundation.checks import whole_number
+from attlas.foundation.progress import Progress
 from attlas.heads.evaluation import checked_ids, evaluating
-from attlas.inputs import whole_number
 from attlas.interventions import Intervention, Suppress, intervene
 from attlas.interventions.edits import Call
 from attlas.matrix import AttentionMatrix
-from attlas.progress import Progress
+from attlas.recording.atlas.table import frame
 from attlas.recording.hooks import Pool
 from attlas.stats.spans import Span, place_span
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attlas.atlas import Entry
 from attlas.errors import RecordingError, ShapeError
+from attlas.foundation.checks import whole_number
 from attlas.heads.classification import (
     BLOCK_MEASURES,
     Head,
@@ -18,8 +18,8 @@ from attlas.heads.classification import (
     text_statistics,
 )
 from attlas.heads.evaluation import checked_ids, embeddings_that_read, evaluating, read, text_config
-from attlas.inputs import whole_number
 from attlas.recording import record
+from attlas.recording.atlas import Entry
 
 _PERIOD = 128
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError
+from attlas.foundation.checks import is_integer, whole_number
+from attlas.foundation.tiles import Tile
 from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
-from attlas.inputs import is_integer, whole_number
-from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix

@@ -9,13 +9,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attlas.atlas import Atlas
-from attlas.atlas.layers import ranges
-from attlas.atlas.padding import token_queries
-from attlas.autocast import without_autocast
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.foundation.autocast import without_autocast
 from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.layers import ranges
+from attlas.recording.atlas.padding import token_queries
 
 _VECTORS = 64  # vectors that one product carries
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
+from attlas.foundation.tiles import Tile
 from attlas.heads.distance import FixedDistance
 from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
 from attlas.heads.sinks import Broad, FavouriteToken, FirstToken
 from attlas.stats import Part, Statistic
-from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix

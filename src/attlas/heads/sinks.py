@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.foundation.tiles import Tile
 from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, rows_of_tile
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
-from attlas.tiles import Tile
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.atlas.padding import token_queries
 from attlas.errors import ShapeError
-from attlas.inputs import is_integer, wrong_type
+from attlas.foundation.checks import is_integer, wrong_type
+from attlas.foundation.tiles import Tile
+from attlas.recording.atlas.padding import token_queries
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
-from attlas.tiles import Tile
 
 _RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 

@@ -18,7 +18,7 @@ Examples
 """
 
 from attlas.errors import MissingExtraError
-from attlas.installation import install_command
+from attlas.foundation.installation import install_command
 
 try:
     import transformers

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas._compat import changes
-from attlas.attend import attend
-from attlas.autocast import cast
-from attlas.context_parallel import refuse_context_parallel
+from attlas.foundation.autocast import cast
+from attlas.foundation.checks import refuse_context_parallel
+from attlas.foundation.compat import changes
 from attlas.huggingface.chosen import chosen_keys, whole_of
 from attlas.huggingface.keywords import check_keywords
 from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
 from attlas.huggingface.traced import dense_attention
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
 from attlas.recording.hooks import is_recording, pooled
 from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias

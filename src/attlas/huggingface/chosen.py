@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import BackendError
+from attlas.foundation.tiles import Tile
 from attlas.masks import Mask, Selected
-from attlas.tiles import Tile
 
 
 def chosen_keys(module: nn.Module, heads: int, indices: Tensor | None, block_indices: Tensor | None) -> Mask | None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from attlas._compat import ATTENTION, ATTENTION_STORED
+from attlas.foundation.compat import ATTENTION, ATTENTION_STORED
 from attlas.recording.discovery import INTERFACE, mentions
 
 

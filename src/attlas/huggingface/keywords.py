@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attlas._compat import constant_to_compiler
 from attlas.errors import BackendError, describe, kind
+from attlas.foundation.compat import constant_to_compiler
 
 # What changes nothing, as in eager attention, and why.
 _IN_THE_MASK = "the mask of the model has it already"

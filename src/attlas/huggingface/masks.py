@@ -22,8 +22,8 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from attlas._compat import MASK_PARTS, TO_COPY, tree_leaves, tree_map_only, wrapper
 from attlas.errors import BackendError
+from attlas.foundation.compat import MASK_PARTS, TO_COPY, tree_leaves, tree_map_only, wrapper
 from attlas.huggingface.chosen import whole_of
 from attlas.huggingface.ranks import world
 from attlas.huggingface.traced import dense_mask

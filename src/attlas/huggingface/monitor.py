@@ -11,15 +11,15 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 
 from attlas import stats
 from attlas.errors import ShapeError
+from attlas.foundation.checks import whole_number
 from attlas.huggingface.ranks import Layers, Ranks, Sums, world
-from attlas.inputs import whole_number
 from attlas.recording import record
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-    from attlas.atlas import Entry
     from attlas.recording import Recording
+    from attlas.recording.atlas import Entry
 
 Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]

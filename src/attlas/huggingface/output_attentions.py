@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from attlas._compat import ATTENTION, OUTPUT_ATTENTIONS_STORED, VALIDATORS
+from attlas.foundation.compat import ATTENTION, OUTPUT_ATTENTIONS_STORED, VALIDATORS
 
 
 def accept_output_attentions(name: str) -> None:

@@ -17,8 +17,8 @@ from attlas.interventions.positions import Outside
 from attlas.masks import And, Heads, Mask
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.windows import Translated, cut_out
 from attlas.recording.hooks import Pool
-from attlas.windows import Translated, cut_out
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem

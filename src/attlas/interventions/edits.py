@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.foundation.tiles import Tile
 from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Outside, Positions, Where
-from attlas.mask_argument import as_mask
 from attlas.masks import BlockState, Heads, Mask
+from attlas.masks.argument import as_mask
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.windows import Translated, cut_out
+from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.hooks import Pool
 from attlas.recording.selection import Selection
 from attlas.recording.stacking import same_settings
 from attlas.scores import ScaledDot, Score
 from attlas.scores.base import Derived, finite_number
-from attlas.tiles import Tile
-from attlas.windows import Translated, cut_out
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, ExitStack
 
 from torch import nn
 
-from attlas._compat import in_backward
-from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
+from attlas.foundation.checks import refuse_context_parallel
+from attlas.foundation.compat import in_backward
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.recording.discovery import AttentionSite

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from attlas.errors import OutOfRangeError, ShapeError
-from attlas.inputs import is_integer
+from attlas.foundation.checks import is_integer
+from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Mask
 from attlas.masks.base import edges
-from attlas.tiles import Tile
 
 # A position, a span (slice, range or pair), or a list of positions.
 Where: TypeAlias = "int | slice | range | tuple[int, int] | Sequence[int] | Tensor"

@@ -1,10 +1,10 @@
 """Which pairs of query and key may attend: asked tile by tile, never stored whole."""
 
-from attlas.mask_picture import picture
 from attlas.masks import custom, documents, heads, local, runs, selected
 from attlas.masks.base import And, BlockState, Mask, Not, Or
 from attlas.masks.custom import *
 from attlas.masks.documents import *
+from attlas.masks.drawing import picture
 from attlas.masks.heads import *
 from attlas.masks.local import *
 from attlas.masks.runs import *

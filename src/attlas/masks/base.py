@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attlas._compat import changes
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import tracing
-from attlas.mask_picture import picture
-from attlas.stored import Stored
-from attlas.tiles import Tile
+from attlas.foundation.checks import tracing
+from attlas.foundation.compat import changes
+from attlas.foundation.stored import Stored
+from attlas.foundation.tiles import Tile
+from attlas.masks.drawing import picture
 
 if TYPE_CHECKING:
     from attlas.scores.base import Score

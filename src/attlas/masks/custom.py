@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_plain, tracing
+from attlas.foundation.checks import as_plain, tracing
+from attlas.foundation.pairwise import TileFunction
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask, changes_of
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias, cells_of, heads_of
-from attlas.tiles import Tile, cut
-from attlas.tilewise import TileFunction
 
 __all__ = ["AdditiveMask", "FunctionMask", "TensorMask", "from_function", "from_tensor"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, changes_of, edges
-from attlas.tiles import Tile
 
 __all__ = ["Documents", "Padding", "Prefix"]
 

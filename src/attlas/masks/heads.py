@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from attlas.errors import DtypeError, OutOfRangeError, counted, kind
-from attlas.inputs import heads_of_three_axes, is_integer
+from attlas.foundation.checks import heads_of_three_axes, is_integer
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
-from attlas.tiles import Tile
 
 __all__ = ["Heads"]
 

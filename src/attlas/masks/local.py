@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError
+from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, edges
-from attlas.tiles import Tile
 
 __all__ = ["Causal", "Dilated", "Window"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import ShapeError, TooLargeError
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import cells_of
-from attlas.tiles import Tile, cut
 
 __all__ = ["Bits", "Runs", "runs_of"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe
-from attlas.inputs import as_plain, tracing, whole_number
+from attlas.foundation.checks import as_plain, tracing, whole_number
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import heads_of
-from attlas.tiles import Tile, cut
 
 __all__ = ["Selected"]
 

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attlas.errors import RecordingError, ShapeError
-from attlas.files import whole_file
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.files import whole_file
 
 _SMALLEST = 64  # tokens that are made room for at first
 

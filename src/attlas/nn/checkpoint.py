@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attlas.errors import CheckpointError, listed
-from attlas.files import save_text, whole_file
+from attlas.foundation.files import save_text, whole_file
 
 _WHERE = "GPT2.from_pretrained()"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas.attend import attend
 from attlas.errors import ShapeError
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
+from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.layer import positions, returned_weights
 from attlas.recording import pooled
 from attlas.scores import ScaledDot
-from attlas.tensorlike import check_probability
 
 
 class Conv1D(nn.Module):

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import cached_property, changes, transforming
-from attlas.attend import attend
 from attlas.errors import DtypeError, RecordingError, ShapeError
-from attlas.inputs import tracing
-from attlas.mask_argument import as_mask
+from attlas.foundation.checks import tracing
+from attlas.foundation.compat import cached_property, changes, transforming
+from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Mask
+from attlas.masks.argument import as_mask
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
+from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.recording import pooled
 from attlas.scores import Score
-from attlas.tensorlike import check_probability
-from attlas.tiles import Tile
 
 
 class ValidLengths(RunPerRow):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.indexing import Axes, parse
-from attlas.lazy import LazyTensor, check_size
+from attlas.foundation.indexing import Axes, parse
 from attlas.matrix import AttentionMatrix
-from attlas.reductions import Dim, axes_of, over_leading, reduced_shape
+from attlas.matrix.protocol import LazyTensor, check_size
+from attlas.matrix.reductions import Dim, axes_of, over_leading, reduced_shape
 
 
 class HeadMean(LazyTensor):

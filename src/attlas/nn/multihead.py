@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.attend import attend
 from attlas.errors import ShapeError
+from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
+from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.nn.layer import positions, returned_weights
 from attlas.nn.mean import HeadMean
 from attlas.recording import pooled
 from attlas.scores import ScaledDot, Score
-from attlas.tensorlike import check_probability
-from attlas.tiles import Tile
 
 
 class MultiHeadAttention(nn.Module):

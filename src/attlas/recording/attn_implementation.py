@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 import attlas
-from attlas._compat import ATTENTION_STORED, CAN_SWITCH
+from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
 
 _NAME = "attlas"
 

@@ -10,7 +10,7 @@ from types import CodeType
 
 from torch import nn
 
-from attlas.atlas.entry import KINDS
+from attlas.recording.atlas.entry import KINDS
 from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, without_attention
 from attlas.scores import Score
 

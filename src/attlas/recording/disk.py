@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.atlas.storage import Writer
+from attlas.recording.atlas.storage import Writer
 
 _SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a generation is most often one
 _TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written

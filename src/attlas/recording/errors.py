@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from attlas._compat import ATTENTION
 from attlas.errors import RecordingError, RecordingWarning, listed
+from attlas.foundation.compat import ATTENTION
 from attlas.recording.discovery import INTERFACE, SDPA, AttentionSite, ModelAttentions, mentions
 
 _AS = {"record()": " as atlas", "intervene()": ""}

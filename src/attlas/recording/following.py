@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import RecordingError
+from attlas.foundation.checks import refuse_context_parallel
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.attn_implementation import attending_with_attlas

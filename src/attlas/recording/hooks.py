@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attlas import observers
-from attlas._compat import in_backward
-from attlas.autocast import without_autocast
 from attlas.errors import RecordingError, ShapeError
-from attlas.inputs import check_values
-from attlas.matrix import AttentionMatrix
+from attlas.foundation.autocast import without_autocast
+from attlas.foundation.checks import check_values
+from attlas.foundation.compat import in_backward
+from attlas.matrix import AttentionMatrix, observers
+from attlas.matrix.shapes import check_probability, dropped_product
 from attlas.recording.module_call import ModuleCall, Place
-from attlas.tensorlike import check_probability, dropped_product
 
 # From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
 Pool: TypeAlias = "Callable[[AttentionMatrix, Tensor], Tensor]"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from attlas._compat import local_part
 from attlas.errors import BackendError, RecordingError
+from attlas.foundation.compat import local_part
 from attlas.matrix import AttentionMatrix
 
 _TENSOR = "torch.distributed.tensor"

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from attlas._compat import in_backward
+from attlas.foundation.compat import in_backward
 from attlas.recording.hooks import uncompiled
 from attlas.recording.module_call import ModuleCall
 

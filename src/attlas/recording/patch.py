@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.attend import attend
-from attlas.autocast import cast
+from attlas.foundation.autocast import cast
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
+from attlas.matrix.shapes import dropped_product
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
-from attlas.tensorlike import dropped_product
 
 _NAME = "scaled_dot_product_attention"
 _original = functional.scaled_dot_product_attention

@@ -15,15 +15,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import in_backward, transforming
-from attlas.atlas import Atlas, Entry
-from attlas.atlas.atlas import FIRST_CALLS
-from attlas.atlas.entry import KINDS, statistic_names
-from attlas.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
-from attlas.atlas.padding import real_queries
-from attlas.context_parallel import refuse_context_parallel
 from attlas.errors import DtypeError, RecordingError, ShapeError, kind
+from attlas.foundation.checks import refuse_context_parallel
+from attlas.foundation.compat import in_backward, transforming
 from attlas.recording import errors, metadata
+from attlas.recording.atlas import Atlas, Entry
+from attlas.recording.atlas.atlas import FIRST_CALLS
+from attlas.recording.atlas.entry import KINDS, statistic_names
+from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
+from attlas.recording.atlas.padding import real_queries
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
-from attlas.inputs import is_integer
+from attlas.foundation.checks import is_integer
 from attlas.recording.discovery import AttentionSite, ModelAttentions
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.atlas import Entry
-from attlas.atlas.entry import statistic_names
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Entry
+from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attlas._compat import changes, tree_leaves, tree_map_only
+from attlas.foundation.compat import changes, tree_leaves, tree_map_only
 from attlas.masks import Mask
-from attlas.windows import Translated
+from attlas.matrix.windows import Translated
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
+from attlas.matrix.windows import Translated
 from attlas.scores import Score
-from attlas.tiles import Tile
-from attlas.windows import Translated
 
 _MOST_BLOCKS = 64  # blocks of rows whose coverage is asked one by one
 

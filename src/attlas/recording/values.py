@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attlas.value_weighted import norms_of
+from attlas.matrix.value_weighted import norms_of
 
 # Names of the last linear map of an attention: in the module itself, then beside it (BERT).
 _INSIDE = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "out_lin", "out", "o_attn", "linear_out", "Wo")

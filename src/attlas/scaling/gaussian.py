@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
 
 _REACH = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
 _STEP = 0.45  # nats, of both grids: sums over functions as smooth as these are then exact to 1e-7

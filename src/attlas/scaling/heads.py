@@ -12,13 +12,13 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import DtypeError, kind
+from attlas.foundation.tiles import Tile
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.gaussian import Expected, expected
 from attlas.scaling.jacobian import Jacobian
 from attlas.scaling.vectors import MEASURES
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
-from attlas.tiles import Tile
 
 _NODES = 2  # nodes an octave of the table in the variance; one an octave in the number of keys
 _LEAST, _MOST = -8, 20  # powers of 2 between which the variance is looked up

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.foundation.tiles import Tile
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
 from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
-from attlas.tiles import Tile
 
 _WIDEST = 16.0  # the factor lies between e^-16 and e^16
 _CLOSE = 1e-5  # nats of the mean entropy that count as met

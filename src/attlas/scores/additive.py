@@ -8,10 +8,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.autodiff import recorded_gradients
-from attlas.inputs import tracing, whole_number
+from attlas.foundation.checks import tracing, whole_number
+from attlas.foundation.tiles import Tile, cut
+from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Score, Tokens, check_sizes, with_parameters
-from attlas.tiles import Tile, cut
 
 __all__ = ["Additive"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, counted, kind
-from attlas.inputs import check_floating, heads_of_three_axes, tracing
-from attlas.stored import Stored
-from attlas.tiles import Tile
+from attlas.foundation.checks import check_floating, heads_of_three_axes, tracing
+from attlas.foundation.stored import Stored
+from attlas.foundation.tiles import Tile
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).

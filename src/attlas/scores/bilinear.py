@@ -8,9 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.tiles import Tile
 from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number, with_parameters
-from attlas.tiles import Tile
 
 __all__ = ["Bilinear"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import DtypeError, kind
+from attlas.foundation.tiles import Tile
 from attlas.scores.base import Derived, Dot, Score, Tokens, check_same_size, finite_number
-from attlas.tiles import Tile
 
 __all__ = ["Cosine", "ScaledDot", "SoftCap"]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, kind
+from attlas.foundation.pairwise import TileFunction
+from attlas.foundation.tiles import Tile
 from attlas.scores.base import Derived, Score
 from attlas.scores.dot import ScaledDot
-from attlas.tiles import Tile
-from attlas.tilewise import TileFunction
 
 __all__ = ["ScoreMod"]
 

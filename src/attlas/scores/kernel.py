@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.autodiff import recorded_gradients
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.inputs import as_floats, as_plain, tracing
+from attlas.foundation.checks import as_floats, as_plain, tracing
+from attlas.foundation.tiles import Tile, cut
+from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters
-from attlas.tiles import Tile, cut
 
 __all__ = ["Boxcar", "Epanechnikov", "Gaussian", "Laplace", "Triangular"]
 

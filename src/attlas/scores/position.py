@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, counted, kind
-from attlas.inputs import (
+from attlas.foundation.checks import (
     as_floats,
     as_plain,
     check_floating,
@@ -19,8 +19,8 @@ from attlas.inputs import (
     tracing,
     whole_number,
 )
+from attlas.foundation.tiles import Tile
 from attlas.scores.base import Score, with_parameters
-from attlas.tiles import Tile
 
 __all__ = ["Alibi", "RelativeBias", "TensorBias"]
 

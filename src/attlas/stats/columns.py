@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.apply import Weights
+from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, keep_larger, merge_sums
 from attlas.errors import ShapeError
+from attlas.foundation.tiles import Tile
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
-from attlas.tiles import Tile
 
 Combine: TypeAlias = Literal["sum", "mean"]
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.engine.apply import Weights
+from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Part, Statistic
 from attlas.errors import ShapeError
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.tiles import Tile
 from attlas.stats.rows import zeros_for_rows
-from attlas.tiles import Tile
 
 _FEW = 128  # how many of the largest are worth keeping in order while a row is read
 _BLOCK = 64  # sorted weights that are summed together before any is looked at alone

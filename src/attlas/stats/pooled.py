@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.apply import Weights
+from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
 from attlas.errors import ShapeError
-from attlas.inputs import whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.tiles import Tile
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
-from attlas.tiles import Tile
 
 _FEW = 64  # rows whose diagonals are summed together
 

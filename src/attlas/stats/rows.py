@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.apply import Weights
+from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift, product
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.errors import ShapeError
-from attlas.inputs import check_floating
+from attlas.foundation.checks import check_floating
+from attlas.foundation.tiles import Tile
 from attlas.scores.base import Dot
 from attlas.scores.position import TensorBias
 from attlas.stats.counts import interval_of
-from attlas.tiles import Tile
 
 
 def zeros_for_rows(problem: Problem) -> Tensor:

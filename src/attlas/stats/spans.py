@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.apply import Weights
+from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
-from attlas.inputs import is_integer
-from attlas.tiles import Tile
+from attlas.foundation.checks import is_integer
+from attlas.foundation.tiles import Tile
 
 Span: TypeAlias = slice | range | tuple[int, int]
 

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, metadata
 import torch
 
 import attlas
-from attlas.atlas import Atlas
-from attlas.atlas.layers import ranges, unrecorded_of
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.layers import ranges, unrecorded_of
 
 _READ = "{0}, reading {1} tokens."
 _READ_SOURCE = "{0}, reading {1} tokens of {2}."

@@ -14,7 +14,7 @@ from attlas.stats.spans import Bands, pool_tile
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
-    from attlas.tiles import Tile
+    from attlas.foundation.tiles import Tile
 
 
 class Pooled(NamedTuple):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
-from attlas.tiles import Tile, cut
+from attlas.matrix.windows import window_of
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array, reduce_blocks
-from attlas.windows import window_of
 
 Wanted: TypeAlias = Callable[[], bool] | None
 

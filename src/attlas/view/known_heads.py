@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attlas.atlas import Atlas, Entry
 from attlas.errors import AttlasError
 from attlas.heads import MIXED, PATTERNS, Head, Pattern, classify
 from attlas.heads.classification import (
@@ -21,6 +20,7 @@ from attlas.heads.classification import (
 )
 from attlas.heads.naming import block_table
 from attlas.recording import record
+from attlas.recording.atlas import Atlas, Entry
 
 _PERIOD = 128  # tokens of the random block that occurs twice, at most
 _SAME = 2e-3  # measures of one model on one block differ by less, whatever the processor

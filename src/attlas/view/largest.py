@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attlas.tiles import cut
+from attlas.foundation.tiles import cut
 from attlas.view.codes import Array
 from attlas.view.exact import Head, Wanted, check_wanted
 from attlas.view.pyramid import BASE, Pass, band_height

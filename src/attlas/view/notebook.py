@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attlas.atlas import Atlas
-from attlas.installation import install_command
-from attlas.lazily import import_extra
+from attlas.errors import import_extra
+from attlas.foundation.installation import install_command
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas
 from attlas.view.server import serve
 from attlas.view.service import Service
 from attlas.view.still import preview

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from attlas.atlas import Atlas
 from attlas.errors import RecordingError, ShapeError
-from attlas.files import save_text
+from attlas.foundation.files import save_text
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas
 from attlas.view import bundle
 from attlas.view.packing import Packer
 from attlas.view.service import Service

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.atlas import Entry
 from attlas.errors import RecordingError
+from attlas.recording.atlas import Entry
 from attlas.stats.pooled import block_edges
 from attlas.view import codes
 from attlas.view.codes import Array

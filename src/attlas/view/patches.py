@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 
-from attlas.atlas.bookmarks import Bookmark
+from attlas.recording.atlas.bookmarks import Bookmark
 
 SIDE = 64  # cells along a side of a patch
 _STEP = 32  # patches begin at multiples of it, as the blocks of numbers that the page asks for do

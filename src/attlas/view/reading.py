@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas.atlas import Atlas
 from attlas.errors import AttlasError
 from attlas.recording import record
+from attlas.recording.atlas import Atlas
 from attlas.recording.metadata import token_bytes
 from attlas.view.exact import Wanted
 from attlas.view.known_heads import KnownHeads, OnBlock, heads_of_text, heads_on_block, is_of_same_model

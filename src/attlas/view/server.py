@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
-from attlas.atlas import Atlas
-from attlas.errors import DtypeError, PortError, ShapeError
-from attlas.installation import install_command
-from attlas.lazily import import_extra
+from attlas.errors import DtypeError, PortError, ShapeError, import_extra
+from attlas.foundation.installation import install_command
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas
 from attlas.recording.metadata import model_name
 from attlas.view.corpus import CorpusService
 from attlas.view.reading import ReadingService

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attlas.atlas import Atlas
-from attlas.atlas.bookmarks import bookmarks_from, read_bookmarks, write_bookmarks
-from attlas.atlas.serialization import FormatError
 from attlas.errors import AttlasError, RecordingError
-from attlas.files import lock_folder
+from attlas.foundation.files import lock_folder
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas
+from attlas.recording.atlas.bookmarks import bookmarks_from, read_bookmarks, write_bookmarks
+from attlas.recording.atlas.serialization import FormatError
 from attlas.view import bundle, codes
 from attlas.view.codes import Array, finite_or_none
 from attlas.view.exact import Head, UnwantedError, Wanted, check_wanted

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property
-from attlas.atlas import Atlas, Entry
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.foundation.compat import cached_property
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.value_weighted import value_weighted
+from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.metadata import token_texts
-from attlas.value_weighted import value_weighted
 from attlas.view.about import about
 from attlas.view.cache import Cache
 from attlas.view.exact import Head

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.atlas import Atlas, Entry
-from attlas.atlas.entry import statistic_names
-from attlas.atlas.table import columns_of
 from attlas.heads import PATTERNS, Head
 from attlas.heads.classification import BLOCK_MEASURES, measure_entry, text_ids, text_statistics
+from attlas.recording.atlas import Atlas, Entry
+from attlas.recording.atlas.entry import statistic_names
+from attlas.recording.atlas.table import columns_of
 from attlas.stats import Statistic
 from attlas.view.codes import finite_or_none
 from attlas.view.columns import Column

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from attlas import pictures
-from attlas.atlas import Atlas, Entry
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas import Atlas, Entry
 from attlas.stats.pooled import block_edges, count_blocks
 from attlas.view import codes
 from attlas.view.exact import Head

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attlas.files import replace_folder
+from attlas.foundation.files import replace_folder
 from attlas.view.codes import Array
 
 Layout = Mapping[str, tuple[tuple[int, ...], str]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from attlas._compat import cached_property
+from attlas.foundation.compat import cached_property
 
 _UNKNOWN = "⟨…⟩"  # a part of a character whose bytes were not recorded
 _STRAY = re.compile("[\udc80-\udcff]+")  # bytes that are no character, as "surrogateescape" decodes them

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.autodiff import rebuilt, recorded_gradients, tensors_in
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.backends import reference
@@ -18,6 +17,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import product, share_of
 from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
 from attlas.engine.statistic import Statistic
+from attlas.foundation.trees import rebuilt, recorded_gradients, tensors_in
 
 _DEFINITION = "backward with create_graph=True"
 

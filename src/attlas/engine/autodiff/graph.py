@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas._compat import cached_property, transforming
-from attlas.autodiff import tensors_in
 from attlas.engine.backends import reference, tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, row_blocks
 from attlas.errors import BackendError, TooLargeError
+from attlas.foundation.compat import cached_property, transforming
+from attlas.foundation.tiles import Tile
+from attlas.foundation.trees import tensors_in
 from attlas.masks.base import BlockState
 from attlas.scores.base import Score, Tokens
 from attlas.scores.position import TensorBias
-from attlas.tiles import Tile
 
 DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
 

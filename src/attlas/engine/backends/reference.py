@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.held import without_graph
 from attlas.engine.online import product
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map
-from attlas.held import without_graph
 from attlas.scores.base import Tokens
 
 

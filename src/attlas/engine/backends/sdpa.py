@@ -22,12 +22,12 @@ from attlas.engine.online import exceeds, finite_shift, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
-from attlas.inputs import all_finite
+from attlas.foundation.checks import all_finite
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
-from attlas.tiles import Tile, cut
 
 _ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 

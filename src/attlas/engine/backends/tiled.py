@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.autodiff import rebuilt
 from attlas.engine import online
 from attlas.engine.backend import Backend, Gradients, Operation, Request
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
+from attlas.engine.held import check_leaves
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
 from attlas.errors import ShapeError
-from attlas.held import check_leaves
-from attlas.inputs import all_finite
+from attlas.foundation.checks import all_finite
+from attlas.foundation.tiles import Tile, cut
+from attlas.foundation.trees import rebuilt
 from attlas.masks.base import BlockState
 from attlas.scores.base import Dot, Tokens
-from attlas.tiles import Tile, cut
 
 
 class Tiled(Backend):

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.attend import attend
 from attlas.estimators.sums.direct import Run, sum_runs
 from attlas.estimators.sums.result import Sums, concatenate, unsort
 from attlas.estimators.sums.task import Task
 from attlas.masks.runs import RunPerRow
+from attlas.matrix.attend import attend
 
 KEYS, QUERIES = 256, 256  # points of a leaf, about
 _FIRST = 2  # leaves that are summed for the lower bound

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.attend import attend
 from attlas.estimators.sums.result import Moments, Sums, concatenate, put_rows, unsort
 from attlas.estimators.sums.task import Task
 from attlas.masks.runs import RunPerRow
+from attlas.matrix.attend import attend
 
 # Log-weights below these have lost digits of float32, and the row is summed again in float64.
 _FAR = {"gaussian": -32.0, "laplace": -64.0, "boxcar": -torch.inf, "epanechnikov": -4.0, "triangular": -4.0}

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.autocast import without_autocast
 from attlas.estimators.sums.choose import SumsPlan, choose_plan, run_plan
 from attlas.estimators.sums.result import Moments, Sums
 from attlas.estimators.sums.task import Task, checked_task
+from attlas.foundation.autocast import without_autocast
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from attlas.engine.backends.native import library, request
 from attlas.engine.backends.native.dot import tensor4
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
-from attlas.inputs import all_finite
+from attlas.foundation.checks import all_finite
 
 
 def unsupported_reason(problem: Problem) -> str | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
+from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import Mask
-from attlas.tiles import Tile, cut
 
 _MASK_BYTES = 1 << 25  # bytes of a mask that are written out at a time
 _MASK_ROWS = 512  # rows written out at a time: of more rows, fewer segments of keys are hidden from all

@@ -1,0 +1,184 @@
+"""The tensors of a score or a mask: those that it holds, and those that a function of the user reads elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attlas.errors import DeviceError, GradientError
+from attlas.foundation.pairwise import few_of
+from attlas.foundation.read_tensors import ReadTensors
+from attlas.foundation.tiles import Tile
+from attlas.masks.base import Mask
+from attlas.masks.custom import FunctionMask
+from attlas.scores.base import Score
+from attlas.scores.function import ScoreMod
+
+_CELLS = 1 << 16  # cells of a matrix that is asked for whole, where a function takes no part of it
+
+
+def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
+    """Return the tensors that a score or a mask and its parts hold, each once."""
+    found: dict[int, Tensor] = {}
+    for part in parts_of(owner):
+        for t in _values(part):
+            if isinstance(t, Tensor):
+                found[id(t)] = t
+    return list(found.values())
+
+
+def parts_of(owner: nn.Module | Mask) -> Iterator[nn.Module | Mask]:
+    """Yield a score or a mask and the modules and masks that it is made of; what is shared comes several times."""
+    yield owner
+    for part in _values(owner):
+        if isinstance(part, (nn.Module, Mask)):
+            yield from parts_of(part)
+
+
+def _values(owner: nn.Module | Mask) -> Iterator[Any]:
+    """Yield the attributes of an object that may be tensors or hold some, and the entries of those that are lists."""
+    for name, value in vars(owner).items():
+        if name in _SETTINGS or type(value) in _NO_TENSORS:
+            continue
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
+
+
+# Hooks and settings that every module has.
+_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+_NO_TENSORS = {type(None), bool, int, float, str}
+
+
+def holds_all(owner: nn.Module | Mask) -> bool:
+    """Return whether the attributes of a score or a mask are all that it reads.
+
+    That is so for the classes of attlas and of torch, but for those that call a function of the user. What code of the
+    user reads is found only by running it.
+    """
+    return all(_holds_all(part) for part in parts_of(owner))
+
+
+def _holds_all(part: nn.Module | Mask) -> bool:
+    if isinstance(part, (ScoreMod, FunctionMask)) or not type(part).__module__.startswith(("attlas.", "torch.nn.")):
+        return False
+    # Hooks of a module are functions of the user, too.
+    return not (isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks))
+
+
+def without_graph(score: Score) -> Score:
+    """Return a copy of a score whose tensors share their numbers with it, without a graph."""
+    return copy.deepcopy(score, {id(t): _detached(t) for t in tensors_of(score)})
+
+
+def _detached(t: Tensor) -> Tensor:
+    return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
+
+
+@torch.no_grad()
+def read_by(
+    owner: nn.Module | Mask,
+    run: Callable[[Tile], Any],
+    shape: tuple[int, int, int, int],
+    tile: Callable[..., Tile],
+    given: Sequence[Tensor] = (),
+) -> tuple[Tensor, ...]:
+    """Return the tensors that a score or a mask reads and does not hold, found by running it on a few cells.
+
+    Parameters
+    ----------
+    owner : Score or Mask
+        Where the attributes hold all that it reads, it is not run.
+    run : callable
+        Runs it on a tile.
+    shape : tuple of int
+        Sizes of the matrix: batch, heads, m, n.
+    tile : callable
+        Returns the tile of some batches, heads, rows and columns.
+    given : sequence of Tensor
+        Tensors that it is given, and that do not count.
+
+    Returns
+    -------
+    tuple of Tensor
+        None where the code fails: it will fail again at the first tile.
+    """
+    if 0 in shape or holds_all(owner):
+        return ()
+    held = tensors_of(owner)
+    for tiles in _attempts(shape, tile):
+        found: dict[int, Tensor] = {}
+        done = False
+        for at in tiles:
+            places = [t for t in (at.batch_ids, at.head_ids, at.row_index, at.column_index) if t is not None]
+            with ReadTensors([*given, *held, *places]) as read, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
+                done = _runs(run, at) or done
+            found.update((id(t), t) for t in read.found)
+        if done:
+            return tuple(found.values())
+    return ()
+
+
+def check_leaves(name: str, result: Tensor, known: Sequence[Tensor]) -> None:
+    """Raise a GradientError where autograd would carry a gradient to a tensor that is not among those known.
+
+    A function that reads other tensors in some tiles than on a few cells would leave these without a gradient.
+
+    Parameters
+    ----------
+    name : str
+        The class of the score.
+    result : Tensor
+        The log-weights of a tile.
+    known : sequence of Tensor
+        The tensors whose gradients are asked for.
+    """
+    leaves = {id(t) for t in known}
+    seen = {t.grad_fn for t in known} | {None}
+    nodes: list[Any] = [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in leaves:
+            rule = "a score must read the same learned tensors in every tile."
+            found = f"a tensor of shape {tuple(leaf.shape)} that it did not read on a few cells"
+            fix = "hold it as an attribute of a class of your own: class MyScore(attlas.Score)."
+            raise GradientError(f"the gradient of {name}", rule, found=found, fix=fix)
+        nodes += [other for other, _ in node.next_functions]
+
+
+def _runs(run: Callable[[Tile], Any], at: Tile) -> bool:
+    """Run code on a tile, and return whether it took it."""
+    try:
+        run(at)
+    except DeviceError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever the user's code raises, it raises again at the first tile
+        return False
+    return True
+
+
+def _attempts(shape: tuple[int, int, int, int], tile: Callable[..., Tile]) -> Iterator[list[Tile]]:
+    """Yield tiles to ask code for: a few cells, else one cell of each head, else the whole of a small matrix.
+
+    A function may pick a tensor by the number of the head, or take nothing but whole rows.
+    """
+    batch, heads, m, n = shape
+    whole = tile(*map(range, shape))
+    yield [few_of(whole)]
+    one = range(1)
+    yield [few_of(tile(range(b, b + 1), range(h, h + 1), one, one)) for b in {0, batch - 1} for h in range(heads)]
+    if m * n <= _CELLS:
+        yield [whole]

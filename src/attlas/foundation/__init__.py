@@ -1,0 +1,1 @@
+"""What knows nothing of attention: tiles, indices, checks of arguments, files, private names of other libraries."""

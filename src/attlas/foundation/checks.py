@@ -1,0 +1,330 @@
+"""Checks of arguments, done once in the public functions: q, k, v, the sink, devices, whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attlas.errors import BackendError, DeviceError, DtypeError, ShapeError, counted, kind
+from attlas.foundation.compat import replaced_by_context_parallel, transforming
+from attlas.foundation.indexing import Axes
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that scores and sums are computed in: float64 for float64, else float32."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def tracing() -> bool:
+    """Return whether torch traces the program, so that no number of a tensor can be read.
+
+    True inside torch.compile, torch.export and the transforms of torch.func.
+    """
+    return torch.compiler.is_compiling() or transforming()
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Return whether no number is NaN or infinite.
+
+    A finite sum has finite terms only, and takes a tenth of the time of a check of each number. If the sum overflows,
+    each number is checked.
+    """
+    sums = (t.sum(dtype=accumulation_dtype(t.dtype)) for t in tensors)
+    return all(bool(s.isfinite()) or bool(t.isfinite().all()) for s, t in zip(sums, tensors, strict=True))
+
+
+def holds_numbers(t: Tensor) -> bool:
+    """Return whether a tensor has numbers in its own memory.
+
+    Tensors of the meta device have none, and neither have subclasses that stand for other tensors.
+    """
+    return not t.is_meta and _keeps_numbers(t)
+
+
+def _keeps_numbers(t: Tensor) -> bool:
+    return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # a subclass that only changes methods
+
+
+def as_plain(where: str, name: str, t: Tensor) -> Tensor:
+    """Return a strided tensor that attlas can compute with; a result of a collective is waited for.
+
+    Raises
+    ------
+    DtypeError
+        If the tensor is sparse, nested, masked, or one that is distributed over ranks.
+    """
+    if type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_nested:
+        return t
+    found, fix = f"a tensor with layout {t.layout}", f"{name}.to_dense()"
+    if t.is_nested:
+        found, fix = "a nested tensor", f"{name}.to_padded_tensor(0.0), with mask=attlas.Padding(lengths)"
+    elif type(t).__name__ == "AsyncCollectiveTensor":
+        return t.wait()  # type: ignore[attr-defined,no-any-return]  # a result that is on its way
+    elif type(t).__name__ == "DTensor":
+        found, fix = "a DTensor, of which each rank holds a part", f"{name}.full_tensor(), or {name}.to_local()"
+    elif type(t).__name__ == "MaskedTensor":
+        found, fix = "a MaskedTensor", f"{name}.get_data(), with mask=attlas.from_tensor(...)"
+    elif t.layout is torch.strided:
+        if tracing() or _keeps_numbers(t) or type(t).__name__ == "FakeTensor":
+            return t
+        found, fix = f"a {type(t).__name__}, which stands for other tensors", "the tensor that it stands for"
+    raise DtypeError(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
+
+
+def as_floats(value: Any) -> Tensor:
+    """Return a tensor as it is, and numbers as a float64 tensor; an empty bool tensor if the value is not numeric."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        plain = isinstance(value, str | bytes | bool)
+        return torch.tensor(None if plain else value, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        return torch.empty(0, dtype=torch.bool)
+
+
+def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
+    """Raise a DtypeError where a value is no tensor of floating point."""
+    if not (isinstance(t, Tensor) and t.is_floating_point()):
+        raise wrong_type(where, rule, name, t, fix)
+
+
+def wrong_type(where: str, rule: str, name: str, t: object, fix: str) -> DtypeError:
+    """Return the error of a value that is no tensor, or one of another dtype."""
+    given, found = (t, str(t.dtype).removeprefix("torch.")) if isinstance(t, Tensor) else (type(t).__name__, kind(t))
+    return DtypeError(where, rule, {name: given}, found=found, fix=fix)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an int and not a bool, which Python counts among them."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
+    """Return a count, or raise a ShapeError where it is no int above 0."""
+    if is_integer(value) and value >= 1:
+        return value
+    fix = fix or f"give {name} as an int, such as 8."
+    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
+
+
+def heads_of_three_axes(given: int, leading: tuple[int, ...]) -> str:
+    """Return the fix where the batch, the only leading axis of the tokens, is as long as what is given for heads.
+
+    Parameters
+    ----------
+    given : int
+        For how many heads something was given.
+    leading : tuple of int
+        Leading axes of the tokens.
+
+    Returns
+    -------
+    str
+        Empty elsewhere.
+    """
+    if leading != (given,) or given < 2:
+        return ""
+    return "q[None], k[None] and v[None], if the first axis counts heads: three axes are (batch, tokens, size)."
+
+
+def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Check queries and keys against each other and bring them to four axes, without a copy.
+
+    Returns
+    -------
+    q : Tensor, shape (batch, heads, m, d)
+        Queries.
+    k : Tensor, shape (batch, key heads, n, dk)
+        Keys; key heads divide heads.
+    leading : tuple of int
+        Leading axes of the matrix as the user sees them: ``()``, ``(batch,)`` or ``(..., heads)``.
+
+    Raises
+    ------
+    DtypeError
+        If one is no tensor, not floating point, or the dtypes differ.
+    DeviceError
+        If they live on different devices.
+    ShapeError
+        If an axis is missing or the leading axes do not fit.
+    """
+    labels = {"q (..., m, d)": q, "k (..., n, d)": k}
+    check_tensors(where, labels)
+    q, k = (as_plain(where, label[0], t) for label, t in labels.items())
+    rank = max(q.ndim, k.ndim) - 2
+    q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
+    batch = _broadcast(where, q4.shape[:-3], k4.shape[:-3], labels, "k")
+    query_heads, key_heads = q4.shape[-3], k4.shape[-3]
+    if query_heads == 1:
+        query_heads = key_heads
+    if key_heads == 0 or query_heads % key_heads != 0:
+        rule = "the heads of k must divide the heads of q (grouped heads)."
+        fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
+        raise ShapeError(where, rule, labels, found=f"{query_heads} query heads, {key_heads} key heads", fix=fix)
+    leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
+    return _flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading
+
+
+def check_values(
+    where: str, v: Tensor, tokens: Tensor, axes: Axes, heads: int, names: tuple[str, str, str] = ("v", "n", "key")
+) -> Tensor:
+    """Check the tensor that a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
+
+    Parameters
+    ----------
+    where : str
+        The public function, for the error text.
+    v : Tensor, shape (..., tokens, e)
+        Values; their heads divide the query heads.
+    tokens : Tensor, shape (batch, heads of its own, tokens, d)
+        Keys of the matrix (queries, for the transposed product).
+    axes : Axes
+        Leading axes of the matrix.
+    heads : int
+        Number of query heads.
+    names : tuple of str
+        What the argument, the size and the token are called in an error.
+
+    Raises
+    ------
+    DtypeError, DeviceError, ShapeError
+        If it does not fit the matrix.
+    """
+    name, size, token = names
+    labels = {f"{token} tokens (batch, heads, {size}, d)": tokens, f"{name} (..., {size}, e)": v}
+    check_tensors(where, labels)
+    v = as_plain(where, name, v)
+    if v.shape[-2] != tokens.shape[-2]:
+        found = f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}"
+        fix = f"pass {name} as (..., {tokens.shape[-2]}, e)."
+        raise ShapeError(where, f"there must be one row of {name} for each {token}.", labels, found=found, fix=fix)
+    layout = axes.layout
+    fits = v.ndim - 2 <= len(axes.shape)
+    if fits:
+        v4 = _with_heads(axes.spread(v), len(layout))
+        batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
+        own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])
+        fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
+        fits = fits and (v4.shape[-3] == heads or (v4.shape[-3] != 0 and heads % v4.shape[-3] == 0))
+    if not fits:
+        rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
+        found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
+        fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
+        given = {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}
+        raise ShapeError(where, rule, given, found=found, fix=fix)
+    return _flat(v4, batch, v4.shape[-3])
+
+
+def check_sink(where: str, sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor:
+    """Check a sink, one logit for each query head, and bring it to shape (heads,); `leading` are the user's axes."""
+    heads = q.shape[1]
+    if not isinstance(sink, Tensor) or not sink.is_floating_point():
+        rule = "sink must be a floating point tensor with one logit for each head."
+        given = sink if isinstance(sink, Tensor) else type(sink).__name__
+        found = "integers" if isinstance(sink, Tensor) else kind(sink)
+        fix = "torch.as_tensor(sink, dtype=q.dtype, device=q.device)"
+        raise DtypeError(where, rule, {"sink (heads,)": given}, found=found, fix=fix)
+    if sink.device != q.device:
+        rule, fix = "sink must be on the device of q.", "sink.to(q.device)"
+        found = f"{sink.device} and {q.device}"
+        raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
+    if sink.ndim > 1 or sink.numel() not in (1, heads):
+        rule = "sink must hold one logit for each query head."
+        fix = heads_of_three_axes(sink.numel(), leading) or f"pass a tensor of shape ({heads},)."
+        found = f"shape {tuple(sink.shape)}, {counted(heads, 'head')}"
+        raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
+    return as_plain(where, "sink", sink).reshape(-1).expand(heads)
+
+
+def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
+    """Check that arguments are floating point tensors of one dtype and device, with two axes or more."""
+    first_label, first = next(iter(labels.items()))
+    for label, t in labels.items():
+        name = label.partition(" ")[0]
+        if not isinstance(t, Tensor):
+            rule = f"{name} must be a torch.Tensor."
+            raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
+        if t.dtype not in _FLOATS:
+            rule, fix = f"{name} must be float64, float32, float16 or bfloat16.", f"{name}.float()"
+            raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
+        if t.ndim < 2:
+            rule = f"{name} needs at least two axes, tokens and size."
+            fix = f"{name}.unsqueeze(-1) for tokens of size 1."
+            if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values()):
+                fix = f"{name}.unsqueeze(0), one token."
+            raise ShapeError(where, rule, labels, found=f"shape {tuple(t.shape)} in {name}", fix=fix)
+        if t.dtype is not first.dtype:
+            rule = f"{first_label.partition(' ')[0]} and {name} must have the same dtype."
+            found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"
+            fix = f"{name}.to({first.dtype})"
+            raise DtypeError(where, rule, labels, found=found, fix=fix)
+        if t.device != first.device:
+            rule = f"{first_label.partition(' ')[0]} and {name} must be on the same device."
+            fix = f"{name}.to({str(first.device)!r})"
+            raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
+
+
+def _with_heads(t: Tensor, rank: int) -> Tensor:
+    """Give a tensor its head axis: with one leading axis, that axis is the batch and there is one head."""
+    if rank <= 1:
+        t = t.unsqueeze(-3)
+    while t.ndim < max(rank, 2) + 2:
+        t = t.unsqueeze(0)
+    return t
+
+
+def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
+    """Return the shapes that values may have, as text."""
+    plain = f"({tokens}, e)"
+    return f"({', '.join(map(str, leading))}, {tokens}, e), or {plain} for all" if leading else plain
+
+
+def _broadcast(
+    where: str, first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
+) -> tuple[int, ...]:
+    if first == second:
+        return tuple(first)
+    try:
+        return tuple(torch.broadcast_shapes(first, second))
+    except RuntimeError:
+        rule = f"the batch axes of {name} must fit those of the queries: equal, or 1."
+        fix = "pass tensors as (batch, heads, tokens, size) of one batch."
+        raise ShapeError(where, rule, labels, found=f"batch axes {tuple(first)} and {tuple(second)}", fix=fix) from None
+
+
+def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
+    """Flatten batch axes to one; a view wherever strides allow it."""
+    if t.ndim == 4 and t.shape[0] == batch[0] and t.shape[1] == heads:
+        return t
+    return t.expand(*batch, heads, *t.shape[-2:]).flatten(0, len(batch) - 1)
+
+
+def usable_device(where: str, device: str | torch.device) -> torch.device:
+    """Return a device, or raise a DeviceError where torch has no such one here."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        rule = "the device must be one that torch can use here."
+        reason = (str(error).splitlines() or [""])[0]
+        raise DeviceError(where, rule, found=f"device = {str(device)!r}: {reason}", fix='device="cpu"') from None
+    return found
+
+
+def refuse_context_parallel(where: str) -> None:
+    """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.
+
+    Parameters
+    ----------
+    where : str
+        The function that was called.
+    """
+    if not torch.compiler.is_compiling() and functional.scaled_dot_product_attention in replaced_by_context_parallel():
+        found = "torch's context_parallel, where each process holds a part of the sequence"
+        fix = "attlas.distributed.context_parallel(mesh, model), or DTensors."
+        raise BackendError(where, "every process must hold all keys of its queries.", found=found, fix=fix)

@@ -1,0 +1,252 @@
+"""A function of one pair of query and key, such as FlexAttention takes, asked for a whole tile at once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
+from attlas.foundation.checks import tracing
+from attlas.foundation.read_tensors import ReadTensors, watched
+from attlas.foundation.tiles import Tile
+
+# What a function raises that is not written for whole tiles, or not for vmap.
+_FAILURES = (RuntimeError, IndexError, TypeError, ValueError)
+_FEW = 8  # rows, and columns, on which both ways of asking are compared
+
+
+class TileFunction:
+    """A function ``f(*cells, b, h, i, j)`` of one pair, evaluated on tiles.
+
+    A call with a whole tile is one call for all its pairs. On the first tile a few pairs are compared with
+    `torch.vmap`, and where the two differ (a reduction such as ``.any()`` inside) `torch.vmap` is taken.
+
+    Parameters
+    ----------
+    f : callable
+        The function: numbers of the pair, then batch, head, query and key as integer tensors.
+    name : str
+        What an error calls it.
+    arguments : tuple of str
+        Names of all its arguments.
+    broadcasts : bool
+        Whether to call it with whole tiles at all.
+
+    Raises
+    ------
+    DtypeError
+        If `f` cannot be called, or not with so many arguments.
+    """
+
+    def __init__(
+        self, f: Callable[..., Tensor], name: str, arguments: tuple[str, ...], broadcasts: bool = True
+    ) -> None:
+        self.f = f
+        self.name = name
+        self._tiles = broadcasts
+        self._compared = False
+        self._devices: set[str] = set()  # types of device on which the tensors that it reads were looked at
+        if callable(f) and _takes(f, len(arguments)):
+            return
+        names = ", ".join(arguments)
+        if callable(f):
+            found, fix = f"{getattr(f, '__name__', kind(f))}{inspect.signature(f)}", f"a function that takes ({names})."
+        else:
+            found, fix = f"{kind(f)}, which cannot be called", f"lambda {names}: ..."
+        rule = f"it must be a function of ({names})."
+        raise DtypeError(name, rule, {"f": type(f).__name__}, found=found, fix=fix)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TileFunction:
+        # As functions are not copied, what they are bound to is not: it may be a whole model. A module is a part of its
+        # score.
+        copied = copy.copy(self)
+        copied.f = copy.deepcopy(self.f, memo) if isinstance(self.f, nn.Module) else self.f
+        copied._devices = set(self._devices)
+        return copied
+
+    def __call__(self, at: Tile, *cells: Tensor) -> Tensor:
+        """Return what the function says of each pair of a tile, broadcastable to (batches, heads, rows, columns).
+
+        Raises
+        ------
+        ShapeError
+            If it fails or returns a wrong shape in both ways of asking.
+        DeviceError
+            If it holds tensors of a GPU and the matrix is not there.
+        """
+        watch = None if tracing() else watched()
+        if watch is not None:
+            return self._watched(at, cells, watch)  # type: ignore[no-any-return]
+        first: Exception | None = None
+        if self._tiles:
+            try:
+                if self._compared or self._agree(at, cells):
+                    found = self._whole(at, cells)
+                    if not isinstance(found, Tensor):
+                        return found  # type: ignore[no-any-return]
+                    if _fits(found, at):
+                        self._compared = True
+                        return found
+            except AttlasError:
+                raise
+            except _FAILURES as error:
+                first = error
+            self._tiles = False
+        elif at.device.type not in self._devices and not tracing():
+            self._few(at, cells, self._pairs)
+        return self._pairs(at, cells, first)
+
+    def _whole(self, at: Tile, cells: tuple[Tensor, ...]) -> Any:
+        return self.f(*cells, at.b, at.h, at.i, at.j)
+
+    def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
+        """Return what the function says of few cells of a tile; None where it fails, as it will on the tile.
+
+        Raises a DeviceError before an operation gets a tensor that is neither on the CPU nor where the matrix is.
+        """
+        few, some = few_of(at), _few_cells(at, cells)
+        found = None
+        with torch.no_grad(), ExitStack() as context:
+            if not tracing():
+                watch = context.enter_context(ReadTensors([*some, few.batch_ids, few.head_ids]))
+                context.enter_context(watch.checking(self._check_device(at)))
+            try:
+                found = ask(few, some)
+            except DeviceError:
+                raise
+            except (*_FAILURES, AttlasError):
+                pass
+        self._devices.add(at.device.type)
+        return found
+
+    def _check_device(self, at: Tile) -> Callable[[Tensor], None]:
+        def check(t: Tensor) -> None:
+            if t.device.type in ("cpu", at.device.type):
+                return
+            # An index out of range on a GPU would end the process.
+            rule = "the tensors that the function holds must be where the matrix is."
+            held = f"it holds a tensor on {t.device}, the matrix is on {at.device}"
+            fix = f"move q, k and v to {t.device.type}, or that tensor to {at.device}."
+            raise DeviceError(self.name, rule, found=held, fix=fix)
+
+        return check
+
+    def _watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
+        """Return what the function says of a tile of which it is watched what is read; it settles nothing."""
+        with watch.checking(self._check_device(at)):
+            if self._tiles:
+                try:
+                    found = self._whole(at, cells)
+                    if not isinstance(found, Tensor) or _fits(found, at):
+                        return found
+                except AttlasError:
+                    raise
+                except _FAILURES:
+                    pass
+            return self._pairs(at, cells)
+
+    def _pairs(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
+        each: Callable[..., Tensor] = self.f
+        for axis in (3, 2, 1, 0):
+            positions = tuple(0 if place == axis else None for place in range(4))
+            each = torch.vmap(each, in_dims=(*(0 for _ in cells), *positions))
+        try:
+            with _IndexByTensor():
+                found = each(*cells, at.b.flatten(), at.h.flatten(), at.i.flatten(), at.j.flatten())
+            if found.shape != at.shape:
+                raise ValueError(f"it returned shape {tuple(found.shape[4:])} for one pair")
+        except _FAILURES as error:
+            cause = first or error
+            if isinstance(cause, IndexError):
+                fix = f"give the tensors that it indexes a position for each of {at.m} queries and {at.n} keys."
+            else:
+                fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
+            rule = "the function must return one value for a batch, head, query and key."
+            raised = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            raise ShapeError(self.name, rule, {"tile": f"{at.shape}"}, found=raised, fix=fix) from cause
+        return found
+
+    def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
+        """Compare a whole tile with single pairs, on at most 2 × 2 × 8 × 8 of them."""
+        whole = self._few(at, cells, self._whole)
+        few = few_of(at)
+        with torch.no_grad():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
+                    pairs = self._pairs(few, _few_cells(at, cells))
+            except ShapeError:
+                return True  # it cannot be asked for single pairs, so the tile is all there is
+        if not isinstance(whole, Tensor) or not _fits(whole, few):
+            return False
+        whole = whole.expand(few.shape)
+        return torch.allclose(whole, pairs, equal_nan=True) if whole.is_floating_point() else torch.equal(whole, pairs)
+
+
+def few_of(at: Tile) -> Tile:
+    """Return at most 2 × 2 × 8 × 8 cells of a tile, spread over its rows and columns."""
+    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    return replace(
+        at,
+        batches=at.batches[:2],
+        heads=at.heads[:2],
+        batch_ids=at.batch_ids[:2],
+        head_ids=at.head_ids[:2],
+        rows=at.rows[: len(rows)],
+        columns=at.columns[: len(columns)],
+        row_index=at.i.flatten()[rows],
+        column_index=at.j.flatten()[columns],
+    )
+
+
+def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the numbers of these cells, of tensors of the whole tile."""
+    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
+
+
+def _fits(found: Tensor, at: Tile) -> bool:
+    """Return whether a result can be one of each pair: of fewer than two axes, pairs were reduced or picked out."""
+    sizes = zip(found.shape[::-1], at.shape[::-1], strict=False)
+    return 2 <= found.ndim <= 4 and all(size in (1, full) for size, full in sizes)
+
+
+class _IndexByTensor(TorchFunctionMode):
+    """Let ``ids[i]`` work under vmap, where torch would ask the number i for its value."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            source, index = args
+            items = index if isinstance(index, tuple) else (index,)
+            kinds = {Tensor if isinstance(item, Tensor) else type(item) for item in items}
+            if Tensor in kinds and kinds <= {Tensor, int}:
+                places = [torch.as_tensor(item, device=source.device) for item in items]
+                return torch.ops.aten.index(source, places)
+        return func(*args, **(kwargs or {}))
+
+
+def _spread(size: int) -> list[int]:
+    """Return indices that are spread over a tile, the first and the last among them."""
+    steps = min(size, _FEW) - 1
+    return [(size - 1) * step // max(steps, 1) for step in range(steps + 1)]
+
+
+def _takes(f: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(f).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say what it takes
+        return True
+    return True

@@ -1,0 +1,107 @@
+"""Functions of torch that are ``A @ v``, or ``A.mT @ x``, in other words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from attlas.matrix.protocol import LazyTensor
+
+
+def _product(left: Any, right: Any) -> Any:
+    """Return ``left @ right`` where one of the two is a matrix and the other a tensor."""
+    if isinstance(left, LazyTensor):
+        return NotImplemented if isinstance(right, LazyTensor) or right.ndim == 0 else left @ right
+    return right.__rmatmul__(left)
+
+
+def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
+    """Return ``v @ weight.T + bias``, a product of the matrix where it stands on the left."""
+    if not isinstance(v, LazyTensor) or isinstance(weight, LazyTensor):
+        return NotImplemented
+    out = v @ weight.mT if weight.ndim == 2 else v @ weight
+    return out if bias is None else out + bias
+
+
+def _dropout(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Return the matrix itself where nothing is dropped."""
+    return A if p == 0 or not training else NotImplemented
+
+
+def _tensordot(left: Any, right: Any, dims: Any = 2) -> Any:
+    """Return the product over the last axis of the matrix and the first of a tensor."""
+    if not isinstance(left, LazyTensor) or isinstance(right, LazyTensor) or dims not in (1, ([-1], [0])):
+        return NotImplemented
+    return (left @ right.flatten(1)).reshape(*left.shape[:-1], *right.shape[1:])
+
+
+def _einsum(equation: Any, *operands: Any) -> Any:
+    """Return an einsum of one matrix and one tensor that sums over keys, or over queries."""
+    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    if not isinstance(equation, str) or len(operands) != 2:
+        return NotImplemented
+    terms = _terms(equation, operands)
+    matrices = [isinstance(operand, LazyTensor) for operand in operands]
+    if terms is None or sum(matrices) != 1:
+        return NotImplemented
+    (first, second), out = terms
+    (A, own), (v, other) = ((operands[0], first), (operands[1], second))[:: 1 if matrices[0] else -1]
+    if len(set(own)) < len(own) or len(set(other)) < len(other):
+        return NotImplemented
+    *lead, i, j = list(own)
+    if i not in other and i in out and j in other and j not in out:
+        product, summed, kept = A, j, i
+    elif j not in other and j in out and i in other and i not in out:
+        product, summed, kept = A.mT, i, j
+    else:
+        return NotImplemented
+    values = [letter for letter in other if letter not in lead and letter != summed]
+    sizes = dict(zip(own, A.shape, strict=True))
+    fits = all(size in (1, sizes[letter]) for letter, size in zip(other, v.shape, strict=True) if letter in sizes)
+    if not (fits and v.shape[other.index(summed)] == sizes[summed] and set(values) <= set(out)):
+        return NotImplemented
+    # The tensor as (leading axes of the matrix, tokens, all other axes in one).
+    order = [*(letter for letter in lead if letter in other), summed, *values]
+    v = v.permute([other.index(letter) for letter in order])
+    v = v[tuple(slice(None) if letter in other else None for letter in lead)]
+    pooled = product @ (v.flatten(len(lead) + 1) if values else v.unsqueeze(-1))
+    pooled = pooled.reshape(*pooled.shape[:-1], *v.shape[len(lead) + 1 :])
+    letters = [*lead, kept, *values]
+    gone = [axis for axis, letter in enumerate(letters) if letter not in out]
+    pooled = pooled.sum(gone) if gone else pooled
+    letters = [letter for letter in letters if letter in out]
+    return pooled.permute([letters.index(letter) for letter in out])
+
+
+def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | None:
+    """Return the letters of each operand and of the result, an ellipsis written out; None where it is not plain."""
+    given, arrow, out = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    if not arrow or len(terms) != len(operands):
+        return None
+    spare = [chr(code) for code in range(ord("α"), ord("α") + 20)]
+    written = []
+    dots = ""
+    for term, operand in zip(terms, operands, strict=True):
+        hidden = operand.ndim - len(term.replace("...", ""))
+        if hidden < 0 or (hidden and "..." not in term):
+            return None
+        letters = "".join(spare[len(spare) - hidden :])
+        dots = max(dots, letters, key=len)
+        written.append(term.replace("...", letters))
+    out = out.replace("...", dots)
+    return (written, out) if len(set(out)) == len(out) and set(out) <= set("".join(written)) else None
+
+
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "bmm": _product,
+    "dropout": _dropout,
+    "einsum": _einsum,
+    "linear": _linear,
+    "matmul": _product,
+    "mm": _product,
+    "mv": _product,
+    "tensordot": _tensordot,
+}

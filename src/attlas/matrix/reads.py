@@ -1,0 +1,240 @@
+"""Reads of a matrix as statistics, so that one backward serves them too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.gradient import CellGradient
+from attlas.engine.problem import Problem
+from attlas.engine.statistic import Part, Statistic
+from attlas.foundation.tiles import Tile, cut
+
+
+class LogSumExp(Statistic):
+    """The log-sum-exp of each row of logits, in float64."""
+
+    def start(self, problem: Problem) -> Tensor:
+        return torch.full(problem.shape[:3], -torch.inf, dtype=torch.float64, device=problem.device)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        carry[at.place] = part.exact_lse
+        return carry
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        return CellGradient(lse=grad, delta=torch.zeros_like(grad))
+
+
+class Cells(Statistic):
+    """Weights or log-weights of some rows and some columns.
+
+    Parameters
+    ----------
+    rows, columns : range or Tensor
+        Which; they may repeat.
+    of_logits : bool
+        Whether they are log-weights.
+    """
+
+    def __init__(self, rows: range | Tensor, columns: range | Tensor, of_logits: bool) -> None:
+        self.rows, self.columns = (torch.as_tensor(t, dtype=torch.int64, device="cpu") for t in (rows, columns))
+        self.of_logits = of_logits
+
+    def start(self, problem: Problem) -> Tensor:
+        shape = (*problem.shape[:2], len(self.rows), len(self.columns))
+        return torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+
+    def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        cells = part.logits if self.of_logits else part.weights
+        return cells[:, :, self.rows][..., self.columns]  # the definition is one part
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        def of_tile(part: Part) -> Any:
+            at = part.at
+            rows, columns = self.rows - at.rows.start, self.columns - at.columns.start
+            inside = [(t >= 0) & (t < some) for t, some in zip((rows, columns), part.shape[2:], strict=True)]
+            i, j = (flags.nonzero().squeeze(-1) for flags in inside)
+            out = part.scratch("cells").zero_()
+            own = grad[at.place[:2]][:, :, i][..., j].to(out.dtype).permute(2, 3, 0, 1)
+            out.permute(2, 3, 0, 1).index_put_((rows[i].unsqueeze(-1), columns[j]), own, accumulate=True)
+            return out.masked_fill_(part.hidden, 0.0) if self.of_logits else out
+
+        taken = torch.zeros(problem.shape[2], dtype=torch.bool, device="cpu").index_fill_(0, self.rows, True)
+        if self.of_logits:
+            return CellGradient(rows=taken, logits=(of_tile,))
+        return CellGradient(rows=taken, weights=(of_tile,))
+
+
+class _CellFunction(Statistic):
+    """A statistic of ``f(P_ij, *tensors)``, a function of each weight; without `f`, of the weights.
+
+    Parameters
+    ----------
+    f : callable, optional
+        The function of a tensor of weights.
+    tensors : tuple of Tensor, shape (batch, heads, m or 1, n or 1) or ()
+        What else it takes.
+    dtype : torch.dtype, optional
+        Dtype of its numbers, by default that of the weights.
+    differentiable : bool
+        Whether it has a gradient.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Tensor] | None = None,
+        tensors: tuple[Tensor, ...] = (),
+        dtype: torch.dtype | None = None,
+        differentiable: bool = True,
+    ) -> None:
+        self.f, self.tensors, self.differentiable = f, tensors, differentiable
+        self.dtype = dtype if dtype is None or dtype.is_floating_point else torch.int64
+
+    def cells(self, weights: Tensor, at: Tile) -> Tensor:
+        """Return the numbers of a tile."""
+        b, h, rows = at.place
+        columns = slice(at.columns.start, at.columns.stop)
+        whole = slice(None)
+        some = (
+            t[b, h, rows if t.shape[2] > 1 else whole, columns if t.shape[3] > 1 else whole] if t.ndim else t
+            for t in self.tensors
+        )
+        return weights if self.f is None else self.f(weights, *some)
+
+    def may_skip_tiles(self, problem: Problem) -> bool:
+        """Return whether the sums are right where tiles that nothing may see are skipped."""
+        batch, heads, m, n = problem.shape
+        zero = torch.zeros(1, 1, 1, 1, dtype=problem.dtype, device=problem.device)
+        tiles = (problem.tile(range(batch), range(heads), rows, range(n)) for rows in cut(m, 64))
+        return all(bool((self.cells(zero, at) == 0).all()) for at in tiles)
+
+    def weight_gradient(self, part: Part, grad: Tensor) -> Tensor:
+        """Return the gradient in the weights of a part, from that in its numbers."""
+        if self.f is None:
+            return grad
+        weights = part.weights.detach()
+        with torch.enable_grad():
+            cells = self.cells(weights.requires_grad_(), part.at)
+        (found,) = torch.autograd.grad(cells, weights, grad.to(cells.dtype).expand_as(cells))
+        return found.masked_fill(part.hidden, 0.0)
+
+
+class CellSums(_CellFunction):
+    """Sum of a function of each weight over the keys of each row, or over the queries of each column.
+
+    Parameters
+    ----------
+    *args
+        As of `_CellFunction`.
+    over_keys : bool
+        Whether keys are summed, or queries.
+    """
+
+    def __init__(self, *args: Any, over_keys: bool) -> None:
+        super().__init__(*args)
+        self.over_keys = over_keys
+
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
+        batch, heads, m, n = problem.shape
+        total = torch.zeros(batch, heads, m if self.over_keys else n, dtype=self.dtype, device=problem.device)
+        return total, torch.zeros_like(total, dtype=torch.int64), n if self.over_keys else m
+
+    def step(self, carry: tuple[Tensor, Tensor, int], part: Part, at: Tile) -> tuple[Tensor, Tensor, int]:
+        total, visited, _ = carry
+        into = self._sums_of(at)
+        total[into] += self.cells(part.weights, at).sum(dim=self._axis)
+        visited[into] += len(at.columns) if self.over_keys else len(at.rows)
+        return carry
+
+    @property
+    def _axis(self) -> int:
+        return -1 if self.over_keys else -2
+
+    @property
+    def _varies(self) -> bool:
+        return any(t.ndim and t.shape[self._axis] > 1 for t in self.tensors)
+
+    def may_skip_tiles(self, problem: Problem) -> bool:
+        return not self._varies or super().may_skip_tiles(problem)
+
+    def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
+        b, h, rows = at.place
+        return b, h, rows if self.over_keys else slice(at.columns.start, at.columns.stop)
+
+    def finish(self, carry: tuple[Tensor, Tensor, int]) -> Tensor:
+        total, visited, size = carry
+        if self.f is None or self._varies:
+            return total
+        # Cells that nothing may see are not visited, and have weight 0.
+        dtype = total.dtype if total.is_floating_point() else torch.float64
+        zero = torch.zeros(1, 1, 1, dtype=dtype, device=total.device)
+        each, hidden = self.f(zero, *(t.flatten(2) if t.ndim else t for t in self.tensors)), size - visited
+        return total + torch.where(hidden > 0, hidden * each, 0).to(total.dtype)
+
+    def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        def of_tile(part: Part) -> Tensor:
+            return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._axis))
+
+        return CellGradient(weights=(of_tile,))
+
+
+class LeadingSums(_CellFunction):
+    """Sums, or maxima and the heads that have them, over groups of heads: a whole matrix for each group.
+
+    Parameters
+    ----------
+    group : Tensor of int64, shape (batch, heads)
+        The group of each head.
+    groups : int
+        How many there are.
+    take_max : bool
+        Whether maxima are taken.
+    *args
+        As of `_CellFunction`.
+    """
+
+    def __init__(self, group: Tensor, groups: int, take_max: bool, *args: Any) -> None:
+        super().__init__(*args)
+        self.group, self.groups = group.tolist(), groups
+        self.take_max = take_max
+
+    def start(self, problem: Problem) -> Any:
+        shape = self.groups, *problem.shape[2:]
+        dtypes = (self.dtype or problem.dtype, torch.int32)[: 2 if self.take_max else 1]
+        return tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
+
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        cells, place = self.cells(part.weights, at), self._place(at)
+        for b, h, group in self._heads_of(at):
+            into, own = carry[0][group][place], cells[b, h]
+            if not self.take_max:
+                into += own
+                continue
+            larger = own > into
+            into.copy_(torch.where(larger, own, into))
+            carry[1][group][place].masked_fill_(larger, at.batches[b] * len(self.group[0]) + at.heads[h])
+        return carry
+
+    def _heads_of(self, at: Tile) -> list[tuple[int, int, int]]:
+        """Return the batches and heads of a tile, counted within it, and their groups."""
+        return [(b, h, self.group[i][j]) for b, i in enumerate(at.batches) for h, j in enumerate(at.heads)]
+
+    @staticmethod
+    def _place(at: Tile) -> tuple[slice, slice]:
+        return slice(at.rows.start, at.rows.stop), slice(at.columns.start, at.columns.stop)
+
+    def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
+        def of_tile(part: Part) -> Tensor:
+            at, place = part.at, self._place(part.at)
+            out = part.scratch("heads")
+            for b, h, group in self._heads_of(at):
+                own = grad[0][group][place]
+                if self.take_max:
+                    own = own * (result[1][group][place] == at.batches[b] * problem.shape[1] + at.heads[h])
+                out[b, h] = own
+            return self.weight_gradient(part, out)
+
+        return CellGradient(weights=(of_tile,))

@@ -1,0 +1,114 @@
+"""Weights times the norms of their values, as a lazy matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.errors import ShapeError
+from attlas.foundation.tiles import Tile
+from attlas.matrix.matrix import AttentionMatrix
+from attlas.scores import Score
+from attlas.scores.base import Dot, Tokens
+
+
+def norms_of(values: Tensor) -> Tensor:
+    """Return the Euclidean norm of each value, float32, shape (..., n) of values of shape (..., n, e)."""
+    norms: Tensor = torch.linalg.vector_norm(values.detach().float(), dim=-1)
+    return norms
+
+
+def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
+    """Return the weights of a matrix, each times the norm of its key's value, as a lazy matrix.
+
+    Parameters
+    ----------
+    A : AttentionMatrix, shape (..., m, n)
+        The weights.
+    norms : Tensor, shape (batch, value heads, n) or (batch, heads, n)
+        The norm of the value of each key.
+
+    Returns
+    -------
+    AttentionMatrix, shape (..., m, n)
+        ``A[..., i, j] * norms[..., j]``, without a gradient. Its rows do not sum to 1, so that statistics of shares,
+        entropy and effective keys, raise a ShapeError.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one norm of each key and head.
+
+    Notes
+    -----
+    The logarithm of a norm is one more coordinate of its key, so that every read costs what it costs of `A`.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.matrix.value_weighted import norms_of, value_weighted
+    >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
+    >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0]
+    AttentionMatrix(shape=(2, 2), torch.float32, score=KeyWeighted)
+    >>> value_weighted(A, norms_of(torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])))[0, 0, 1].tolist()
+    [2.5, 0.0]
+    """
+    A = A.detach()
+    problem = A.checked_problem("value_weighted()")
+    batch, heads, _, n = problem.shape
+    if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
+        rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."
+        found = f"norms of shape {tuple(norms.shape)}, a matrix of shape {(batch, heads, *problem.shape[2:])}"
+        raise ShapeError("value_weighted()", rule, {"norms": norms}, found=found, fix="norms_of(v)")
+    dtype = problem.dtype
+    q, k, logs = problem.q.to(dtype), problem.k.to(dtype), norms.detach().to(problem.device, dtype).log()
+    most = max(k.shape[1], logs.shape[1])
+    if heads % most or any(most % t.shape[1] for t in (k, logs)):
+        most = heads
+    k, logs = (t.repeat_interleave(most // t.shape[1], dim=1) for t in (k, logs))
+    problem = replace(
+        problem,
+        q=torch.cat([q, torch.ones_like(q[..., :1])], dim=-1),
+        k=torch.cat([k, logs.unsqueeze(-1)], dim=-1),
+        score=KeyWeighted(problem.score, finite=bool((norms > 0).all())),
+        sink=None,  # it is part of the log-sum-exp
+        partial=True,
+        weighted=True,
+        versions=(),
+    )
+    return AttentionMatrix(problem, A.plan, A._axes, A._exact_lse())
+
+
+class KeyWeighted(Score):
+    """A score of keys whose last coordinate is added to it: the logarithm of a factor of their weights."""
+
+    stored = ("inner", "finite")
+
+    def __init__(self, inner: Score, *, finite: bool) -> None:
+        super().__init__()
+        self.inner = inner
+        self.finite = inner.finite and finite
+        self.scratch = inner.scratch
+        self.position_free = inner.position_free
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        queries, keys = self.inner.project(q[..., :-1], k[..., :-1])
+        return (queries, q[..., -1:]), (keys, k[..., -1:])
+
+    def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        logits: Tensor = self.inner(q[0], k[0], at) + k[1].mT
+        return logits
+
+    def translate(self, rows: range, columns: range, m: int, n: int) -> Score | None:
+        inner = self.inner.translate(rows, columns, m, n)
+        return None if inner is None else KeyWeighted(inner, finite=self.finite)
+
+    def as_dot(self, q: Any, k: Any) -> Dot | None:
+        dot = self.inner.as_dot(q[0], k[0])
+        if dot is None or dot.cap or not dot.scale or not self.finite:
+            return None
+        queries = torch.cat([dot.q, q[1] / dot.scale], dim=-1)
+        return replace(dot, q=queries, k=torch.cat([dot.k, k[1]], dim=-1))

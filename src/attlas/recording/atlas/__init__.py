@@ -1,0 +1,7 @@
+"""A recording of a whole model: its attentions by layer, their statistics as a table, saved and loaded."""
+
+from attlas.recording.atlas.atlas import Atlas, load
+from attlas.recording.atlas.bookmarks import Bookmark
+from attlas.recording.atlas.entry import Entry
+
+__all__ = ["Atlas", "Bookmark", "Entry", "load"]

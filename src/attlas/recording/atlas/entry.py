@@ -1,0 +1,265 @@
+"""One attention of a recorded model: its module, its matrix, its statistics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.errors import DtypeError, RecordingError, ShapeError
+from attlas.foundation.trees import tensors_in
+from attlas.matrix import AttentionMatrix
+from attlas.matrix.protocol import check_are_statistics
+from attlas.matrix.value_weighted import value_weighted
+from attlas.stats import Statistic
+
+KINDS = ("self", "encoder", "cross")
+VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One pass of one attention of a model: its module, its lazy matrix, its statistics.
+
+    Parameters
+    ----------
+    name : str
+        Path of the attention module in ``model.named_modules()``.
+    layer : int
+        Number among the model's attentions of this kind, in the order of the model.
+    kind : {"self", "encoder", "cross"}
+        Self-attention of a decoder (or of a model that has no other), self-attention of an encoder that
+        feeds a decoder, or cross-attention.
+    call : int
+        Which pass of the module, 0 for the first. The steps of one generation are one pass.
+    heads : tuple of int
+        The heads that were recorded, as the model counts them.
+    queries : tuple of int
+        Positions of the queries in the text, ``(first, last + 1)``.
+    first_key : int
+        Position of key 0 in the text; not 0 where a sliding cache has dropped the first keys.
+    shape : tuple of int
+        Sizes of the matrix: batch, recorded heads, m, n.
+    matrix : AttentionMatrix, optional, shape (batch, recorded heads, m, n)
+        The lazy matrix; None where only statistics were kept.
+    statistics : dict
+        Result of each statistic under its name (``"entropy"``, ``"column_mass"``, ``"top_k"``): a Tensor
+        or a tuple of Tensors, with the leading axes batch and recorded heads.
+    values : Tensor, optional, shape (batch, value heads, n, e)
+        What the weights pool: ``matrix @ values`` is the output of the heads. Only with ``record(values=True)``.
+    value_norms : Tensor, optional, shape (batch, value heads, n)
+        Norm of each value, ``‖v_j‖``.
+    output_norms : Tensor, optional, shape (batch, recorded heads, n)
+        Norm of each value behind the head's part of the output projection, ``‖v_j W_O^h‖``.
+    query_mask : Tensor of bool, optional, shape (batch, m)
+        False for a query that is padding, from the ``attention_mask`` of the call, the mask of the matrix, or
+        because the query has no allowed key; None where every query is a token. Means leave padding out.
+
+    Raises
+    ------
+    ShapeError
+        If the sizes of the parts do not agree.
+    DtypeError
+        If `kind` is unknown.
+
+    See Also
+    --------
+    Atlas : the entries of a whole model.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas.recording.atlas import Entry
+    >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+    >>> Entry("layers.0.attn", 0, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), A)
+    Entry('layers.0.attn', self.0, call 0, heads (0, 1), 5 queries × 5 keys, q and k kept)
+    """
+
+    name: str
+    layer: int
+    kind: str
+    call: int
+    heads: tuple[int, ...]
+    queries: tuple[int, int]
+    first_key: int
+    shape: tuple[int, int, int, int]
+    matrix: AttentionMatrix | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
+    query_mask: Tensor | None = None
+    values: Tensor | None = field(default=None, kw_only=True)
+    value_norms: Tensor | None = field(default=None, kw_only=True)
+    output_norms: Tensor | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            rule = "kind must be one of " + ", ".join(repr(name) for name in KINDS) + "."
+            raise DtypeError("Entry()", rule, found=f"kind = {self.kind!r}", fix='kind="self"')
+        rule, found, fix = "", "", "give the sizes of the matrix: batch, recorded heads, m, n."
+        if len(self.heads) != self.shape[1]:
+            rule = "there must be a number of each recorded head."
+            found = f"{len(self.heads)} heads in heads, {self.shape[1]} in shape"
+        elif self.queries[1] - self.queries[0] != self.shape[2]:
+            rule = "the places of the queries must be as many as the queries."
+            found = f"places {self.queries[0]} to {self.queries[1]} in queries, m = {self.shape[2]} in shape"
+        elif self.matrix is not None and tuple(self.matrix.shape) != tuple(self.shape):
+            rule = "the matrix must have the stated sizes, (batch, recorded heads, m, n)."
+            found = f"{tuple(self.matrix.shape)} in matrix, {tuple(self.shape)} in shape"
+        elif self.query_mask is not None and (
+            tuple(self.query_mask.shape) != (self.shape[0], self.shape[2]) or self.query_mask.dtype is not torch.bool
+        ):
+            rule = "query_mask must be a tensor of bool of shape (batch, m)."
+            found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
+            fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
+        elif found := self._wrong_values():
+            rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
+            fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
+        if rule:
+            raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
+
+    def _wrong_values(self) -> str:
+        """Describe values or norms that do not belong to a matrix of this shape; "" where they do."""
+        batch, heads, _, n = self.shape
+        for name, t in self.values_and_norms.items():
+            count = t.shape[1] if t.ndim > 1 else 0
+            fits = heads == count if name == "output_norms" or not count else heads % count == 0
+            if t.ndim != (4 if name == "values" else 3) or (t.shape[0], t.shape[2]) != (batch, n) or not fits:
+                return f"{name} of shape {tuple(t.shape)}, {tuple(self.shape)} in shape"
+        return ""
+
+    @property
+    def values_and_norms(self) -> dict[str, Tensor]:
+        """What was kept of the values, by the names of the fields."""
+        return {name: t for name in VALUES if (t := getattr(self, name)) is not None}
+
+    def value_weighted(self, output: bool = False) -> AttentionMatrix:
+        """Return each weight times the norm of its value, as a lazy matrix.
+
+        Parameters
+        ----------
+        output : bool, default False
+            Whether the norm is that of the value behind the output projection.
+
+        Returns
+        -------
+        AttentionMatrix, shape (batch, recorded heads, m, n)
+            ``‖A_ij v_j‖``, or with `output` ``‖A_ij v_j W_O^h‖``, the size of what key j adds to the residual
+            stream at query i through head h. Its rows do not sum to 1: entropy, effective keys and divergences of
+            shares raise a ShapeError; other statistics and pictures can be asked of it. It has no gradient.
+
+        Raises
+        ------
+        RecordingError
+            If the recording does not have these norms.
+
+        See Also
+        --------
+        attlas.record : ``values=True``, or ``values="norms"``, keeps them.
+
+        Notes
+        -----
+        Cost: that of the same read of the weights. A gate behind the attention is not counted.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.recording.atlas import Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
+        >>> entry = Entry(
+        ...     "attn", 0, "self", 0, (0,), (0, 2), 0, (1, 1, 2, 2), A, value_norms=torch.tensor([[[5.0, 1.0]]])
+        ... )
+        >>> entry.value_weighted().to_dense()[0, 0].tolist()
+        [[2.5, 0.5], [2.5, 0.5]]
+        """
+        where, field = "Entry.value_weighted()", "output_norms" if output else "value_norms"
+        matrix, norms = self.need_matrix(where), getattr(self, field)
+        if norms is not None:
+            return value_weighted(matrix, norms)
+        rule, fix = "the norms of the values must have been recorded.", 'record(model, values=True), or values="norms".'
+        if output and self.value_norms is not None:
+            rule, fix = "the output projection of the layer must be known.", "value_weighted(output=False)"
+        raise RecordingError(where, rule, {"entry": self._label}, found=f"no {field}", fix=fix)
+
+    @property
+    def path(self) -> str:
+        """Kind and layer as `Atlas` takes them, ``"cross.3"``."""
+        return f"{self.kind}.{self.layer}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
+        problem = None if self.matrix is None else self.matrix.problem
+        tokens = () if problem is None else (problem.q, problem.k, problem.sink)
+        return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
+
+    @property
+    def _label(self) -> str:
+        return f"{self.path} ({self.name}), call {self.call}"
+
+    def __repr__(self) -> str:
+        _, _, m, n = self.shape
+        kept = "q and k kept" if self.matrix is not None else "statistics only"
+        kept = kept if self.values is None else "q, k and v kept"
+        numbers = f", {', '.join(self.statistics)}" if self.statistics else ""
+        return (
+            f"Entry({self.name!r}, {self.path}, call {self.call}, heads {self.heads}, {m} queries × {n} keys, "
+            f"{kept}{numbers})"
+        )
+
+    def need_matrix(self, where: str) -> AttentionMatrix:
+        """Return the matrix; raise an error that lists the statistics if only those were kept.
+
+        Parameters
+        ----------
+        where : str
+            The public function, for the error text.
+
+        Raises
+        ------
+        RecordingError
+            If only statistics were kept.
+        """
+        if self.matrix is not None:
+            return self.matrix
+        names, fix = ", ".join(self.statistics) or "no statistic", 'record with keep="disk" (or "cpu") to keep q and k.'
+        rule = "the weights of a layer are made from its q and k, and these were not kept."
+        found = f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics'
+        raise RecordingError(where, rule, {"entry": self._label}, found=found, fix=fix)
+
+
+def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
+    """Return the names under which an entry keeps the results of some statistics.
+
+    Parameters
+    ----------
+    statistics : iterable of Statistic
+        The statistics, in order.
+
+    Returns
+    -------
+    list of str
+        The class in snake case; the second of a class gets ``_2``, and so on.
+
+    Raises
+    ------
+    DtypeError
+        If one is no Statistic, an object and not its class.
+
+    Examples
+    --------
+    >>> from attlas import stats
+    >>> from attlas.recording.atlas.entry import statistic_names
+    >>> statistic_names([stats.Entropy(), stats.TopK(8), stats.TopK(1)])
+    ['entropy', 'top_k', 'top_k_2']
+    """
+    names: list[str] = []
+    statistics = list(statistics)
+    check_are_statistics("statistics", statistics)
+    for statistic in statistics:
+        plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
+        count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
+        names.append(f"{plain}_{count + 1}" if count else plain)
+    return names

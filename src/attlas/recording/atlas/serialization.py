@@ -1,0 +1,254 @@
+"""Scores, masks and results of statistics as plain data: of the classes that attlas exports, and no others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from attlas import masks as m
+from attlas import scores as s
+from attlas.errors import DtypeError, RecordingError, kind
+from attlas.matrix.value_weighted import KeyWeighted
+from attlas.matrix.windows import TranslatedScore
+from attlas.stats import Largest, Moments
+
+Spec: TypeAlias = "dict[str, Any]"
+# Stores a tensor under a name and returns the plain data that finds it again; and the way back.
+StoreTensor: TypeAlias = Callable[[str, Tensor], Spec]
+LoadTensor: TypeAlias = Callable[[Any], Tensor]
+# What `load` is given for scores of the user's own: one, or several by name; an object, or a class with `from_dict`.
+UserScores: TypeAlias = "s.Score | type[s.Score] | Mapping[str, s.Score | type[s.Score]] | None"
+
+_LARGEST_INT = 2**53
+_DEPTH = 200  # scores in scores, masks in masks
+
+
+class FormatError(ValueError):
+    """Plain data that describes no score, mask or result; the reader says in which file."""
+
+
+def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
+    """Return the classes that a module exports, by name: only these are created when a folder is read."""
+    every = {name: getattr(module, name) for name in module.__all__}
+    return {name: make for name, make in every.items() if isinstance(make, type) and issubclass(make, base)}
+
+
+_SCORES: dict[str, type[s.Score]] = {
+    **_exported_classes(s, s.Score),
+    "MovedScore": TranslatedScore,
+    "KeyWeighted": KeyWeighted,
+}
+_MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
+# Version 2 writes these two as it writes a score of the user's own.
+_STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")
+_TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
+
+
+# --------------------------------------------------------------------------------------------------- scores and masks
+
+
+def score_spec(score: s.Score, put: StoreTensor) -> Spec:
+    """Return a score as plain data; its tensors go to `put`.
+
+    A class of the user's own is stored by its name and what its `to_dict` gives, and must be given again when it is
+    read.
+    """
+    name = "MovedScore" if type(score) is TranslatedScore else type(score).__name__  # its name in files
+    is_ours = type(score) is _SCORES.get(name)
+    settings = score.to_dict() if is_ours or _has_own_settings(score) else None
+    if settings is None:
+        return {"class": "own", "name": name}
+    data = {key: _plain_data(name, key, value, put, score_spec) for key, value in settings.items()}
+    if is_ours and name not in _STORED_LIKE_USER_SCORES:
+        return {"class": name} | data
+    spec = {"class": name} if is_ours else {"class": "own", "name": name}
+    return spec | {"settings": {key: _wrapped(settings[key], data) for key, data in data.items()}}
+
+
+def _has_own_settings(score: s.Score) -> bool:
+    """Return whether a user's class defines `to_dict` or `stored` itself, and does not only inherit it from attlas."""
+    own = [kind for kind in type(score).__mro__ if not kind.__module__.startswith("attlas.")]
+    return any(vars(kind).keys() & {"to_dict", "stored"} for kind in own)
+
+
+def mask_spec(mask: m.Mask, put: StoreTensor, runs: Callable[[m.Mask], m.Mask]) -> Spec:
+    """Return a mask as plain data; its tensors go to `put`.
+
+    Parameters
+    ----------
+    mask : Mask
+        The mask. A function, or a class of the user's own, is stored as what it allows.
+    put : callable
+        Stores a tensor.
+    runs : callable
+        Finds the runs of a mask for the matrix that it belongs to.
+    """
+    name = type(mask).__name__
+    settings = mask.to_dict() if type(mask) is _MASKS.get(name) else None
+    if settings is not None:
+        inner = partial(mask_spec, runs=runs)
+        return {"class": name} | {key: _plain_data(name, key, value, put, inner) for key, value in settings.items()}
+    if mask.log_weights():
+        rule = "an additive mask must be one of attlas to be stored."
+        fix = "use attlas.from_tensor(t), or keep statistics and not q and k."
+        raise DtypeError("save()", rule, {"mask": mask.name()}, found=kind(mask), fix=fix)
+    return mask_spec(runs(mask), put, runs)
+
+
+def _plain_data(name: str, key: str, value: Any, put: StoreTensor, inner: Callable[[Any, StoreTensor], Spec]) -> Any:
+    """Return one setting of a score or mask as plain data."""
+    if isinstance(value, s.Score | m.Mask):
+        return inner(value, put)
+    if isinstance(value, Tensor):
+        return put(key, value.detach())
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    rule = "to_dict() of a score must give numbers, texts, tensors and scores."
+    fix = "give what the class is made of, by the names of its arguments."
+    raise DtypeError("save()", rule, {"score": name, "setting": key}, found=kind(value), fix=fix)
+
+
+def _wrapped(value: Any, data: Any) -> Spec:
+    """Return plain data with its type, as the settings of a user's own score are stored."""
+    if isinstance(value, Tensor):
+        return {"t": data, "learn": isinstance(value, nn.Parameter)}
+    return {"score" if isinstance(value, s.Score) else "plain": data}
+
+
+def _unwrapped(data: Any) -> Any:
+    """Return the plain data that `_wrapped` has given a type."""
+    return _get(data, next((word for word in ("score", "t") if isinstance(data, dict) and word in data), "plain"))
+
+
+def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, depth: int = 0) -> s.Score:
+    """Return the score that plain data describes.
+
+    Raises
+    ------
+    FormatError
+        If it describes none.
+    """
+    name = _class_of(spec, depth)
+    inner = partial(score_from, take=take, user_scores=user_scores, depth=depth + 1)
+    if name == "own":
+        return _user_score(spec, take, user_scores, inner)
+    if name not in _SCORES:
+        raise FormatError(f"an unknown score, {name[:60]!r}")
+    return _SCORES[name].from_dict(_settings(spec, take, inner))
+
+
+def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
+    """Return the mask that plain data describes.
+
+    Raises
+    ------
+    FormatError
+        If it describes none.
+    """
+    name = _class_of(spec, depth)
+    if name not in _MASKS:
+        raise FormatError(f"an unknown mask, {name[:60]!r}")
+    return _MASKS[name].from_dict(_settings(spec, take, partial(mask_from, take=take, depth=depth + 1)))
+
+
+def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what `to_dict` of a score or mask gave."""
+    wrapped = spec.get("settings")
+    if not isinstance(wrapped, dict | None):
+        raise FormatError(f"settings = {str(wrapped)[:60]}, not an object")
+    settings: dict[str, Any] = {}
+    for key, data in (spec if wrapped is None else wrapped).items():
+        value = data if wrapped is None else _unwrapped(data)
+        if isinstance(value, dict):
+            value = inner(value) if "class" in value else take(value)
+        elif isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a whole number")
+        elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
+            raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
+        is_parameter = wrapped is not None and "t" in data and check_type(_get(data, "learn"), "learn", bool)
+        settings[key] = nn.Parameter(value) if is_parameter else value
+    if wrapped is None:
+        del settings["class"]
+    return settings
+
+
+def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, inner: Callable[[Any], s.Score]) -> s.Score:
+    """Return the score that the user has given for a class of their own; raise a RecordingError where none was."""
+    name = check_type(_get(spec, "name"), "name", str)
+    match = user_scores.get(name) if isinstance(user_scores, Mapping) else user_scores
+    if isinstance(match, s.Score) and type(match).__name__ == name:
+        return match
+    if isinstance(match, type) and match.__name__ == name and "settings" in spec:
+        return match.from_dict(_settings(spec, take, inner))
+    rule = "a score of your own is not stored, and must be given when it is read."
+    fix = f"attlas.load(folder, score={name[:60]}()), with the parameters that it had."
+    if name == "ScoreMod":
+        rule = "the function of a score is code, which is not stored, and must be given when it is read."
+        fix = "attlas.load(folder, score=attlas.scores.ScoreMod(function)), with the function that was recorded."
+    elif "settings" in spec:
+        rule = "only the settings of a score of your own are stored; its class must be given when it is read."
+        fix = f"attlas.load(folder, score={name[:60]})"
+    shown = match if isinstance(match, type) else type(match or user_scores)
+    found = "no score" if user_scores is None else f"score = {shown.__name__}"
+    raise RecordingError("load()", rule, {"score": name[:60]}, found=found, fix=fix)
+
+
+# --------------------------------------------------------------------------------------------- results of statistics
+
+
+def result_spec(name: str, result: Any, put: StoreTensor) -> Spec:
+    """Return the result of a statistic as plain data: a tensor, or tuples of tensors."""
+    if isinstance(result, Tensor):
+        return {"class": "Tensor", "t": put(name, result)}
+    if isinstance(result, tuple):
+        named_tuple = _TUPLES.get(type(result).__name__)
+        label = type(result).__name__ if named_tuple is type(result) else "tuple"
+        return {"class": label, "parts": [result_spec(f"{name}.{i}", part, put) for i, part in enumerate(result)]}
+    rule = "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored."
+    fix = f"let finish() of {name} return Tensors, or take it out of entry.statistics."
+    raise DtypeError("save()", rule, {"statistic": name}, found=kind(result), fix=fix)
+
+
+def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:
+    """Return the result of a statistic that plain data describes; an unknown named tuple comes back as a tuple."""
+    name = _class_of(spec, depth)
+    if name == "Tensor":
+        return take(_get(spec, "t"))
+    parts = _get(spec, "parts")
+    if name not in (*_TUPLES, "tuple") or not isinstance(parts, list):
+        raise FormatError(f"an unknown result, {name[:60]!r}")
+    results = tuple(result_from(part, take, depth + 1) for part in parts)
+    if name == "tuple":
+        return results
+    if len(results) != len(_TUPLES[name]._fields):
+        raise FormatError(f"{len(results)} parts of {name}")
+    return _TUPLES[name](*results)
+
+
+# --------------------------------------------------------------------------------------------------------- plain data
+
+
+def check_type(value: Any, name: str, kind: type) -> Any:
+    """Return a value of plain data that is exactly of a type, or raise a FormatError."""
+    if type(value) is kind:
+        return value
+    raise FormatError(f"{name} = {str(value)[:60]}, not {'an' if kind is int else 'a'} {kind.__name__}")
+
+
+def _class_of(spec: Any, depth: int) -> str:
+    """Return the class that plain data names; `depth` is the number of scores, masks or results around it."""
+    if depth > _DEPTH:
+        raise FormatError(f"more than {_DEPTH} parts within parts")
+    return str(check_type(_get(spec, "class"), "class", str))
+
+
+def _get(spec: Any, key: str) -> Any:
+    """Return a value of plain data by its key, or raise a FormatError."""
+    if not isinstance(spec, dict) or key not in spec:
+        raise FormatError(f"no {key!r} where there must be one")
+    return spec[key]
