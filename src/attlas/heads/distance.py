@@ -13,6 +13,7 @@ from attlas.foundation.tiles import Tile
 from attlas.heads.sinks import FirstVisibleKey, no_visible_key, update_first_key
 from attlas.heads.targets import check_query_mask, query_offset, rows_of_tile
 from attlas.stats import Part, Statistic
+from attlas.stats.functions import function_of
 
 if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
@@ -98,12 +99,14 @@ class FixedDistance(Statistic):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import FixedDistance
+    >>> from attlas import heads
     >>> codes = torch.eye(8)[None]
     >>> A = attlas.attend(codes.roll(3, 1), codes, attlas.ScaledDot(30.0), attlas.Causal())
-    >>> score, distance = A.collect(FixedDistance())[0]
+    >>> score, distance = A.collect(heads.FixedDistance())[0]
     >>> score, distance  # query i is made to look at key i - 3
     (tensor([1.]), tensor([3]))
+    >>> heads.fixed_distance(A).distance
+    tensor([3])
     """
 
     def __init__(self, shift: int | None = None, query_mask: Tensor | None = None) -> None:
@@ -293,28 +296,4 @@ def _edges(low: int, high: int, bins: str) -> list[int]:
     return sorted({low, high + 1, *(edge for edge in [*after, *doubling] if low < edge <= high)})
 
 
-def fixed_distance(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Fixed:
-    """Return how much each head keeps to one distance, and which; see `FixedDistance`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    score, distance : Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.fixed_distance(A).distance
-    tensor([2, 2])
-    """
-    return FixedDistance(shift, query_mask)(A)
+fixed_distance = function_of(FixedDistance, Fixed, "score and distance of shape (..., heads)")

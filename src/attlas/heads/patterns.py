@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from attlas.errors import DtypeError
 from attlas.foundation.checks import is_integer, whole_number
 from attlas.foundation.tiles import Tile
 from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
+from attlas.stats.functions import function_of
 
 NEAR = 16  # keys, the query's own included, that count as its neighbourhood
 
@@ -58,9 +56,11 @@ class Diagonal(TargetWeight):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import Diagonal
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
-    >>> A.collect(Diagonal(2))[0]  # uniform weights: (1/3 + 1/4) / 2
+    >>> A.collect(heads.Diagonal(2))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    >>> heads.diagonal(A, 2)
     tensor([0.2917])
     """
 
@@ -116,9 +116,11 @@ class PreviousToken(Diagonal):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import PreviousToken
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
-    >>> A.collect(PreviousToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    >>> A.collect(heads.PreviousToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    >>> heads.previous_token(A)
     tensor([0.4167])
     """
 
@@ -155,9 +157,11 @@ class CurrentToken(Diagonal):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import CurrentToken
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
-    >>> A.collect(CurrentToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    >>> A.collect(heads.CurrentToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    >>> heads.current_token(A)
     tensor([0.4167])
     """
 
@@ -200,9 +204,11 @@ class Local(TargetWeight):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import Local
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
-    >>> A.collect(Local(2))[0]  # uniform weights: (2/3 + 2/4) / 2
+    >>> A.collect(heads.Local(2))[0]  # uniform weights: (2/3 + 2/4) / 2
+    tensor([0.5833])
+    >>> heads.local(A, 2)
     tensor([0.5833])
     """
 
@@ -270,9 +276,11 @@ class DuplicateToken(TargetWeight):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import DuplicateToken
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
-    >>> A.collect(DuplicateToken(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    >>> A.collect(heads.DuplicateToken(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    >>> heads.duplicate_token(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917])
     """
 
@@ -368,9 +376,11 @@ class Induction(DuplicateToken):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import Induction
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=attlas.Causal())
-    >>> A.collect(Induction(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    >>> A.collect(heads.Induction(torch.tensor([5, 6, 5, 6])))[0]  # uniform weights: (1/3 + 1/4) / 2
+    tensor([0.2917])
+    >>> heads.induction(A, torch.tensor([5, 6, 5, 6]))
     tensor([0.2917])
     """
 
@@ -410,9 +420,11 @@ class Separator(TargetWeight):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import Separator
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 4, 8))
-    >>> A.collect(Separator(torch.tensor([5, 2, 7, 3]), separators=[2, 3]))[0]
+    >>> A.collect(heads.Separator(torch.tensor([5, 2, 7, 3]), separators=[2, 3]))[0]
+    tensor([0.5000])
+    >>> heads.separator(A, torch.tensor([5, 2, 7, 3]), separators=[2, 3])
     tensor([0.5000])
     """
 
@@ -435,216 +447,10 @@ def _overlap(columns: range, start: int, stop: int) -> range:
     return range(first, max(first, min(columns.stop, stop)))
 
 
-def previous_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a previous-token head; see `PreviousToken`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.previous_token(A)
-    tensor([0.3611, 0.3611])
-    """
-    return PreviousToken(shift, query_mask)(A)
-
-
-def current_token(A: AttentionMatrix, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a head that stays with the token itself; see `CurrentToken`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.current_token(A)
-    tensor([0.3611, 0.3611])
-    """
-    return CurrentToken(shift, query_mask)(A)
-
-
-def diagonal(A: AttentionMatrix, distance: int, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a head that looks a fixed number of tokens back; see `Diagonal`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    distance : int
-        How many positions back.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.diagonal(A, 2)
-    tensor([0.2917, 0.2917])
-    """
-    return Diagonal(distance, shift, query_mask)(A)
-
-
-def local(A: AttentionMatrix, width: int = NEAR, shift: int | None = None, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a local head; see `Local`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    width : int, default 16
-        Keys at a distance below it are near.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.local(A, 2)
-    tensor([0.5833, 0.5833])
-    """
-    return Local(width, shift, query_mask)(A)
-
-
-def duplicate_token(
-    A: AttentionMatrix,
-    ids: Tensor,
-    query_ids: Tensor | None = None,
-    shift: int | None = None,
-    query_mask: Tensor | None = None,
-) -> Tensor:
-    """Return the score of each head as a duplicate-token head; see `DuplicateToken`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    ids : Tensor of int, shape (n,) or (batch, n)
-        Token of each key.
-    query_ids : Tensor of int, shape (m,) or (batch, m), optional
-        Token of each query in cross-attention.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.duplicate_token(A, torch.tensor([5, 6, 5, 6]))
-    tensor([0.2917, 0.2917])
-    """
-    return DuplicateToken(ids, query_ids, shift, query_mask)(A)
-
-
-def induction(
-    A: AttentionMatrix,
-    ids: Tensor,
-    query_ids: Tensor | None = None,
-    shift: int | None = None,
-    query_mask: Tensor | None = None,
-) -> Tensor:
-    """Return the score of each head as an induction head; see `Induction`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    ids : Tensor of int, shape (n,) or (batch, n)
-        Token of each key.
-    query_ids : Tensor of int, shape (m,) or (batch, m), optional
-        Token of each query in cross-attention.
-    shift : int, optional
-        Position of query 0 among the keys; by default the last query is at the last key.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.induction(A, torch.tensor([5, 6, 5, 6]))
-    tensor([0.2917, 0.2917])
-    """
-    return Induction(ids, query_ids, shift, query_mask)(A)
-
-
-def separator(A: AttentionMatrix, ids: Tensor, separators: Iterable[int], query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a separator head; see `Separator`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    ids : Tensor of int, shape (n,) or (batch, n)
-        Token of each key.
-    separators : iterable of int
-        The tokens that separate.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), mask=attlas.Causal())
-    >>> heads.separator(A, torch.tensor([2, 5, 6, 7]), separators=[2])
-    tensor([0.3611, 0.3611])
-    """
-    return Separator(ids, separators, query_mask)(A)
+previous_token = function_of(PreviousToken, Tensor, "shape (..., heads)")
+current_token = function_of(CurrentToken, Tensor, "shape (..., heads)")
+diagonal = function_of(Diagonal, Tensor, "shape (..., heads)")
+local = function_of(Local, Tensor, "shape (..., heads)")
+duplicate_token = function_of(DuplicateToken, Tensor, "shape (..., heads)")
+induction = function_of(Induction, Tensor, "shape (..., heads)")
+separator = function_of(Separator, Tensor, "shape (..., heads)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,8 @@ from attlas import stats
 from attlas.foundation.tiles import Tile
 from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, rows_of_tile
 from attlas.stats import Part, Statistic
+from attlas.stats.functions import function_of
 from attlas.stats.rows import zeros_for_rows
-
-if TYPE_CHECKING:
-    from attlas.matrix import AttentionMatrix
 
 
 class FirstVisibleKey(NamedTuple):
@@ -83,9 +81,11 @@ class FirstToken(Statistic):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import FirstToken
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=attlas.Causal())
-    >>> A.collect(FirstToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    >>> A.collect(heads.FirstToken())[0]  # uniform weights: (1/2 + 1/3) / 2
+    tensor([0.4167])
+    >>> heads.first_token(A)
     tensor([0.4167])
     """
 
@@ -138,9 +138,11 @@ class Broad(Statistic):
     Examples
     --------
     >>> import torch, attlas
-    >>> from attlas.heads import Broad
+    >>> from attlas import heads
     >>> A = attlas.attend(torch.zeros(1, 4, 8), torch.zeros(1, 6, 8), mask=attlas.Causal())
-    >>> A.collect(Broad())[0].round(decimals=4)
+    >>> A.collect(heads.Broad())[0].round(decimals=4)
+    tensor([1.])
+    >>> heads.broad(A).round(decimals=4)
     tensor([1.])
     """
 
@@ -232,50 +234,5 @@ class FavouriteToken(Statistic):
         return out
 
 
-def first_token(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a first-token sink; see `FirstToken`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> A = attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), mask=attlas.Causal())
-    >>> heads.first_token(A)
-    tensor([0.4167, 0.4167])
-    """
-    return FirstToken(query_mask)(A)
-
-
-def broad(A: AttentionMatrix, query_mask: Tensor | None = None) -> Tensor:
-    """Return the score of each head as a broad head; see `Broad`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix, shape (..., heads, m, n)
-        The matrix.
-    query_mask : Tensor of bool, shape (m,) or (batch, m), optional
-        Queries to include.
-
-    Returns
-    -------
-    Tensor, shape (..., heads)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import heads
-    >>> heads.broad(attlas.attend(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)))
-    tensor([1., 1.])
-    """
-    return Broad(query_mask)(A)
+first_token = function_of(FirstToken, Tensor, "shape (..., heads)")
+broad = function_of(Broad, Tensor, "shape (..., heads)")

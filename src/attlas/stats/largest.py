@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Part, Statistic
 from attlas.errors import ShapeError
 from attlas.foundation.checks import whole_number
 from attlas.foundation.tiles import Tile
+from attlas.stats.functions import function_of
 from attlas.stats.rows import zeros_for_rows
 
 _FEW = 128  # how many of the largest are worth keeping in order while a row is read
@@ -78,6 +78,9 @@ class TopK(Statistic):
     >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [2.0], [1.0]]).log()
     >>> A = attlas.attend(q, k)
     >>> A.collect(stats.TopK(2))[0].indices
+    tensor([[1, 2]])
+    >>> values, indices = stats.topk(A, 2)
+    >>> indices
     tensor([[1, 2]])
     """
 
@@ -250,6 +253,8 @@ class TailMass(TopK):
     >>> A = attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8))
     >>> A.collect(stats.TailMass(3))[0]
     tensor([0.2500, 0.2500])
+    >>> stats.tail_mass(A, 3)
+    tensor([0.2500, 0.2500])
     """
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
@@ -317,6 +322,9 @@ class Coverage(Statistic):
     >>> A.collect(stats.Coverage((0.5, 0.9, 0.91)))[0]
     tensor([[ 5,  9, 10],
             [ 5,  9, 10]])
+    >>> stats.coverage(A, [0.5, 0.9])
+    tensor([[5, 9],
+            [5, 9]])
     """
 
     whole_rows = True
@@ -383,76 +391,6 @@ def _ascending(part: Part) -> Tensor:
     return ordered
 
 
-def topk(A: Weights, k: int) -> Largest:
-    """Return the k largest weights of each row and their keys; see `TopK`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    k : int
-        How many, from 1 to n.
-
-    Returns
-    -------
-    values, indices : Tensor, shape (..., m, k)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.ones(1, 1), torch.tensor([[0.0], [2.0], [1.0]]))
-    >>> values, indices = stats.topk(A, 2)
-    >>> indices
-    tensor([[1, 2]])
-    """
-    return TopK(k)(A)
-
-
-def tail_mass(A: Weights, k: int) -> Tensor:
-    """Return the mass of each row outside its k largest weights; see `TailMass`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    k : int
-        How many are left out, from 1 to n.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> stats.tail_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)), 3)
-    tensor([0.2500, 0.2500])
-    """
-    return TailMass(k)(A)
-
-
-def coverage(A: Weights, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> Tensor:
-    """Return how many keys hold a given share of each row's mass; see `Coverage`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    levels : sequence of float, default (0.9, 0.95, 0.99)
-        Shares, above 0 and at most 1.
-
-    Returns
-    -------
-    Tensor of int64, shape (..., m, len(levels))
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> stats.coverage(attlas.attend(torch.zeros(2, 8), torch.zeros(10, 8)), [0.5, 0.9])
-    tensor([[5, 9],
-            [5, 9]])
-    """
-    return Coverage(levels)(A)
+topk = function_of(TopK, Largest, "values and indices of shape (..., m, k)")
+tail_mass = function_of(TailMass, Tensor, "shape (..., m)")
+coverage = function_of(Coverage, Tensor, "int64 of shape (..., m, len(levels))")

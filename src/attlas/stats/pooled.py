@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
@@ -18,6 +17,7 @@ from attlas.errors import ShapeError
 from attlas.foundation.checks import whole_number
 from attlas.foundation.tiles import Tile
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
+from attlas.stats.functions import function_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
 
 _FEW = 64  # rows whose diagonals are summed together
@@ -62,6 +62,9 @@ class Picture(Statistic):
     >>> A.collect(stats.Picture(2, 2))[0]
     tensor([[0.6667,    nan],
             [0.2917, 0.2778]])
+    >>> stats.picture(A, 2, 2, "max", rows=slice(2, None))
+    tensor([[0.3333, 0.3333],
+            [0.2500, 0.2500]])
     """
 
     def __init__(
@@ -217,6 +220,8 @@ class Offsets(Statistic):
     >>> A = attlas.attend(torch.zeros(3, 8), torch.zeros(3, 8), mask=attlas.Causal())
     >>> A.collect(stats.Offsets())[0]
     tensor([0.3333, 0.8333, 1.8333, 0.0000, 0.0000])
+    >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
+    tensor(1.8333)
     """
 
     def __init__(self, mean: bool = False) -> None:
@@ -308,57 +313,5 @@ def _skewed_sums(x: Tensor) -> Tensor:
     return found
 
 
-def picture(
-    A: Weights, height: int, width: int, pool: Pool = "mean", rows: Span | None = None, columns: Span | None = None
-) -> Tensor:
-    """Return a window of the matrix pooled into blocks; see `Picture`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    height, width : int
-        Blocks along the queries and along the keys.
-    pool : {"mean", "max"}, default "mean"
-        Mean of the block's allowed cells, or the largest of them.
-    rows, columns : slice, range or (start, stop), optional
-        Window of queries and of keys; the default is the whole matrix.
-
-    Returns
-    -------
-    Tensor, shape (..., height, width)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.randn(1000, 8), torch.randn(1000, 8))
-    >>> stats.picture(A, 64, 64).shape, stats.picture(A, 8, 8, "max", rows=slice(-100, None)).shape
-    (torch.Size([64, 64]), torch.Size([8, 8]))
-    """
-    return Picture(height, width, pool, rows, columns)(A)
-
-
-def offsets(A: Weights, mean: bool = False) -> Tensor:
-    """Return the mass on each diagonal of the matrix; see `Offsets`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    mean : bool, default False
-        Whether the mass is divided by the number of allowed cells of the diagonal.
-
-    Returns
-    -------
-    Tensor, shape (..., m + n - 1)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.zeros(3, 8), torch.zeros(3, 8), mask=attlas.Causal())
-    >>> stats.offsets(A)[2]  # the weight of the tokens on themselves: 1 + 1/2 + 1/3
-    tensor(1.8333)
-    """
-    return Offsets(mean)(A)
+picture = function_of(Picture, Tensor, "shape (..., height, width)")
+offsets = function_of(Offsets, Tensor, "shape (..., m + n - 1)")

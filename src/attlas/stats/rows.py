@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift, product
 from attlas.engine.problem import Problem, spread_heads
@@ -22,6 +21,7 @@ from attlas.foundation.tiles import Tile
 from attlas.scores.base import Dot
 from attlas.scores.position import TensorBias
 from attlas.stats.counts import interval_of
+from attlas.stats.functions import function_of
 
 
 def zeros_for_rows(problem: Problem) -> Tensor:
@@ -82,6 +82,8 @@ class RowMass(PerRow):
     >>> A.collect(stats.RowMass())[0][0]
     tensor([[0.7500, 0.7500, 0.7500],
             [1.0000, 1.0000, 1.0000]])
+    >>> stats.row_mass(A).shape
+    torch.Size([1, 2, 3])
     """
 
     def of(self, part: Part) -> Tensor:
@@ -129,6 +131,8 @@ class Entropy(PerRow):
     >>> from attlas import stats
     >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
     >>> A.collect(stats.Entropy())[0].exp()  # 1, 2, 3 keys, all alike
+    tensor([1., 2., 3.])
+    >>> stats.entropy(A).exp()
     tensor([1., 2., 3.])
     """
 
@@ -182,6 +186,8 @@ class EffectiveKeys(Statistic):
     >>> from attlas import stats
     >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
     >>> A.collect(stats.EffectiveKeys())[0].round(decimals=3)
+    tensor([1., 2., 3.])
+    >>> stats.effective_keys(A).round(decimals=3)
     tensor([1., 2., 3.])
     """
 
@@ -241,6 +247,8 @@ class MaxWeight(_LargestOfRow):
     >>> A = attlas.attend(torch.zeros(2, 8), torch.randn(4, 8))
     >>> A.collect(stats.MaxWeight())[0]
     tensor([0.2500, 0.2500])
+    >>> stats.max_weight(A)
+    tensor([0.2500, 0.2500])
     """
 
     def of(self, part: Part) -> Tensor:
@@ -274,6 +282,8 @@ class MaxLogit(_LargestOfRow):
     >>> from attlas import stats
     >>> A = attlas.attend(torch.ones(2, 4), torch.ones(4, 4))
     >>> A.collect(stats.MaxLogit())[0]
+    tensor([2., 2.])
+    >>> stats.max_logit(A)
     tensor([2., 2.])
     """
 
@@ -397,6 +407,9 @@ class LogitMoments(Statistic):
     >>> A = attlas.attend(torch.ones(2, 1), torch.tensor([[1.0], [2.0], [3.0]]))
     >>> A.collect(stats.LogitMoments())[0].variance
     tensor([0.6667, 0.6667])
+    >>> mean, variance = stats.logit_moments(A)
+    >>> mean
+    tensor([2., 2.])
     """
 
     of_logits = True
@@ -485,142 +498,6 @@ def _rows_of(part: Part, columns: range, cells: Tensor | None) -> _Rows:
     return _Rows(count, torch.where(count == 0, 0.0, mean + part.shift), squares)
 
 
-def row_mass(A: Weights) -> Tensor:
-    """Return the sum of each row's weights; see `RowMass`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> stats.row_mass(attlas.attend(torch.zeros(2, 8), torch.zeros(4, 8)))
-    tensor([1., 1.])
-    """
-    return RowMass()(A)
-
-
-def entropy(A: Weights) -> Tensor:
-    """Return the entropy of each row in nats; see `Entropy`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
-    >>> stats.entropy(A).exp()
-    tensor([1., 2., 3.])
-    """
-    return Entropy()(A)
-
-
-def effective_keys(A: Weights) -> Tensor:
-    """Return the effective number of keys of each row; see `EffectiveKeys`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.zeros(3, 8), torch.randn(3, 8), mask=attlas.Causal())
-    >>> stats.effective_keys(A).round(decimals=3)
-    tensor([1., 2., 3.])
-    """
-    return EffectiveKeys()(A)
-
-
-def max_weight(A: Weights) -> Tensor:
-    """Return the largest weight of each row; see `MaxWeight`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> stats.max_weight(attlas.attend(torch.zeros(2, 8), torch.randn(4, 8)))
-    tensor([0.2500, 0.2500])
-    """
-    return MaxWeight()(A)
-
-
-def max_logit(A: Weights) -> Tensor:
-    """Return the largest logit of each row; see `MaxLogit`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> stats.max_logit(attlas.attend(torch.ones(2, 4), torch.ones(4, 4)))
-    tensor([2., 2.])
-    """
-    return MaxLogit()(A)
-
-
-def logit_moments(A: Weights) -> Moments:
-    """Return mean and variance of each row's logits over the allowed keys; see `LogitMoments`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-
-    Returns
-    -------
-    mean, variance : Tensor, shape (..., m)
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.ones(2, 1), torch.tensor([[1.0], [2.0], [3.0]]))
-    >>> mean, variance = stats.logit_moments(A)
-    >>> mean
-    tensor([2., 2.])
-    """
-    return LogitMoments()(A)
-
-
 class Pooled(Statistic):
     """Pooled values ``A @ v``, computed in the same pass as other statistics.
 
@@ -692,3 +569,11 @@ class Pooled(Statistic):
             fix = "v of shape (batch, heads, n, e)."
             raise ShapeError("Pooled()", rule, {"v (..., n, e)": v}, found=found, fix=fix)
         return v.reshape(batch, own, n, v.shape[-1])
+
+
+row_mass = function_of(RowMass, Tensor, "shape (..., m)")
+entropy = function_of(Entropy, Tensor, "shape (..., m)")
+effective_keys = function_of(EffectiveKeys, Tensor, "shape (..., m)")
+max_weight = function_of(MaxWeight, Tensor, "shape (..., m)")
+max_logit = function_of(MaxLogit, Tensor, "shape (..., m)")
+logit_moments = function_of(LogitMoments, Moments, "mean and variance of shape (..., m)")

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.dense import Weights
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError
 from attlas.foundation.checks import is_integer
 from attlas.foundation.tiles import Tile
+from attlas.stats.functions import function_of
 
 Span: TypeAlias = slice | range | tuple[int, int]
 
@@ -163,6 +163,9 @@ class Spans(Statistic):
     >>> A = attlas.attend(torch.zeros(4, 8), torch.zeros(4, 8))
     >>> A.collect(stats.Spans(rows=[slice(0, 4)], columns=[(0, 1), (1, 4), (0, 0)], mean=True))[0]
     tensor([[0.2500, 0.7500, 0.0000]])
+    >>> stats.spans(A, rows=[slice(0, 2), slice(2, 4)], columns=[slice(0, 1), slice(1, 4)])
+    tensor([[0.5000, 1.5000],
+            [0.5000, 1.5000]])
     """
 
     def __init__(self, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> None:
@@ -273,29 +276,4 @@ def _membership(spans: list[range], bands: Bands, like: Tensor) -> Tensor:
     return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
 
 
-def spans(A: Weights, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> Tensor:
-    """Return the mass that each span of queries gives to each span of keys; see `Spans`.
-
-    Parameters
-    ----------
-    A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
-        The matrix; of several, the result is a tuple.
-    rows, columns : sequence of slice, range or (start, stop)
-        Spans of queries and of keys.
-    mean : bool, default False
-        Whether the mass is averaged over the queries of each span.
-
-    Returns
-    -------
-    Tensor, shape (..., len(rows), len(columns))
-
-    Examples
-    --------
-    >>> import torch, attlas
-    >>> from attlas import stats
-    >>> A = attlas.attend(torch.zeros(4, 8), torch.zeros(4, 8))
-    >>> stats.spans(A, rows=[slice(0, 2), slice(2, 4)], columns=[slice(0, 1), slice(1, 4)])
-    tensor([[0.5000, 1.5000],
-            [0.5000, 1.5000]])
-    """
-    return Spans(rows, columns, mean)(A)
+spans = function_of(Spans, Tensor, "shape (..., len(rows), len(columns))")
