@@ -248,6 +248,7 @@ def parse(arguments: list[str]):
         ("a,y\nTrue,2\nFalse,3\n", [], [[1, 2], [0, 3]]),
         ("a   y\n  1  2\n3 4  \n\n 7   8\n", [], [[1, 2], [3, 4], [7, 8]]),
         ("a,y\n1,2\nNA,3\n5,\n6,7\n", ["--drop-missing"], [[1, 2], [6, 7]]),
+        ('a "B C" y\n1 "x y" 2\n3\t"z" 4\n', ["--features", "a", "--delimiter", "space"], [[1, 2], [3, 4]]),
     ],
 )
 def test_forms_of_tables(text: str, options: list[str], values: list[list[float]], tmp_path: Path) -> None:
@@ -392,6 +393,9 @@ REFUSED = [
     ('a,y\n"1,000",2\n"2,000",4\n', [], "line 2, column a", "'1,000', which has separators", "--thousands ,"),
     ('a;y\n1,234,567;2\n3;4\n', [], "line 2, column a", "'1,234,567', which has separators", "--thousands ,"),
     ('a;y\n1,000;2\n3;4\n', [], "line 2, column a", "'1,000', which has a comma", "--thousands , if"),
+    ('a,y\n"1,234",2\n"1.234,5",4\n', [], "line 2, column a", "separators of thousands", "--thousands ,"),
+    ("n;a;y\n1_0;1,5;2\n2_0;2,5;4\n", ["--thousands", ","], "column n", "'1_0'", "a file whose columns hold numbers"),
+    ("a;y\n1e400;2\n1;2\n", ["--decimal", ","], "line 2, column a", "beyond the range of float64", "a file whose"),
     ('a,y\n"0,125",2\n"0,250",4\n', [], "line 2, column a", "'0,125', which has a comma", "--decimal ,"),
     ("a,b,y\n1,2,3\n4,Rome,5\n", [], "line 3, column b", "'Rome'", "--features a"),
     ("a,y\n01/02/2024,2\n01/03/2024,3\n01/02/2024,4\n01/03/2024,4\n", [], "line 2", "may be a date", "2024-12-31"),

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.cli.checks import check_target, need
 from attlas.cli.formatting import json_text, plural
 from attlas.cli.options import KERNELS
-from attlas.cli.regress_columns import Column
+from attlas.cli.regress_columns import Column, Floats
 from attlas.cli.regress_report import print_report
 from attlas.cli.regress_table import DELIMITERS, Table, choose_features, number, read, split
 from attlas.cli.terminal import Terminal, UsageError
@@ -28,8 +27,6 @@ from attlas.foundation.installation import install_command
 
 if TYPE_CHECKING:
     from attlas.estimators import AttentionRegressor
-
-Floats = NDArray[np.float64]
 
 _RULES = ("loo", "scott", "silverman")
 _DEFAULTS = {"kernel": "gaussian", "bandwidth": "loo", "degree": 0, "outside": "nan"}
@@ -81,13 +78,12 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     _write(arguments, model, report, (x, y), terminal)
 
 
-def _expanded(columns: list[Column], values: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
+def _expanded(columns: list[Column], numbers: Floats, bandwidth: Any) -> tuple[list[Column], Floats, Any]:
     """Return the columns with the levels that there are, their features, and a bandwidth for each of these."""
-    present = [column.with_present_levels(part) for column, part in zip(columns, values.T, strict=True)]
-    columns = [column for column, _ in present]
+    learned = [column.learn(part) for column, part in zip(columns, numbers.T, strict=True)]
     if np.size(bandwidth) > 1:  # the levels of a category share what was given for it
-        bandwidth = np.repeat(bandwidth, [len(column.features) for column in columns]).tolist()
-    return columns, np.column_stack([column.expand(part) for column, part in present]), bandwidth
+        bandwidth = np.repeat(bandwidth, [part.shape[1] for _, part in learned]).tolist()
+    return [column for column, _ in learned], np.column_stack([part for _, part in learned]), bandwidth
 
 
 def _fit(

@@ -1,4 +1,4 @@
-"""Tables of ``attlas regress``: pandas reads them, and every cell that is used must have a number."""
+"""Tables of ``attlas regress``: rows of CSV or Parquet files, and a number for every cell that is used."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import csv
 import difflib
 import io
 import math
-import re
 import shlex
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attlas.cli.checks import need
 from attlas.cli.files import read_lines
 from attlas.cli.formatting import plural
-from attlas.cli.regress_columns import NUMBER, Column, cell_value, explain_cell, is_grouped, is_missing
+from attlas.cli.regress_columns import Cells, Column, Floats, Signs, explain_cell, is_missing
 from attlas.cli.terminal import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Floats = NDArray[np.float64]
 
 DELIMITERS = {",": ",", ";": ";", "|": "|", "tab": "\t", "space": " "}
 _CELLS = "every cell that is used must be a number, a date, or one of a few texts."
@@ -33,18 +31,31 @@ _CELLS = "every cell that is used must be a number, a date, or one of a few text
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file as pandas read them: a CSV file as text, with the line in which each row begins."""
+    """Rows of a file: those of a CSV file as text, with the line in which each begins."""
 
     source: str
     frame: pd.DataFrame
     names: list[str]
     named: bool = True
-    lines: Any = None
+    lines: Sequence[int] | None = None
     delimiter: str = ","
+
+    def cells(self, name: str) -> Cells:
+        """Return the cells of a column: numbers where it has a type of numbers, texts in any other column."""
+        from pandas.api.types import is_list_like, is_numeric_dtype
+
+        column = self.frame.iloc[:, self.names.index(name)]
+        if is_numeric_dtype(column):
+            numbers: Floats = column.to_numpy(dtype=np.float64, na_value=math.nan)
+            return numbers
+        if self.lines is None and column.map(is_list_like).any():
+            fix = f"--features without {name}, or a column for each number in the lists"
+            raise UsageError(_CELLS, f"lists or records in column {name}", fix, {self.source: name})
+        return [str(cell).strip() for cell in column]
 
     def columns(self, names: list[str], arguments: Namespace) -> list[Column]:
         """Return how each of these features becomes numbers."""
-        return [Column.of(name, self.frame.iloc[:, self.names.index(name)], arguments) for name in names]
+        return [Column.of(name, self.cells(name), _signs(arguments)) for name in names]
 
     def numbers(self, columns: list[Column], arguments: Namespace) -> Floats:
         """Return columns as numbers, one for each cell; NaN where a value is missing and may be.
@@ -55,20 +66,14 @@ class Table:
             If a cell is no number (nor a date or a text of its column), or is missing and may not be: line and
             column are named. If a column holds lists or records.
         """
-        from pandas.api.types import is_list_like
-
-        parts = [self.frame.iloc[:, self.names.index(column.name)] for column in columns]
-        for column, part in zip(columns, parts, strict=True):
-            if part.dtype == object and part.map(is_list_like).any():
-                fix = f"--features without {column.name}, or a column for each number in the lists"
-                raise UsageError(_CELLS, f"lists or records in column {column.name}", fix, {self.source: column.name})
-        values = [column.numbers(part, arguments) for column, part in zip(columns, parts, strict=True)]
+        cells = [self.cells(column.name) for column in columns]
+        values = [column.numbers(part, _signs(arguments)) for column, part in zip(columns, cells, strict=True)]
         table = np.column_stack(values) if values else np.empty((len(self.frame), 0))
         for row, index in np.argwhere(~np.isfinite(table)):
-            column, cell = columns[index], str(parts[index].iloc[row]).strip()
+            column, cell = columns[index], str(cells[index][row])
             if arguments.drop_missing and (is_missing(cell) or column.kind == "category"):
                 continue
-            text, fix = explain_cell(cell, column, parts[index], self.delimiter, arguments)
+            text, fix = explain_cell(cell, column, cells[index], self.delimiter, arguments)
             choose = self._usable_features(columns, arguments) or "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
@@ -77,39 +82,44 @@ class Table:
 
     def _usable_features(self, columns: list[Column], arguments: Namespace) -> str:
         """Return the options for the features with a number in each cell, with a decimal comma where it is one."""
-
-        def usable(decimal: str) -> list[str]:
-            signs = Namespace(**vars(arguments) | {"decimal": decimal})
-            found = []
-            for column in columns:
-                part = self.frame.iloc[:, self.names.index(column.name)]
-                own = column if decimal == arguments.decimal else Column.of(column.name, part, signs)
-                if all(is_missing(str(text)) for text in part[~np.isfinite(own.numbers(part, signs))]):
-                    found.append(column.name)
-            return found
-
-        plain, options = usable(arguments.decimal), ""
-        more = [] if self.delimiter == "," else [name for name in usable(",") if name not in plain]
-        # A comma in each third place from the right may separate thousands as well.
-        if any(not is_grouped(str(cell)) for name in more for cell in self.frame.iloc[:, self.names.index(name)]):
-            plain, options = usable(","), "--decimal , "
-        good = [name for name in plain if name not in (arguments.target, arguments.weights)]
+        signs, comma, options = _signs(arguments), Signs(","), ""
+        features = [column.name for column in columns if column.name not in (arguments.target, arguments.weights)]
+        good = [column.name for column in columns if self._is_usable(column, signs)]
+        if signs == Signs() and self.delimiter != ",":
+            of_comma = {name: Column.of(name, self.cells(name), comma) for name in features}
+            by_comma = [column.name for column in columns if self._is_usable(of_comma.get(column.name, column), comma)]
+            # A comma in each third place from the right may separate thousands as well.
+            if not all(self._is_usable(Column(name), Signs(".", ",")) for name in by_comma if name not in good):
+                good, options = by_comma, "--decimal , "
+        good = [name for name in good if name in features]
         return f"{options}--features {join(good)}" if good else ""
+
+    def _is_usable(self, column: Column, signs: Signs) -> bool:
+        """Tell whether every cell of a column has a number, or is missing."""
+        cells = self.cells(column.name)
+        finite = np.isfinite(column.numbers(cells, signs))
+        return all(known or is_missing(str(cell)) for cell, known in zip(cells, finite, strict=True))
 
     def write(self, path: Path, suffix: str, names: list[str], new: Floats, decimal: str) -> None:
         """Write the rows as they were, with new columns behind them."""
-        frame = self.frame.copy()
+        import pandas as pd
+
         if suffix == ".parquet":
-            frame.columns = self.names
-            frame[names] = new
-            frame.to_parquet(path)
+            self.frame.set_axis(self.names, axis=1).assign(**dict(zip(names, new.T, strict=True))).to_parquet(path)
             return
-        frame.columns = range(frame.shape[1])
-        for index, column in enumerate(new.T, frame.shape[1]):
-            frame[index] = ["" if math.isnan(value) else repr(value).replace(".", decimal) for value in column.tolist()]
-        delimiter = "\t" if suffix == ".tsv" else self.delimiter
-        header = [*self.names, *names] if self.named else False
-        frame.to_csv(path, sep=delimiter, header=header, index=False, lineterminator="\n", encoding="utf-8")
+        pd.concat([self.frame, pd.DataFrame(new, self.frame.index)], axis=1).to_csv(
+            path,
+            sep="\t" if suffix == ".tsv" else self.delimiter,
+            header=[*self.names, *names] if self.named else False,
+            index=False,
+            decimal=decimal,
+            lineterminator="\n",
+            encoding="utf-8",
+        )
+
+
+def _signs(arguments: Namespace) -> Signs:
+    return Signs(arguments.decimal, arguments.thousands)
 
 
 def read(path: Path, arguments: Namespace) -> Table:
@@ -130,72 +140,60 @@ def read(path: Path, arguments: Namespace) -> Table:
     if not text.strip():
         raise UsageError("the table must not be empty.", f"{source} has no text", "a file with a header and some rows")
     delimiter = DELIMITERS.get(arguments.delimiter, arguments.delimiter) or _delimiter(text)
-    cells, lines = _rows(text, delimiter, source)
-    named = arguments.header == "yes" or (
-        arguments.header == "auto" and any(math.isnan(cell_value(cell.strip(), arguments)) for cell in cells.iloc[0])
-    )
-    names = [cell.strip() for cell in cells.iloc[0]] if named else [str(index + 1) for index in range(cells.shape[1])]
-    return Table(source, cells.iloc[int(named) :], names, named, lines[int(named) :], delimiter)
+    rows, lines = _rows(text, delimiter, source)
+    first = [cell.strip() for cell in rows[0]]
+    named = arguments.header == "yes" or (arguments.header == "auto" and not all(map(_signs(arguments).reads, first)))
+    names = first if named else [str(index + 1) for index in range(len(first))]
+    frame = pd.DataFrame(rows[named:], columns=range(len(first)), dtype=object)
+    return Table(source, frame, names, named, lines[named:], delimiter)
 
 
-def _rows(text: str, delimiter: str, source: str) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list[int]]:
     """Return all records, the header included, and the line in which each begins."""
-    import pandas as pd
-
-    body = text.lstrip("\n")
-    before = len(text) - len(body)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    text = text.replace("\t", " ") if delimiter == " " else text
     try:
-        # The engine of Python is strict about quotes, and tells a short row from one with empty cells.
-        frame = pd.read_csv(
-            io.StringIO(body),
-            sep=r"\s+" if delimiter == " " else delimiter,
-            header=None,
-            dtype=str,
-            keep_default_na=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-            engine="python",
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
+        for line, cells in _records(text, delimiter, strict=True):
+            columns = len(rows[0]) if rows else len(cells)
+            if len(cells) == 1 < columns and not cells[0].strip():
+                continue  # a line of blanks
+            if len(cells) != columns:
+                found = f"{plural(len(cells), 'cell')}, {plural(columns, 'column')} (the delimiter is {delimiter!r})"
+                rule, place = "every row must have as many cells as the first.", {source: f"line {line}"}
+                raise UsageError(rule, found, "mend that row, or name another --delimiter", place)
+            rows.append(cells)
+            lines.append(line)
+    except csv.Error as error:
         rule, fix = "quotes must enclose whole cells, and be closed.", "write a quote within quotes twice"
-        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
-            columns, line, cells = map(int, ragged.groups())
-            raise _uneven(cells, columns, delimiter, line + before, source) from None
-        raise UsageError(rule, str(error).strip(), fix, {source: f"the delimiter is {delimiter!r}"}) from None
-    missing, values = frame.isna().to_numpy(), frame.fillna("").to_numpy()
-    inside = np.array([sum(cell.count("\n") for cell in row) for row in values], dtype=np.int64)
-    lines = np.arange(len(frame)) + 1 + before + np.concatenate([[0], inside.cumsum()[:-1]]).astype(np.int64)
-    empty = missing[:, 1:].all(1) & np.array([not row[0].strip() for row in values])
-    if values.shape[1] == 1:
-        empty = missing[:, 0]
-    short = missing.any(1) & ~empty
-    if short.any():
-        row = int(short.argmax())
-        raise _uneven(int((~missing[row]).sum()), frame.shape[1], delimiter, int(lines[row]), source)
-    return frame[~empty], lines[~empty]
+        raise UsageError(rule, str(error), fix, {source: f"the delimiter is {delimiter!r}"}) from None
+    return rows, lines
 
 
-def _uneven(cells: int, columns: int, delimiter: str, line: int, source: str) -> UsageError:
-    found = f"{plural(cells, 'cell')}, {plural(columns, 'column')} (the delimiter is {delimiter!r})"
-    fix = "mend that row, or name another --delimiter"
-    return UsageError("every row must have as many cells as the first.", found, fix, {source: f"line {line}"})
+def _records(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the cells of each record that is no empty line."""
+    reader, line = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=strict), 1
+    for cells in reader:
+        cells = cells[:-1] if delimiter == " " and cells[-1:] == [""] else cells  # spaces at the end of a line
+        if cells:
+            yield line, cells
+        line = reader.line_num + 1
 
 
 def _delimiter(text: str) -> str:
     """Return the delimiter that cuts the first records into equally many cells, most of them numbers."""
-    head, best, merit = [line for line in text.split("\n", 100)[:100] if line.strip()], ",", -1.0
+    head, best, merit = "\n".join(text.split("\n", 100)[:100]), ",", -1.0
     for delimiter in DELIMITERS.values():
         try:
-            rows = list(csv.reader(head, delimiter=delimiter, skipinitialspace=True))[:50]
+            rows = [cells for _, cells in islice(_records(head, delimiter, strict=False), 50) if any(cells)]
         except csv.Error:
             continue
-        rows = [row[:-1] if delimiter == " " and row and not row[-1] else row for row in rows]
         if not rows or len(rows[0]) < 2:
             continue
         even = sum(len(row) == len(rows[0]) for row in rows) / len(rows)
         # A decimal comma counts as well: 1,5;2,5 is two numbers, and not 1 and 5;2 and 5.
         cells = [cell.strip() for row in rows for cell in row]
-        numbers = sum(bool(NUMBER.fullmatch(cell) or NUMBER.fullmatch(cell.replace(",", "."))) for cell in cells)
+        numbers = sum(Signs(".").reads(cell) or Signs(",").reads(cell) for cell in cells)
         if even * (0.01 + numbers / len(cells)) > merit:
             best, merit = delimiter, even * (0.01 + numbers / len(cells))
     return best
