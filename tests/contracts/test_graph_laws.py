@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.contracts import test_gradients as tables
@@ -21,10 +22,11 @@ STATISTICS: dict[str, Callable[[Tensor], Statistic]] = {
     for table in (tables.CLOSED, tables.OF_TILES, tables.REPLAYED, tables.OF_ONE_CELL)
     for name, (make, _) in table.items()
 }
+COUNTED = (stats.ArgMax, stats.ColumnArgMax, stats.Coverage)  # whole numbers, which have no gradient
 READS: dict[str, Callable[[Any, Tensor], Any]] = {
     name: lambda A, v, make=make: A.collect(make(v)) for name, make in STATISTICS.items()
 } | {
-    "positions and numbers": lambda A, v: A.collect(stats.ArgMax(), stats.Coverage(), stats.Entropy()),
+    "positions and numbers": lambda A, v: A.collect(*(make() for make in COUNTED), stats.Entropy()),
     "two": lambda A, v: A.collect(stats.Entropy(), stats.EffectiveKeys()),
     "the same twice": lambda A, v: A.collect(stats.Entropy(), stats.Entropy(), stats.RowMass()),
     "all": lambda A, v: A.collect(*(make(v) for make in STATISTICS.values())),
@@ -70,6 +72,13 @@ def tensors(result: Any) -> list[Tensor]:
     return [t for part in result for t in tensors(part)] if isinstance(result, list | tuple) else []
 
 
+def test_every_statistic_has_a_line() -> None:
+    exported = [getattr(stats, name) for name in stats.__all__]
+    classes = {one for one in exported if isinstance(one, type) and issubclass(one, Statistic)} - {Statistic}
+    values = torch.zeros(1, 2, 9, 4)
+    assert classes <= {type(make(values)) for make in STATISTICS.values()} | set(COUNTED)
+
+
 @pytest.mark.parametrize("read", READS)
 def test_a_graph_is_freed(read: str) -> None:
     weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
@@ -102,6 +111,7 @@ MASKS: dict[str, attlas.Mask] = {
     "hole": ~attlas.Window(2, 2),
     "one hole in a corner": ~(attlas.Prefix(3) & attlas.Causal(-100)),
     "heads": attlas.masks.Heads({1: attlas.Dilated(None, 0, 2)}),
+    "chosen": attlas.masks.Selected(torch.arange(2 * M * 5).view(1, 2, M, 5) * 37 % N) & attlas.Causal(60),
     "nothing": ~attlas.Padding(N),
 }
 
@@ -117,6 +127,8 @@ def forms(mask: attlas.Mask) -> dict[str, Any]:
         "additive": zeros,
         "mask_mod": lambda b, h, i, j: cells[b, h, i, j],
         "turned around": ~attlas.from_tensor(~cells),
+        "runs": attlas.masks.runs_of(mask, 1, 2, M, N),
+        "bits": attlas.masks.Bits(torch.from_numpy(np.packbits(cells.numpy(), axis=-1, bitorder="little")), N),
     }
 
 
@@ -127,6 +139,19 @@ def numbers(A: Any, v: Tensor) -> dict[str, list[Tensor]]:
     found["reads"] = [(A * 2.0).square().sum(-1), A.sum(-2), A.lse, A @ v, A.mT @ v[:, :, :M]]
     return {name: [t.nan_to_num(0.0, 0.0, 0.0) for t in tensors(result) if t.is_floating_point()]
             for name, result in found.items()}  # fmt: skip
+
+
+def kinds(mask: attlas.Mask) -> set[type]:
+    """Return the class of a mask, and those of the masks that it is made of."""
+    return {type(mask)}.union(*map(kinds, getattr(mask, "parts", ())))
+
+
+def test_every_mask_has_a_line() -> None:
+    exported = [getattr(attlas.masks, name) for name in attlas.masks.__all__]
+    classes = {one for one in exported if isinstance(one, type) and issubclass(one, attlas.Mask)} - {attlas.Mask}
+    given = [form for form in forms(MASKS["hole"]).values() if isinstance(form, attlas.Mask)]
+    of_user = {attlas.masks.AdditiveMask, attlas.masks.FunctionMask}  # made of tensors and functions, as `forms` gives
+    assert classes - of_user <= set().union(*map(kinds, (*MASKS.values(), *given)))
 
 
 @pytest.mark.parametrize("mask", MASKS)
