@@ -217,3 +217,24 @@ def test_wrong_heads_and_layers_are_refused() -> None:
     for wrong in (Suppress(heads=[4], keys=0), Suppress(layers=5, keys=0), Suppress(layers="blocks.1.attn#1", keys=0)):
         with pytest.raises(OutOfRangeError), attlas.intervene(model, wrong):
             model(IDS)
+
+
+class Gated(Attention):
+    """A matrix that is changed before it meets the values is no attention."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        A = attlas.attend(q, k, mask=attlas.Causal())
+        return A @ v if self.how == "attention" else (torch.sigmoid(q[..., :1]) * A) @ v
+
+
+@pytest.mark.parametrize("layers", [0, [0, 1], "blocks.0.attn", {0: [1]}], ids=repr)
+def test_a_chosen_layer_that_did_not_attend_is_said(layers: Any) -> None:
+    """Nothing of it was changed, so that a loss without it would be the loss with it."""
+    model = LanguageModel(kind=Gated).eval()
+    model.blocks[0].attn.how = "gated"
+    item = Ablate(heads=layers) if isinstance(layers, dict) else Ablate(layers=layers)
+    told = r"Ablate\(\): a chosen layer must attend[^$]*these attended: blocks\.1\.attn"
+    with pytest.raises(RecordingError, match=told), attlas.intervene(model, item):
+        model(IDS)
+    with attlas.intervene(model, Ablate(layers=1)):
+        model(IDS)

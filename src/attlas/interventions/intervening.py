@@ -13,6 +13,7 @@ from attlas.foundation.compat import in_backward
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
 from attlas.recording.discovery import AttentionSite
+from attlas.recording.errors import no_layer_attended
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, Change
 from attlas.recording.parallel import heads_here
@@ -47,7 +48,8 @@ def intervene(
         If the model has no such layer; in the forward pass, if a layer has no such head; at the end of the block, if
         a position lay beyond the longest text.
     RecordingError
-        In the block, if the model computes its attention by itself, or does not run.
+        In the block, if the model computes its attention by itself, or does not run; at its end, if a chosen layer did
+        not attend, so that nothing of it was changed.
 
     Warns
     -----
@@ -128,8 +130,11 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         return self._model
 
     def _complete(self) -> None:
-        """Raise an error where a position lies beyond the longest text."""
+        """Raise an error where a chosen layer did not attend, or a position lies beyond the longest text."""
         for number, item in enumerate(self._interventions):
+            silent = item.selection.unmatched(self._attentions, self._heard)
+            if silent:
+                raise no_layer_attended(silent, [site.path for site in self._heard], item.where)
             for axis, positions in item.positions.items():
                 reached = self._reached.get((number, axis))
                 if reached is not None and positions.last >= reached:

@@ -71,11 +71,11 @@ def no_query_recorded(queries: slice | range | None) -> RecordingError:
     return RecordingError("record()", "the queries must lie within the text.", found=found, fix=fix)
 
 
-def no_layer_attended(named: Sequence[int | str], heard: Sequence[str]) -> RecordingError:
+def no_layer_attended(named: Sequence[int | str], heard: Sequence[str], where: str = "record()") -> RecordingError:
     """Return the error of chosen layers whose modules may attend, and did not."""
     rule, found = "a chosen layer must attend when the model runs.", f"layers={list(named)}: none of them did"
     attended = {"these attended": listed(heard)}
-    return RecordingError("record()", rule, attended, found=found, fix=f"layers=[{heard[-1]!r}]")
+    return RecordingError(where, rule, attended, found=found, fix=f"layers=[{heard[-1]!r}]")
 
 
 def inside_transform(module: nn.Module) -> RecordingError:

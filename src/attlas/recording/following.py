@@ -114,6 +114,11 @@ class ModelFollower(Listener):
                 self._model, self._attentions, self._ran, self._passes.number, patched=self._patch, where=self.where
             )
 
+    @property
+    def _heard(self) -> list[AttentionSite]:
+        """The attentions that were heard."""
+        return [*(self._attentions.sites[path] for path in self._matched), *self._reused_sites]
+
     # ------------------------------------------------------------------------------------------------- passes
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

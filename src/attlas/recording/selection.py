@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed
@@ -61,18 +61,22 @@ class Selection:
         ended : bool
             Whether the model has run, so that every module that attends is known.
         """
-        sites, counts = [*attentions.sites.values(), *reused], dict(attentions.counts)
-        for site in reused:
-            counts[site.kind] = max(counts[site.kind], site.layer + 1)
-        for name in self.named:
+        sites = [*attentions.sites.values(), *reused]
+        counts = _counts(attentions, sites)
+        for name in self.unmatched(attentions, sites):
             may_attend = not ended and isinstance(name, str) and attentions.has_module(name)
-            if not may_attend and not any(_fits(name, site, counts) for site in sites):
+            if not may_attend:
                 modules, last = listed(site.path for site in sites), sites[-1]
                 rule = "each layer must be one of the model's attentions."
                 given = {"attentions": _numbers(sites, counts), "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
                 found = f"layer {name!r}{_in_its_place(name, attentions)}"
                 raise OutOfRangeError(self.where, rule, given, found=found, fix=fix)
+
+    def unmatched(self, attentions: ModelAttentions, sites: Sequence[AttentionSite]) -> list[int | str]:
+        """Return which numbers and names of layers mean none of some attentions of a model."""
+        counts = _counts(attentions, sites)
+        return [name for name in self.named if not any(_fits(name, site, counts) for site in sites)]
 
     def matching(self, site: AttentionSite, attentions: ModelAttentions) -> tuple[int | str, ...]:
         """Return which numbers and names of layers mean an attention of a model."""
@@ -114,6 +118,14 @@ class Selection:
             start, stop = (end + stop_all if end < 0 else end for end in (start, stop))
         start, stop = max(start, first_query) - first_query, min(stop, stop_all) - first_query
         return range(start, max(start, stop))
+
+
+def _counts(attentions: ModelAttentions, sites: Iterable[AttentionSite]) -> dict[str, int]:
+    """Return the number of layers of each kind, also where modules that are used again give further ones."""
+    counts = dict(attentions.counts)
+    for site in sites:
+        counts[site.kind] = max(counts[site.kind], site.layer + 1)
+    return counts
 
 
 def _numbers(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
