@@ -12,8 +12,9 @@ import attlas
 from attlas import Causal, Documents, Padding, Window
 from attlas.interventions import ScaleLogits, Suppress, compact, intervene
 from attlas.interventions.compact import Memory, without_hidden_keys
-from attlas.interventions.positions import Outside, Positions
+from attlas.interventions.positions import positions_of
 from attlas.masks import Heads, Mask
+from attlas.masks.placed import OutsideRectangle
 
 M = N = 90
 
@@ -22,8 +23,8 @@ def tokens(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
-def outside(queries: Any, keys: Any) -> Outside:
-    return Outside(Positions.of("", "queries", queries), Positions.of("", "keys", keys), 0, 0)
+def outside(queries: Any, keys: Any) -> OutsideRectangle:
+    return OutsideRectangle(positions_of("", "queries", queries), positions_of("", "keys", keys), 0, 0)
 
 
 BASES: dict[str, Mask | None] = {

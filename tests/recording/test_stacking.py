@@ -10,8 +10,8 @@ from torch import Tensor
 import attlas
 from attlas import GradientError, ShapeError, attend, stats
 from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Window, from_function, from_tensor
-from attlas.matrix.windows import Translated
-from attlas.recording.stacking import Block, Stacked, same_settings, stack_masks
+from attlas.masks.placed import Block, Placed, Stacked
+from attlas.recording.stacking import same_settings, stack_masks
 
 M, N = 9, 12
 
@@ -63,7 +63,7 @@ def test_known_masks_stay_what_they_are() -> None:
     assert part.problem.mask is not None
     assert part.problem.mask.name() == "Causal(offset=6) & Padding(5, side='left')"
     other = attend(q, q, mask=from_function(lambda b, h, i, j: i != j)).window(slice(0, 2))
-    assert isinstance(other.problem.mask, Translated)
+    assert isinstance(other.problem.mask, Placed)
 
 
 def test_the_lse_of_rows_is_not_computed_again() -> None:
@@ -89,50 +89,54 @@ def test_masks_tell_where_the_first_query_stands(mask: Mask | None, expected: in
     assert (None if mask is None else mask.first_query(M, N)) == expected
 
 
+def block(mask: Mask | None, m: int, n: int, row: int, column: int) -> Block:
+    return Block(mask, range(row, row + m), range(column, column + n))
+
+
 def dense_of(blocks: list[Block], keys: int) -> Tensor:
     parts = []
     for block in blocks:
-        part = torch.zeros(2, 3, block.m, keys, dtype=torch.bool)
-        part[..., block.column : block.column + block.n] = cells(block.mask, block.m, block.n)
+        part = torch.zeros(2, 3, len(block.rows), keys, dtype=torch.bool)
+        part[..., block.columns] = cells(block.mask, len(block.rows), len(block.columns))
         parts.append(part)
     return torch.cat(parts, dim=2)
 
 
 STACKS = {
     "generation": (
-        [Block(Causal(0), 5, 5, 0, 0), Block(Causal(5), 1, 6, 5, 0), Block(None, 1, 7, 6, 0)],
+        [block(Causal(0), 5, 5, 0, 0), block(Causal(5), 1, 6, 5, 0), block(None, 1, 7, 6, 0)],
         "Causal(offset=0)",
     ),
-    "chunks": ([Block(Causal(0), 4, 4, 0, 0), Block(Causal(4), 3, 7, 4, 0)], "Causal(offset=0)"),
+    "chunks": ([block(Causal(0), 4, 4, 0, 0), block(Causal(4), 3, 7, 4, 0)], "Causal(offset=0)"),
     "left padding": (
         [
-            Block(Causal(0) & Padding([4, 2], side="left"), 4, 4, 0, 0),
-            Block(Causal(4) & Padding([5, 3], side="left"), 1, 5, 4, 0),
+            block(Causal(0) & Padding([4, 2], side="left"), 4, 4, 0, 0),
+            block(Causal(4) & Padding([5, 3], side="left"), 1, 5, 4, 0),
         ],
         "Causal(offset=0) & Padding([5, 3], side='left')",
     ),
     "a row without a causal mask": (
         [
-            Block(Causal(0) & Padding([4, 2], side="left"), 4, 4, 0, 0),
-            Block(Padding([5, 3], side="left"), 1, 5, 4, 0),
+            block(Causal(0) & Padding([4, 2], side="left"), 4, 4, 0, 0),
+            block(Padding([5, 3], side="left"), 1, 5, 4, 0),
         ],
         "Causal(offset=0) & Padding([5, 3], side='left')",
     ),
     "sliding cache": (
-        [Block(Window(2, 0, 0), 5, 5, 0, 0), Block(Window(2, 0, 2), 1, 3, 5, 3)],
+        [block(Window(2, 0, 0), 5, 5, 0, 0), block(Window(2, 0, 2), 1, 3, 5, 3)],
         "Window(2, 0, offset=0)",
     ),
-    "dropped keys": ([Block(Causal(0), 5, 5, 0, 0), Block(Causal(2), 1, 3, 5, 3)], "2 masks stacked"),
-    "one sees all": ([Block(None, 3, 4, 0, 0), Block(None, 2, 6, 3, 0)], "2 masks stacked"),
-    "booleans": ([Block(from_tensor(BOOLEANS), 9, 12, 0, 0), Block(Causal(12), 1, 13, 9, 0)], "2 masks stacked"),
+    "dropped keys": ([block(Causal(0), 5, 5, 0, 0), block(Causal(2), 1, 3, 5, 3)], "2 masks stacked"),
+    "one sees all": ([block(None, 3, 4, 0, 0), block(None, 2, 6, 3, 0)], "2 masks stacked"),
+    "booleans": ([block(from_tensor(BOOLEANS), 9, 12, 0, 0), block(Causal(12), 1, 13, 9, 0)], "2 masks stacked"),
 }
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_stacked_masks_equal_their_parts(name: str) -> None:
     blocks, expected = STACKS[name]
-    keys = max(block.column + block.n for block in blocks)
-    rows = sum(block.m for block in blocks)
+    keys = max(block.columns.stop for block in blocks)
+    rows = sum(len(block.rows) for block in blocks)
     mask = stack_masks(blocks, keys)
     assert mask is not None
     assert mask.name() == expected
@@ -151,22 +155,22 @@ def test_stacked_masks_equal_their_parts(name: str) -> None:
 
 
 def test_a_mask_of_nothing_needs_no_stack() -> None:
-    assert stack_masks([Block(None, 2, 6, 0, 0), Block(None, 1, 6, 2, 0)], 6) is None
+    assert stack_masks([block(None, 2, 6, 0, 0), block(None, 1, 6, 2, 0)], 6) is None
 
 
 def test_single_rows_are_compared_by_their_cells() -> None:
-    blocks = [Block(Window(2, 0, 0), 5, 5, 0, 0), Block(None, 1, 3, 5, 3), Block(None, 1, 3, 6, 4)]
+    blocks = [block(Window(2, 0, 0), 5, 5, 0, 0), block(None, 1, 3, 5, 3), block(None, 1, 3, 6, 4)]
     A = attend(torch.zeros(2, 3, 7, 2), torch.zeros(2, 3, 7, 2))
     mask = stack_masks(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
     assert mask is not None
     assert mask.name() == "Window(2, 0, offset=0)"
-    blocks[2] = Block(None, 1, 4, 6, 3)
+    blocks[2] = block(None, 1, 4, 6, 3)
     mask = stack_masks(blocks, 7, lambda rows, columns: A.problem.tile(range(2), range(3), rows, columns))
     assert isinstance(mask, Stacked)
 
 
 def test_many_blocks_are_judged_in_time() -> None:
-    blocks = [Block(from_tensor(torch.ones(1, row + 1, dtype=torch.bool)), 1, row + 1, row, 0) for row in range(200)]
+    blocks = [block(from_tensor(torch.ones(1, row + 1, dtype=torch.bool)), 1, row + 1, row, 0) for row in range(200)]
     mask = Stacked(blocks)
     assert torch.equal(cells(mask, 200, 200, 1, 1)[0, 0], torch.ones(200, 200).tril().bool())
 
@@ -180,8 +184,8 @@ def test_alike_compares_what_is_held() -> None:
 
 
 def test_a_device_of_its_own() -> None:
-    A = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Translated(Causal(), 4, 4, 0, 0))
-    other = Translated(from_function(lambda b, h, i, j: j <= i), 4, 4, 0, 0, torch.device("cpu"))
+    A = attend(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=Placed(Causal(), range(4), range(4)))
+    other = Placed(from_function(lambda b, h, i, j: j <= i), range(4), range(4), torch.device("cpu"))
     assert torch.equal(A.to_dense(), attend(A.problem.q, A.problem.k, mask=other).to_dense())
 
 
@@ -249,7 +253,7 @@ def test_statistics_of_a_window_know_that_its_rows_sum_to_less(score: attlas.Sco
 
 def test_padding_that_a_sliding_cache_has_dropped_is_known() -> None:
     prompt = Window(3, 0, 0) & Padding([6, 3], side="left")
-    mask = stack_masks([Block(prompt, 6, 6, 0, 0), Block(Window(3, 0, 4) & Padding([7, 7]), 3, 7, 6, 2)], 9)
+    mask = stack_masks([block(prompt, 6, 6, 0, 0), block(Window(3, 0, 4) & Padding([7, 7]), 3, 7, 6, 2)], 9)
     assert isinstance(mask, Stacked)
     padding = mask.padding(
         attend(torch.zeros(2, 1, 9, 2), torch.zeros(2, 1, 9, 2)).problem.tile(range(2), range(1), range(9), range(9))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.errors import RecordingError
-from attlas.foundation.tiles import Tile
-from attlas.masks import Mask, runs_of
+from attlas.masks import runs_of
+from attlas.masks.placed import Concatenated
 from attlas.recording.atlas.serialization import mask_from, mask_spec
 from attlas.recording.stacking import same_settings
 
@@ -22,27 +21,6 @@ _WITH_BATCH = {"Padding": 1, "Prefix": 1, "Documents": 2, "TensorMask": 4, "Addi
 
 class _DifferError(Exception):
     """Two masks that are not of one form."""
-
-
-class _Parts(Mask):
-    """The masks of some batches, or heads, one after another; None allows all."""
-
-    def __init__(self, parts: Sequence[Mask | None], sizes: Sequence[int], axis: int) -> None:
-        self.parts = [(part, at) for part, size in zip(parts, sizes, strict=True) for at in range(size)]
-        self.axis = axis
-
-    def allows(self, at: Tile) -> Tensor:
-        found = []
-        for number in (at.batch_ids if self.axis == 0 else at.head_ids).tolist():
-            part, inner = self.parts[number]
-            one = torch.tensor([inner])
-            if self.axis == 0:
-                near = replace(at, batch_ids=one, batches=range(1))
-            else:
-                near = replace(at, head_ids=one, heads=range(1))
-            allowed = torch.ones(1, dtype=torch.bool, device=at.device) if part is None else part.allows(near)
-            found.append(allowed.expand(near.shape))
-        return torch.cat(found, self.axis)
 
 
 def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
@@ -104,7 +82,7 @@ def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[in
         fix = 'record with keep="statistics", or on one process.'
         names = ", ".join("no mask" if mask is None else mask.name() for mask in masks)
         raise RecordingError("save()", rule, found=names, fix=fix)
-    found = runs_of(_Parts(masks, sizes, axis), *shape)
+    found = runs_of(Concatenated(masks, sizes, axis), *shape)
     return mask_spec(found, lambda name, t: {"t": t}, lambda mask: mask)
 
 

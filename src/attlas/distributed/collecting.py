@@ -18,11 +18,12 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import BackendError, DtypeError, GradientError
 from attlas.foundation.compat import tree_map
+from attlas.foundation.placed import original_tile
 from attlas.foundation.tiles import Tile
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.protocol import check_are_statistics
-from attlas.matrix.windows import cut_out, original_tile
+from attlas.matrix.windows import cut_out
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 
@@ -176,7 +177,7 @@ class _Carried(Statistic):
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         m, n = self.base.shape[2:]
-        at = original_tile(at, m, n, -self.row, -self.column)
+        at = original_tile(at, range(-self.row, m - self.row), range(-self.column, n - self.column))
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[Tensor, ...]:

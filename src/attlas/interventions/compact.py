@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.interventions.positions import Outside
 from attlas.masks import And, Heads, Mask
+from attlas.masks.placed import OutsideRectangle, translated_mask
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import Translated, cut_out
+from attlas.matrix.windows import cut_out
 from attlas.recording.hooks import Pool
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Memory:
 
 
 def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
-    """Return the same function of weights and values, which leaves out the keys that an `Outside` hides.
+    """Return the same function of weights and values, which leaves out the keys that an `OutsideRectangle` hides.
 
     Heads and queries from which the same keys are hidden are computed together, with the other keys. A mask with one
     run of keys per row then has one again, and the kernels take that faster than any mask of cells.
@@ -63,7 +63,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
     def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
         problem = A.problem
         parts = list(_parts(problem.mask))
-        hides = any(isinstance(part, Outside) or _hides_in_some_heads(part) for part in parts)
+        hides = any(isinstance(part, OutsideRectangle) or _hides_in_some_heads(part) for part in parts)
         if not hides or problem.shape[2] < _FEW_ROWS or problem.partial or not problem.score.position_free:
             return pool(A, values)
 
@@ -74,14 +74,14 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
         if isinstance(of_heads, Heads):
             return _by_heads(problem, values, of_heads, [part for part in parts if part is not of_heads], pool_part)
         m = problem.shape[2]
-        outside = [part for part in parts if isinstance(part, Outside)]
+        outside = [part for part in parts if isinstance(part, OutsideRectangle)]
         cuts = sorted({0, m, *(cut for part in outside for cut in part.cuts(m))})
         if len(cuts) > _MANY_RUNS:
             return pool(A, values)
         if len(cuts) > 2:
             spans = [range(first, stop) for first, stop in pairwise(cuts)]
             return torch.cat([pool_part(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
-        mask = _all_of([part for part in parts if not isinstance(part, Outside)])
+        mask = _all_of([part for part in parts if not isinstance(part, OutsideRectangle)])
         base = replace(problem, mask=mask, versions=problem.versions)
         found = _compact(base, [part for part in outside if part.hides_from(0)], memory)
         if found is None:
@@ -110,7 +110,7 @@ def _all_of(parts: list[Mask]) -> Mask | None:
 
 
 def _hides_in_some_heads(mask: Mask) -> bool:
-    return isinstance(mask, Heads) and any(isinstance(part, Outside) for part in mask.parts)
+    return isinstance(mask, Heads) and any(isinstance(part, OutsideRectangle) for part in mask.parts)
 
 
 def _by_heads(
@@ -130,10 +130,7 @@ def _by_heads(
 def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
     """Return some queries of a problem; each part of its mask stays a part."""
     m, n = problem.shape[2:]
-    moved = [
-        Translated(part, m, n, -rows.start, 0) if (found := part.translate(rows, range(n), m, n)) is None else found
-        for part in parts
-    ]
+    moved = [translated_mask(part, rows, range(n), m, n) for part in parts]
     return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all_of(moved), versions=())
 
 
@@ -152,7 +149,7 @@ def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
     return torch.cat(parts, dim=2, out=buffer)
 
 
-def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Problem, Runs] | None:
+def _compact(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> tuple[Problem, Runs] | None:
     """Return a problem without the hidden keys, and the runs of keys that it has; None where rows see several runs."""
     n = base.shape[3]
     of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
@@ -169,7 +166,7 @@ def _compact(base: Problem, outside: list[Outside], memory: Memory) -> tuple[Pro
     return replace(base, k=k, mask=mask, ids=None, versions=base.versions), runs
 
 
-def _mask_of_rest(base: Problem, outside: list[Outside]) -> tuple[Mask | None, Runs] | None:
+def _mask_of_rest(base: Problem, outside: list[OutsideRectangle]) -> tuple[Mask | None, Runs] | None:
     """Return the mask without the hidden keys, and the runs of the others; None where rows see several runs."""
     n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)

@@ -13,11 +13,12 @@ from torch import Tensor
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.foundation.tiles import Tile
 from attlas.interventions.compact import per_head
-from attlas.interventions.positions import Outside, Positions, Where
+from attlas.interventions.positions import Where, positions_of
 from attlas.masks import BlockState, Heads, Mask
 from attlas.masks.argument import as_mask
+from attlas.masks.placed import OutsideRectangle, Placed, Positions
 from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import Translated, cut_out
+from attlas.matrix.windows import cut_out
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.hooks import Pool
@@ -89,7 +90,7 @@ class Intervention:
     def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
         self.where = self.label or f"{type(self).__name__}()"
         self.selection = Selection(layers, heads, where=self.where)
-        self.queries = Positions.of(self.where, "queries", queries)
+        self.queries = positions_of(self.where, "queries", queries)
 
     @property
     def positions(self) -> dict[str, Positions]:
@@ -135,7 +136,7 @@ class _PairIntervention(Intervention):
 
     def __init__(self, layers: Layers, heads: Any, queries: Where | None, keys: Where | None, pairs: Any) -> None:
         super().__init__(layers, heads, queries)
-        self.keys = Positions.of(self.where, "keys", keys)
+        self.keys = positions_of(self.where, "keys", keys)
         self.pairs: Mask | None = None if pairs is None else as_mask(pairs)
         if self.pairs is not None and self.pairs.log_weights():
             rule = "pairs must be a mask that says yes or no."
@@ -149,11 +150,12 @@ class _PairIntervention(Intervention):
     def other_pairs(self, A: AttentionMatrix, call: Call) -> Mask:
         """Return the mask of all pairs but the chosen ones."""
         batch, heads, m, n = A.problem.shape
-        others: Mask = Outside(self.queries, self.keys, call.first_query, call.first_key)
+        others: Mask = OutsideRectangle(self.queries, self.keys, call.first_query, call.first_key)
         if self.pairs is not None:
             size = max(call.first_query + m, call.first_key + n)
             self.pairs.check((batch,), heads, size, size)
-            there = Translated(self.pairs, size, size, -call.first_query, -call.first_key)
+            rows, columns = (range(-first, size - first) for first in (call.first_query, call.first_key))
+            there = Placed(self.pairs, rows, columns)
             others = ~there if self.queries is self.keys is None else ~(there & ~others)
         return others if len(call.heads) == heads else Heads({int(A.problem.head_ids[h]): others for h in call.heads})
 
@@ -244,8 +246,8 @@ class Suppress(_PairIntervention):
 
     def _zero_chosen_keys(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
         """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
-        heads, keys = A.problem.shape[1], Outside(None, self.keys, 0, call.first_key).visible_keys(values.shape[2])
-        seen = keys.to(values.device).view(1, 1, -1, 1)
+        heads, hidden = A.problem.shape[1], OutsideRectangle(None, self.keys, 0, call.first_key)
+        seen = hidden.visible_keys(values.shape[2]).to(values.device).view(1, 1, -1, 1)
         if len(call.heads) == heads:
             return values.where(seen, 0.0)
         others = torch.ones(heads, dtype=torch.bool, device=values.device).index_fill(
@@ -456,7 +458,8 @@ class ReplaceWeights(Intervention):
         if sink is not None and other.sink is not None:
             sink = sink.index_copy(0, places, other.sink.to(sink))
         # What an additive mask adds is a part of the score, which is the same: here it only hides.
-        theirs, mask = (None if part is None else Translated(part, m, n, 0, 0) for part in (other.mask, problem.mask))
+        masks = other.mask, problem.mask
+        theirs, mask = (None if part is None else Placed(part, range(m), range(n)) for part in masks)
         hiding = Heads({int(problem.head_ids[h]): theirs for h in call.heads}, mask)
         return _changed(A, q=q, k=k, mask=hiding, sink=sink)
 

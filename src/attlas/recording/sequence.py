@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.masks import Mask
+from attlas.masks.placed import Block
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Entry
 from attlas.recording.atlas.entry import statistic_names
@@ -19,7 +20,7 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
 from attlas.recording.snapshot import detached_tensor, fingerprint, snapshot
-from attlas.recording.stacking import Block, same_settings, stack_masks
+from attlas.recording.stacking import same_settings, stack_masks
 from attlas.stats import Statistic
 
 
@@ -183,7 +184,8 @@ class RecordedSequence:
             self._statistics.add(part.collect(*statistics), rows, n, column)
         mask = self._append_queries(part)
         self._append_keys(call)
-        self.blocks.append(Block(mask, rows, n, self.next_row - self.first_query, column))
+        row = self.next_row - self.first_query
+        self.blocks.append(Block(mask, range(row, row + rows), range(column, column + n)))
         self._query_masks.append(_query_mask(part, call))
         self.next_row += rows
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)

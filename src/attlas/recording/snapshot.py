@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attlas.foundation.compat import changes, tree_leaves, tree_map_only
 from attlas.masks import Mask
-from attlas.matrix.windows import Translated
+from attlas.masks.placed import Placed
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
@@ -85,7 +85,8 @@ def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
     there = None if device is None or device == problem.device else device
     mask = None if problem.mask is None else detached(problem.mask, there)
     if mask is not None and there is not None and holds_function(mask):
-        mask = Translated(mask, *problem.shape[2:], 0, 0, problem.device)  # what a function holds stays where it is
+        rows, columns = map(range, problem.shape[2:])
+        mask = Placed(mask, rows, columns, problem.device)  # what a function holds stays where it is
     return replace(
         problem,
         q=detached_tensor(problem.q, there),

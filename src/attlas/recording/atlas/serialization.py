@@ -14,7 +14,7 @@ from attlas import masks as m
 from attlas import scores as s
 from attlas.errors import DtypeError, RecordingError, kind
 from attlas.matrix.value_weighted import KeyWeighted
-from attlas.matrix.windows import TranslatedScore
+from attlas.scores.placed import PlacedScore
 from attlas.stats import Largest, Moments
 
 Spec: TypeAlias = "dict[str, Any]"
@@ -40,7 +40,7 @@ def _exported_classes(module: ModuleType, base: Any) -> dict[str, Any]:
 
 _SCORES: dict[str, type[s.Score]] = {
     **_exported_classes(s, s.Score),
-    "MovedScore": TranslatedScore,
+    "MovedScore": PlacedScore,
     "KeyWeighted": KeyWeighted,
 }
 _MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
@@ -58,7 +58,7 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     A class of the user's own is stored by its name and what its `to_dict` gives, and must be given again when it is
     read.
     """
-    name = "MovedScore" if type(score) is TranslatedScore else type(score).__name__  # its name in files
+    name = "MovedScore" if type(score) is PlacedScore else type(score).__name__  # its name in files
     is_ours = type(score) is _SCORES.get(name)
     settings = score.to_dict() if is_ours or _has_own_settings(score) else None
     if settings is None:
