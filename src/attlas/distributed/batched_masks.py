@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from attlas.errors import RecordingError
-from attlas.masks import runs_of
+from attlas.masks import Bits, Mask, Runs, runs_of
 from attlas.masks.placed import Concatenated
-from attlas.recording.atlas.serialization import mask_from, mask_spec
+from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec
 from attlas.recording.stacking import same_settings
-
-# How many axes the tensor of a mask has where the batch is the first of them.
-_WITH_BATCH = {"Padding": 1, "Prefix": 1, "Documents": 2, "TensorMask": 4, "AdditiveMask": 4,
-               "TensorBias": 4, "Selected": 4}  # fmt: skip
+from attlas.scores import Score, TensorBias
 
 
 class _DifferError(Exception):
@@ -115,8 +112,11 @@ def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[
     return out
 
 
-def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
-    """Return what all parts say, with the tensors of those that have one for each batch or head put together."""
+def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[Mask | Score] | None = None) -> Any:
+    """Return what all parts say, with the tensors of those that have one for each batch or head put together.
+
+    `owner` is the class of the score or mask whose settings these are.
+    """
     first = specs[0]
     if not isinstance(first, dict):
         if all(same_settings(first, other) for other in specs):
@@ -124,34 +124,43 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
         raise _DifferError
     if any(not isinstance(s, dict) or s.keys() != first.keys() or s.get("class") != first.get("class") for s in specs):
         raise _DifferError
-    out = {}
-    for name, value in first.items():
-        if isinstance(value, dict) and isinstance(value.get("t"), Tensor):
-            out[name] = {"t": _tensor(first["class"], [s[name]["t"] for s in specs], sizes, axis)}
-        else:
-            out[name] = _joined([s[name] for s in specs], sizes, axis)
-    return out
+    if isinstance(first.get("t"), Tensor):
+        return {"t": _tensor(owner, [s["t"] for s in specs], sizes, axis)}
+    owner = class_named(first["class"]) if "class" in first else owner
+    return {name: _joined([s[name] for s in specs], sizes, axis, owner) for name in first}
 
 
-def _tensor(name: str, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
-    if name in ("TensorMask", "Selected"):
-        tensors = [t[:, None] if t.ndim == 3 else t for t in tensors]
+def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
+    """Return the tensors of all parts as one; `owner` is the class that holds them, None for one of the user's own."""
+    if owner is None or (issubclass(owner, Score) and owner is not TensorBias):
+        # A parameter of a score may count heads, by an axis that is not known.
+        if tensors[0].numel() > 1:
+            raise _DifferError
+        return _shared(tensors)
+    # Masks of shape (batch, m, n) have one head for all.
+    tensors = [t[:, None] if t.ndim == 3 and owner.batch_axis(t) == 0 else t for t in tensors]
     first = tensors[0]
-    same = all(same_settings(first, other) for other in tensors)
-    if name in ("Runs", "Bits"):  # one table for all, or for each
-        if same and (first.ndim == 1 or first.shape[axis] == 1):
-            return first
-        raise _DifferError
-    if name not in _WITH_BATCH and first.numel() > 1:
-        raise _DifferError
-    divides = first.ndim == _WITH_BATCH.get(name) and axis < first.ndim and (axis == 0 or first.ndim == 4)
-    if not divides or (same and first.shape[axis] == 1):
-        if same:
-            return first
-        raise _DifferError
+    if owner in (Runs, Bits):  # one table for all, or for each
+        if first.ndim > 1 and first.shape[axis] > 1:
+            raise _DifferError
+        return _shared(tensors)
+    divided = owner.batch_axis(first) == 0 and (axis == 0 or first.ndim == 4)
+    if not divided or (first.shape[axis] == 1 and _agree(tensors)):
+        return _shared(tensors)
     fits = all(t.ndim == first.ndim and t.shape[axis] in (1, size) for t, size in zip(tensors, sizes, strict=True))
     rest = {(t.dtype, *t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
     if not fits or len(rest) != 1:
         raise _DifferError
     whole = [t.expand(*t.shape[:axis], n, *t.shape[axis + 1 :]) for t, n in zip(tensors, sizes, strict=True)]
     return torch.cat(whole, axis)
+
+
+def _agree(tensors: Sequence[Tensor]) -> bool:
+    return all(same_settings(tensors[0], other) for other in tensors)
+
+
+def _shared(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensor that all parts have."""
+    if not _agree(tensors):
+        raise _DifferError
+    return tensors[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from torch import Tensor
+
 
 class Stored:
     """A score or a mask that says what it is made of.
@@ -29,3 +31,21 @@ class Stored:
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Return the object of which `to_dict` gave these settings; by default its class is called with them."""
         return cls(**settings)
+
+    @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        """Return the axis of a tensor of `to_dict` that counts the sequences of the batch; by default, None.
+
+        Parameters
+        ----------
+        t : Tensor
+            A tensor that `to_dict` gives.
+
+        Returns
+        -------
+        int or None
+            None where the tensor is the same for all sequences. Recordings of several processes with a part of the
+            batch each are joined along this axis; with a part of the heads each, along the axis after it of a tensor
+            with four axes. A mask of your own is recorded as runs of keys, and needs none.
+        """
+        return None

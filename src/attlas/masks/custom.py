@@ -43,6 +43,10 @@ class _Stored(Mask):
     def to_dict(self) -> dict[str, Any]:
         return {"t": self.tensor}
 
+    @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        return 0 if t.ndim in (3, 4) else None
+
     @abstractmethod
     def rule(self, t: Tensor) -> Tensor:
         """Return True where the numbers of the tensor let a query see a key."""

@@ -73,6 +73,10 @@ class _Counted(Mask):
             fix = f"{self.label} are counts; from a padding mask t of 0 and 1: {type(self).__name__}(t.sum(-1))."
         _check_batch(type(self).__name__, self.label, self.axes, batch, fix)
 
+    @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        return 0 if t.ndim == 1 else None
+
     def name(self) -> str:
         numbers = self.lengths.tolist()
         if len(numbers) == 1:
@@ -280,6 +284,10 @@ class Documents(Mask):
 
     def to_dict(self) -> dict[str, Any]:
         return {"ids": self.keys.given, "query_ids": None if self.queries is self.keys else self.queries.given}
+
+    @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        return 0 if t.ndim == 2 else None
 
     def first(self, at: Tile) -> int:
         """Return the place of query 0 among the ids of the queries."""

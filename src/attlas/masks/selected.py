@@ -103,6 +103,10 @@ class Selected(Mask):
     def indices(self) -> Tensor:
         return self.entries.view(self.axes)
 
+    @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        return 0 if t.ndim in (3, 4) else None
+
     def allows(self, at: Tile) -> Tensor:
         ids, groups = at.head_ids // self.group, self.entries.shape[1]
         if groups == 1:

@@ -278,6 +278,10 @@ class TensorBias(Score):
         return {"t": self.t, "learn": isinstance(self.t, nn.Parameter)}
 
     @classmethod
+    def batch_axis(cls, t: Tensor) -> int | None:
+        return 0 if t.ndim == 4 else None
+
+    @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 

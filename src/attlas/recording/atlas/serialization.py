@@ -49,6 +49,11 @@ _STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")
 _TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 
+def class_named(name: Any) -> type[s.Score | m.Mask] | None:
+    """Return the class of a score or a mask of attlas by its name in files; None for classes of the user's own."""
+    return _SCORES.get(name) or _MASKS.get(name)
+
+
 # --------------------------------------------------------------------------------------------------- scores and masks
 
 
