@@ -13,7 +13,7 @@ import attlas
 from attlas import RecordingError
 from attlas.distributed.batched_masks import joined_mask, joined_score
 from attlas.foundation.tiles import Tile
-from attlas.masks import Causal, Documents, Mask, Padding, Prefix, Selected, from_tensor, runs_of
+from attlas.masks import Causal, Documents, Heads, Mask, Padding, Prefix, Selected, Window, from_tensor, runs_of
 from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec, score_from, score_spec
 
 SIZES = Sizes(m=6, n=9, heads=2, batch=3)
@@ -127,6 +127,16 @@ def test_parts_where_one_has_fewer_settings() -> None:
         joined = joined_mask([spec_of(mask, shape) for mask in masks], [1, 1], 0, (2, 1, 3, 3))
         wanted = torch.cat([cells(mask, shape) for mask in masks])
         assert torch.equal(cells(mask_from(joined, take), (2, 1, 3, 3)), wanted)
+
+
+def test_each_part_counts_its_own_heads() -> None:
+    own = Heads({0: Window(0, 0)}, Causal())
+    parts = [spec_of(own, (1, 2, 5, 5))] * 2
+    joined = mask_from(joined_mask(parts, [2, 2], 1, (1, 4, 5, 5)), take)
+    wanted = torch.cat([cells(own, (1, 2, 5, 5))] * 2, dim=1)
+    assert torch.equal(cells(joined, (1, 4, 5, 5)), wanted)
+    # Parts of a batch have all heads.
+    assert mask_from(joined_mask(parts, [1, 1], 0, (2, 2, 5, 5)), take).name() == own.name()
 
 
 def test_numbers_of_different_masks_are_refused() -> None:

@@ -20,6 +20,7 @@ from attlas import stats
 from attlas.distributed import save
 from attlas.distributed.saving import _SharedWriter
 from attlas.errors import AttlasError, RecordingError, ShapeError
+from attlas.masks import Causal, Heads, Window
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OnRanks = Callable[..., list[Any]]
@@ -211,6 +212,22 @@ def test_groups_of_different_sizes(on_ranks: OnRanks, tmp_path: Path) -> None:
 
     on_ranks(2, job)
     torch.testing.assert_close(attlas.load(tmp_path / "run.atlas")[0].to_dense(), whole.to_dense())
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["window in one head", "function of the head"])
+def test_masks_of_heads_are_counted_on_each_rank(on_ranks: OnRanks, tmp_path: Path, own: bool) -> None:
+    """Heads that ranks share are numbered from 0 on each, and so are those that a mask names."""
+    mask = Heads({0: Window(0, 0)}, Causal()) if own else attlas.from_function(lambda b, h, i, j: j + 2 * h <= i + 2)
+    q, k = (torch.randn(1, 4, 6, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    parts = [attlas.attend(q[:, heads], k[:, heads], mask=mask) for heads in (slice(2), slice(2, 4))]
+
+    def job(rank: int, world: int) -> None:
+        atlas = attlas.Atlas([entry(parts[rank], (2 * rank, 2 * rank + 1))])
+        save(atlas, tmp_path / "run.atlas", init_device_mesh("cpu", (world,)), [Shard(1)])
+
+    on_ranks(2, job)
+    found = attlas.load(tmp_path / "run.atlas")[0]
+    torch.testing.assert_close(found.to_dense(), torch.cat([part.to_dense() for part in parts], dim=1))
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import RecordingError
-from attlas.masks import Bits, Mask, Runs, runs_of
+from attlas.masks import Bits, Heads, Mask, Runs, runs_of
 from attlas.masks.placed import Concatenated
 from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec
 from attlas.recording.stacking import same_settings
@@ -127,6 +127,8 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[M
     if isinstance(first.get("t"), Tensor):
         return {"t": _tensor(owner, [s["t"] for s in specs], sizes, axis)}
     owner = class_named(first["class"]) if "class" in first else owner
+    if owner is Heads and axis == 1:  # each part counts its own heads
+        raise _DifferError
     return {name: _joined([s[name] for s in specs], sizes, axis, owner) for name in first}
 
 
