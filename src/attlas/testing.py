@@ -463,7 +463,7 @@ def _check_merge(
     """Check that the carries of two halves of a matrix are merged to that of the whole."""
     if type(statistic).merge is Statistic.merge:
         return
-    problem, lse = A.problem, A._exact_lse()
+    problem, lse = A.problem, A.softmax_weights.lse()
     _, _, m, n = problem.shape
     halves = {"rows": [(range(m // 2), range(n)), (range(m // 2, m), range(n))]}
     if not statistic.whole_rows:

@@ -10,7 +10,6 @@ import torch
 import attlas
 from attlas import Plan
 from attlas.engine.dropout import Dropout
-from attlas.matrix.shapes import dropped_product
 
 
 def kept(problem: Any, p: float, seed: int) -> torch.Tensor:
@@ -61,7 +60,7 @@ def test_the_gradient_of_the_weights_is_that_before_dropout(plan: Plan, late: bo
     loss = wanted = torch.zeros(())
     for p in (0.3, 0.6):
         factors = kept(A.problem, p, drawn_seed())
-        loss = loss + dropped_product(A, case.v, p).square().sum()
+        loss = loss + A.pooled(case.v, p).square().sum()
         wanted = wanted + ((weights * factors) @ wide).square().sum()
     if late:
         A.retain_grad()

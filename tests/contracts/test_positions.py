@@ -8,6 +8,7 @@ from tests.contracts.conftest import MASKS, SCORES, Sizes, build
 import attlas
 from attlas import ShapeError, stats
 from attlas.engine.backends.native import library
+from attlas.matrix import softmax_matrix
 
 SIZES = Sizes(m=9, n=11, heads=2, key_heads=1)
 
@@ -84,7 +85,7 @@ def test_a_class_of_your_own_says_so_itself() -> None:
 def test_a_stored_score_is_the_same_again(score: str, tmp_path) -> None:
     case = build(score, next(iter(MASKS)), SIZES)
     A = attlas.attend(case.q.detach(), case.k.detach(), score=case.score)
-    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
+    A = softmax_matrix(A.problem, A.plan, A.axes, A.softmax_weights.lse().detach())
     attlas.Atlas([make_entry(A)]).save(tmp_path / "run.atlas")
     own = case.score if type(case.score).__name__ in ("Cauchy", "ScoreMod") else None
     again = attlas.load(tmp_path / "run.atlas", score=own)[0]
@@ -159,7 +160,7 @@ class Tempered(attlas.Score):
 
 def saved(score, folder, rows=None):
     A = attlas.attend(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), score=score, mask=attlas.Causal())
-    A = attlas.AttentionMatrix(A.problem, A.plan, A._axes, A._exact_lse().detach())
+    A = softmax_matrix(A.problem, A.plan, A.axes, A.softmax_weights.lse().detach())
     A = A if rows is None else A.window(rows)
     attlas.Atlas([make_entry(A)]).save(folder)
     return A.to_dense().detach()

@@ -288,7 +288,7 @@ def test_cells(on_ranks: OnRanks) -> None:
             q, k = shard(case.q, mesh, q_to), shard(case.k, mesh, k_to)
             B = attlas.attend(q, k, mask=case.mask, sink=case.sink)
             for key, true, slope in zip(CELLS, wanted, slopes, strict=True):
-                splits = "keys" in B._layout.roles
+                splits = "keys" in B.layout.roles
                 with torch.set_grad_enabled(not splits):
                     found = B[key]
                 assert found.placements == (Replicate(),) * mesh.ndim

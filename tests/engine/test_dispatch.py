@@ -15,6 +15,7 @@ from attlas.engine.backend import Request
 from attlas.engine.backends.native import library
 from attlas.engine.backends.native.backend import FusedKernels
 from attlas.engine.dispatch import BACKENDS
+from attlas.matrix import softmax_matrix
 
 q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 11, 16), torch.randn(2, 2, 11, 3)
 FAR = 1e4 * torch.ones(16)
@@ -58,7 +59,7 @@ def test_tiled_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(choice.others) == NAMES - {"tiled"}
     A = TILED[name]()
     with pytest.raises(BackendError, match="sdpa does not run: " + choice.others["sdpa"].split("'")[0]):
-        attlas.AttentionMatrix(A.problem, Plan("sdpa"), A._axes) @ torch.randn(A.shape[-1], 2)
+        softmax_matrix(A.problem, Plan("sdpa"), A.axes) @ torch.randn(A.shape[-1], 2)
 
 
 LONG = torch.randn(2, 4, 40, 16)
@@ -122,7 +123,7 @@ def test_the_kernels_refuse_what_they_do_not_compute(name: str) -> None:
     A = TILED[name]()
     assert attlas.explain(A).others["native"]
     with pytest.raises(BackendError, match=r"found: native does not run: \w"):
-        attlas.AttentionMatrix(A.problem, Plan("native"), A._axes) @ torch.randn(A.shape[-1], 2)
+        softmax_matrix(A.problem, Plan("native"), A.axes) @ torch.randn(A.shape[-1], 2)
 
 
 @needs_kernels
@@ -145,7 +146,7 @@ def test_reads_of_all_but_few_queries_go_to_the_kernels(monkeypatch: pytest.Monk
         (more, Plan("tiled"), 0),
     ):
         calls.clear()
-        attlas.AttentionMatrix(A.problem, plan, A._axes).sum(-2)
+        softmax_matrix(A.problem, plan, A.axes).sum(-2)
         assert len(calls) == wanted
 
 

@@ -48,9 +48,9 @@ def test_sizes_and_groups(d: int, e: int, heads: int, key_heads: int, value_head
 def test_the_log_sum_exp_comes_with_the_output() -> None:
     q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
     A = attlas.attend(q, k, score=attlas.Gaussian(2.0))
-    assert A._lse is None
+    assert A.softmax_weights.known_lse is None
     A @ v
-    assert A._lse is not None
+    assert A.softmax_weights.known_lse is not None
     torch.testing.assert_close(A.lse, attlas.attend(q, k, score=attlas.Gaussian(2.0)).lse)
 
 

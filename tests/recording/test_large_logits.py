@@ -31,7 +31,7 @@ def check(atlas) -> None:
             assert float((found.sum(-1) - 1).abs().max()) < 1e-6
             # float32 rounds a logit of 2,000 by 6e-5 at most: eager has this error too.
             assert float((found - exact.weights).abs().max()) < 5e-4
-        assert A._exact_lse().dtype is torch.float64
+        assert A.softmax_weights.lse().dtype is torch.float64
     assert largest > 1600
 
 
@@ -44,7 +44,7 @@ def test_recorded_saved_and_loaded(sharp, ids, keep, tmp_path) -> None:
     atlas.save(tmp_path / "run.atlas")
     again = attlas.load(tmp_path / "run.atlas")
     check(again)
-    assert all(torch.equal(A._exact_lse(), B._exact_lse()) for A, B in zip(atlas, again, strict=True))
+    assert all(torch.equal(A.softmax_weights.lse(), B.softmax_weights.lse()) for A, B in zip(atlas, again, strict=True))
 
 
 @pytest.mark.parametrize("keep", ["device", "disk"])
@@ -69,5 +69,5 @@ def test_files_of_before_still_load(sharp, ids, tmp_path, monkeypatch) -> None:
     atlas.save(tmp_path / "run.atlas")
     monkeypatch.undo()
     (entry, *_) = deserialization.read(tmp_path / "run.atlas", verify=True, score=None)["entries"]
-    assert entry.matrix._stored_lse.dtype is torch.float32
+    assert entry.matrix.softmax_weights._lse.dtype is torch.float32
     check(attlas.load(tmp_path / "run.atlas"))

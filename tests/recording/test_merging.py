@@ -9,6 +9,7 @@ from torch import Tensor
 import attlas
 from attlas import stats
 from attlas.masks import Causal, Window, from_function, from_tensor
+from attlas.matrix import softmax_matrix
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
 from attlas.recording.snapshot import detached, detached_tensor, fingerprint, snapshot
 from attlas.stats import Part, Statistic
@@ -133,7 +134,7 @@ def test_no_graph_is_kept_by_score_or_mask() -> None:
     held += [part.t for part in problem.score.modules() if isinstance(part, attlas.TensorBias)]
     assert len(held) == 6
     assert not any(t.requires_grad for t in held)
-    torch.testing.assert_close(attlas.AttentionMatrix(problem, A.plan, A._axes).to_dense(), before)
+    torch.testing.assert_close(softmax_matrix(problem, A.plan, A.axes).to_dense(), before)
     assert all(p.requires_grad for p in score.parameters())  # the model's own is as it was
     assert detached(Causal(3)).offset == 3
 
@@ -142,7 +143,7 @@ def test_masks_that_ask_functions_stay_where_they_are() -> None:
     q = torch.randn(1, 1, 3, 4)
     A = attlas.attend(q, q, mask=from_function(lambda b, h, i, j: j <= i) & Causal())
     problem = replace(snapshot(A.problem, torch.device("cpu")), k=q)
-    assert torch.equal(attlas.AttentionMatrix(problem, A.plan, A._axes).to_dense(), A.to_dense())
+    assert torch.equal(softmax_matrix(problem, A.plan, A.axes).to_dense(), A.to_dense())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -81,7 +81,7 @@ def test_a_module_that_offers_needs_no_transformers(x: Tensor) -> None:
     ]
     assert atlas[1].shape == (2, 4, 7, 7)
     torch.testing.assert_close(atlas.entry(1).statistics["entropy_2"], stats.entropy(atlas[1]))
-    assert atlas[1]._lse is not None
+    assert atlas[1].softmax_weights.known_lse is not None
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_known_masks_stay_what_they_are() -> None:
 def test_the_lse_of_rows_is_not_computed_again() -> None:
     q = torch.randn(1, 1, 8, 2)
     A = attend(q, q)
-    assert A.window((0, 2))._lse is None
-    known = A._exact_lse()
-    assert A.window((0, 2))._lse.data_ptr() == known.data_ptr()
+    assert A.window((0, 2)).softmax_weights.known_lse is None
+    known = A.softmax_weights.lse()
+    assert A.window((0, 2)).softmax_weights.known_lse.data_ptr() == known.data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import attlas
 from attlas import Plan
 from attlas.engine.backends import reference
 from attlas.engine.problem import Problem
+from attlas.matrix import softmax_matrix
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Case:
     def again(self) -> Case:
         """Return the case with a matrix that nothing has been read of."""
         A = self.A
-        return replace(self, A=attlas.AttentionMatrix(replace(A.problem), A.plan, A._axes))
+        return replace(self, A=softmax_matrix(replace(A.problem), A.plan, A.axes))
 
     @property
     def m(self) -> int:

@@ -95,7 +95,7 @@ def test_pages_show_signature_and_text() -> None:
     function = loaded["topk"]
     assert function.is_function
     assert [(parameter.name, str(parameter.annotation)) for parameter in function.parameters] == [
-        ("A", "Weights"),
+        ("A", "MatrixLike"),
         ("k", "int"),
     ]
     assert str(function.returns) == "Largest"

@@ -140,6 +140,6 @@ def _patterns(heads: Sequence[Head], terminal: Terminal) -> None:
 def _memory(atlas: Atlas) -> str:
     """Say what full matrices would have taken, and what was kept."""
     n, matrices = atlas.entries[0].shape[2], sum(len(entry.heads) for entry in atlas.entries)
-    kept = sum(t.nbytes for A in atlas for t in (A.problem.q, A.problem.k, A.lse))
+    kept = sum(t.nbytes for A in atlas for t in (A.q, A.k, A.lse))
     line = f"{matrices} full matrices of {n:,} × {n:,} in float32 would take {in_bytes(matrices * n * n * 4)}; "
     return f"{line}attlas kept {in_bytes(kept)}: the layers' queries and keys, and one number a row."

@@ -84,7 +84,7 @@ def _model(arguments: Namespace, terminal: Terminal) -> None:
             tick()
     result = scaling.Heads(tuple(heads))
     title = f"{loaded.name} reads {len(ids):,} tokens of {source}"
-    size = attentions[0].problem.q.shape[-1]
+    size = attentions[0].q.shape[-1]
     terminal.say()
     _say_heads(result, factors, f"{target} {wanted:g}", f"{title}; heads of size {size}", terminal)
     table = [row | {"factor": factor} for row, factor in zip(result.table(), factors, strict=True)]

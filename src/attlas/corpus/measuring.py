@@ -186,9 +186,8 @@ def _measure(
     A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | None, others: list[stats.Statistic]
 ) -> tuple[tuple[Any, ...], list[TextNumbers]]:
     """Return other statistics, and the numbers of each text."""
-    problem = A.problem
-    batch, _, m, n = problem.shape
-    runs = interval_of(problem)
+    batch, _, m, n = A.weights.shape
+    runs = interval_of(A.problem)
     if m != n or runs is None or runs[0].shape[1] != 1:
         rule = "each row must attend to one run of keys of its own text, the same in all heads."
         fix = "a causal, sliding, chunked or full self-attention, read without padding."
@@ -197,7 +196,7 @@ def _measure(
     texts = [TextIndex(row.numpy()) for row in ids] if texts is None else texts
     rows = [text.rows(*ends) for text, *ends in zip(texts, first, stop, strict=True)]
     wanted = [stats.Entropy(), stats.EffectiveKeys(), stats.TopK(min(KEPT, n)), stats.ColumnMass(), stats.Offsets()]
-    mass: list[stats.Statistic] = [] if problem.sink is None else [stats.RowMass()]
+    mass: list[stats.Statistic] = [] if A.sink is None else [stats.RowMass()]
     entropy, effective, top, columns, offsets, *further = A.collect(*wanted, *mass, *others)
     repeats = repeated_weights(A, ids, [each.copies for each in rows])
     found = []

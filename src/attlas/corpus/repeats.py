@@ -213,9 +213,10 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
 
 def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
     """Return the sums of one text."""
-    heads, tokens = A.problem.shape[1], visible.tokens
+    heads, tokens = A.weights.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
-    lse = A._exact_lse()[b] if dot.row is None else A._exact_lse()[b] - dot.row[b]
+    lse = A.softmax_weights.lse()[b]
+    lse = lse if dot.row is None else lse - dot.row[b]
     lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
     large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
     sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)

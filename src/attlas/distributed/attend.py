@@ -18,7 +18,7 @@ from attlas.engine.problem import Problem, version_of
 from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
 from attlas.foundation.checks import tracing
 from attlas.masks.base import Mask
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.matrix.attend import attend as local_attend
 from attlas.scores import ScaledDot, Score
 
@@ -122,7 +122,7 @@ def attend(
             own = [version_of("q", q.to_local()), version_of("k", k.to_local())]
         own += [] if factor is None else [version_of("scale", factor)]
         problem = replace(whole.problem, versions=(*whole.problem.versions, *own))
-        whole = AttentionMatrix(problem, whole.plan, whole._axes)
+        whole = softmax_matrix(problem, whole.plan, whole.axes)
         *leading, m, n = whole.shape
         roles = roles_of(q, k, leading)
         if order is not None:

@@ -23,7 +23,7 @@ from attlas.foundation.tiles import Tile
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.protocol import check_are_statistics
-from attlas.matrix.windows import cut_out
+from attlas.matrix.softmax import cut_out
 from attlas.recording.merging import can_merge
 from attlas.stats import Statistic
 

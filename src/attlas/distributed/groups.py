@@ -17,7 +17,7 @@ from attlas.distributed.layout import Layout, of_shape
 from attlas.engine.held import tensors_of
 from attlas.foundation.compat import tree_leaves, tree_map
 from attlas.foundation.indexing import Axes
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import softmax_matrix
 
 _GATHERED_BYTES = 8 << 30
 
@@ -67,7 +67,7 @@ def by_group(
     groups.sizes = layout.axes.shape if wanted is None else ()
     if wanted is not None:
         groups.every = [group for group in groups.every if groups.has(group, wanted)] or groups.every[:1]
-    groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A._tokens[:2], *tensors)]
+    groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A.tokens[:2], *tensors)]
     groups.leaves = [t for t in (*groups.tokens, *A.leaves[2:]) if t.requires_grad and torch.is_grad_enabled()]
     results = _Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
     found, form, groups.form = iter(results), groups.form, None
@@ -91,8 +91,8 @@ class _Groups:
     recorded: list[bool]  # which of them carry a gradient
 
     def __init__(self, A: Matrix, tensors: Sequence[DTensor], values: Sequence[DTensor]) -> None:
-        self.A, self.layout = A, cast(Layout, A._layout)
-        layout, k = self.layout, A._tokens[1]
+        self.A, self.layout = A, cast(Layout, A.layout)
+        layout, k = self.layout, A.tokens[1]
         self.ranks = [math.prod(layout.mesh.size(dim) for dim in layout.dims(axis)) for axis in range(layout.rank)]
         gathered = [t for t in (k, *values) if layout.gathers(t)]
         self.pieces = []
@@ -102,7 +102,7 @@ class _Groups:
             self.pieces.append(math.gcd(*(size // ranks if size % ranks == 0 else 1 for size in sizes)) or 1)
         # Keys are counted twice where there are no values yet: who reads the keys of all heads keeps them.
         needed = [self._bytes(t) for t in gathered] or [0]
-        allowed = A._whole.plan.gathered_bytes or _GATHERED_BYTES
+        allowed = A.whole.plan.gathered_bytes or _GATHERED_BYTES
         count = allowed * math.prod(self.pieces) // max(sum(needed), 2 * needed[0], 1)
         cuts: list[list[range]] = []
         for pieces in reversed(self.pieces):
@@ -118,7 +118,7 @@ class _Groups:
 
     def _numbers(self, group: Group) -> tuple[Tensor, Tensor]:
         """Return the numbers of the batches and of the heads of a group, those of all ranks together."""
-        layout, problem = self.layout, self.A._whole.problem
+        layout, problem = self.layout, self.A.whole.problem
         places = []
         for size, ranks, pieces, own in zip(layout.leading, self.ranks, self.pieces, group, strict=True):
             by_rank = torch.arange(size, device="cpu").reshape(ranks if pieces > 1 else 1, pieces, -1)
@@ -155,12 +155,12 @@ class _Groups:
 
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
         """Return the results of a group, with some tensors in the place of `leaves`."""
-        A, layout, problem = self.A, self.layout, self.A._whole.problem
+        A, layout, problem = self.A, self.layout, self.A.whole.problem
         mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))
         q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
         batches, heads = self._numbers(group)
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
-        scale, sink = (None if t is None else mine.get(id(t), t) for t in (A._tokens[2], problem.sink))
+        scale, sink = (None if t is None else mine.get(id(t), t) for t in (A.tokens[2], problem.sink))
         held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
         problem = replace(
             problem,
@@ -171,7 +171,7 @@ class _Groups:
             ids=(batches, heads),
         )
         leading = self._sizes(group, layout.leading)
-        whole = AttentionMatrix(problem, A._whole.plan, Axes(leading, (True,) * len(leading)))
+        whole = softmax_matrix(problem, A.whole.plan, Axes(leading, (True,) * len(leading)))
         scale = scale if scale is None or scale.numel() == 1 else scale.reshape(-1)[heads]
         return self.method(type(A)(replace(layout, leading=leading), whole, (q, k, scale)), *others)
 

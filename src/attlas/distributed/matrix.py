@@ -22,7 +22,7 @@ from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, GradientError
 from attlas.foundation.checks import check_values
 from attlas.foundation.indexing import Axes, Where, parse
-from attlas.matrix import AttentionMatrix, observers
+from attlas.matrix import AttentionMatrix, observers, softmax_matrix
 from attlas.stats import Statistic, TopK
 
 
@@ -88,9 +88,9 @@ class DistributedMatrix(_Refusing):
 
     def __init__(self, layout: Layout, whole: AttentionMatrix, tokens: tuple[Any, ...]) -> None:
         self.shape = whole.shape
-        self._layout = layout
-        self._whole = whole
-        self._tokens = tokens  # queries, keys, and a scale that is a tensor
+        self.layout = layout
+        self.whole = whole
+        self.tokens = tokens  # queries, keys, and a scale that is a tensor
         self._parts = None if is_divided(self) else parts_of(layout, whole, *tokens)
 
     @property
@@ -101,18 +101,18 @@ class DistributedMatrix(_Refusing):
         here, so that all ranks must ask for it.
         """
         if self._parts is None:
-            self._parts = parts_of(self._layout, self._whole, *self._tokens)
+            self._parts = parts_of(self.layout, self.whole, *self.tokens)
         return self._parts
 
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that can get a gradient: queries, keys, scale, sink, and the tensors of the score."""
-        return [t for t in (*self._tokens, *self._whole.problem.leaves[2:]) if t is not None]
+        return [t for t in (*self.tokens, *self.whole.problem.leaves[2:]) if t is not None]
 
     @property
     def device_mesh(self) -> DeviceMesh:
         """The mesh of ranks."""
-        return self._layout.mesh
+        return self.layout.mesh
 
     @property
     def ndim(self) -> int:
@@ -122,12 +122,12 @@ class DistributedMatrix(_Refusing):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the numbers."""
-        return self._whole.dtype
+        return self.whole.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of this rank's tokens."""
-        return self._whole.device
+        return self.whole.device
 
     @property
     def requires_grad(self) -> bool:
@@ -135,18 +135,18 @@ class DistributedMatrix(_Refusing):
         return any(t.requires_grad for t in self.leaves)
 
     def __repr__(self) -> str:
-        roles = ", ".join(f"axis {role}" if isinstance(role, int) else role for role in self._layout.roles)
+        roles = ", ".join(f"axis {role}" if isinstance(role, int) else role for role in self.layout.roles)
         return (
             f"DistributedMatrix(shape={tuple(self.shape)}, {self.dtype}, mesh {tuple(self.device_mesh.shape)}: {roles})"
         )
 
     def __getitem__(self, key: object) -> DTensor:
         """Return cells as a DTensor that is the same on all ranks; all ranks ask for the same ones."""
-        layout = self._layout
+        layout = self.layout
         dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
 
         def read() -> Where:
-            self._whole.checked_problem("A[...]")
+            self.whole.weights.check_unchanged("A[...]")
             return parsed(key, layout)
 
         where = agreed(self.device_mesh, read)
@@ -157,7 +157,7 @@ class DistributedMatrix(_Refusing):
 
     def _own_cells(self, where: Where) -> Tensor:
         parts = self._with_whole_rows("A[...]")
-        return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self._layout, parts)), parts)
+        return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self.layout, parts)), parts)
 
     # ------------------------------------------------------------------------------------------------------ products
 
@@ -166,21 +166,21 @@ class DistributedMatrix(_Refusing):
         return by_group(self, DistributedMatrix._product, v, values=True)
 
     def _product(self, v: DTensor) -> DTensor:
-        layout = self._layout
+        layout = self.layout
         values = layout.part_of(v, "keys")
         with observers.unheard():  # a recording would take a part for the whole
             own = self._agreed(lambda: [part @ values for part in self.parts])
-        rounded = [p for p in self.parts if p._stored_lse is not None and p._stored_lse.dtype is not torch.float64]
+        rounded = [part.softmax_weights for part in self.parts if part.softmax_weights.lse_is_rounded]
         if self._splits("keys"):
             both = zip(own, self._shares(), strict=True)
             own = [layout.reduced(t * share.to(t.dtype), ["keys"]) for t, share in both]
-        for part in rounded:  # by torch's kernel: what is read next computes a more precise one
-            part._stored_lse = None
+        for weights in rounded:  # by torch's kernel: what is read next computes a more precise one
+            weights.forget_lse()
         return layout.wrap(torch.cat(own, dim=2), queries=0)
 
-    def _multiply(self, v: DTensor, dropout: object) -> DTensor:
+    def pooled(self, v: DTensor, dropout_p: float = 0.0) -> DTensor:
         """Return ``A @ v`` for `attlas.attention`."""
-        if dropout is not None:
+        if dropout_p > 0.0:
             rule, fix = "weights that are divided over ranks cannot be dropped.", "dropout_p=0.0"
             raise BackendError("attention()", rule, found="dropout_p > 0 and DTensors", fix=fix)
         return self @ v
@@ -196,7 +196,7 @@ class DistributedMatrix(_Refusing):
         return by_group(self, DistributedMatrix._transposed_product, x)
 
     def _transposed_product(self, x: DTensor) -> DTensor:
-        layout = self._layout
+        layout = self.layout
         tokens = layout.part_of(x, "queries")
         pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
         if self._splits("keys"):
@@ -214,15 +214,15 @@ class DistributedMatrix(_Refusing):
         def check() -> None:
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(where, name, t, self.device_mesh)
-            self._whole.checked_problem(where)
-            problem, names = self._whole.problem, (name, size, token)
+            self.whole.weights.check_unchanged(where)
+            problem, names = self.whole.problem, (name, size, token)
             own = problem.k if tokens == "keys" else problem.q
-            check_values(where, like(t), own, self._whole._axes, problem.shape[1], names)
+            check_values(where, like(t), own, self.whole.axes, problem.shape[1], names)
 
         self._agreed(check)
 
     def _splits(self, role: Role) -> bool:
-        return bool(self._layout.dims(role))
+        return bool(self.layout.dims(role))
 
     def _agreed(self, compute: Any) -> Any:
         """Run what has no collective and may fail on one rank only; all ranks raise its error."""
@@ -239,13 +239,13 @@ class DistributedMatrix(_Refusing):
     def _log_sum_exp(self) -> DTensor:
         own = self._own_lses(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
-        return self._layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
+        return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
 
     def _own_lses(self, parts: tuple[AttentionMatrix, ...]) -> list[Tensor]:
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
-            known = part._exact_lse()
+            known = part.softmax_weights.lse()
             if part.needs_graph:  # numbers of float64, and the gradient of what torch records
                 recorded = part.lse.double()
                 known = known + torch.where(recorded == -math.inf, 0.0, recorded - recorded.detach())
@@ -260,7 +260,7 @@ class DistributedMatrix(_Refusing):
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log-sum-exp of rows over the keys of all ranks."""
-        layout = self._layout
+        layout = self.layout
         top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))
         total = layout.reduced(torch.exp(lse - top), ["keys"], shared=shared)
         nothing = total == 0
@@ -307,7 +307,7 @@ class DistributedMatrix(_Refusing):
 
     def _collected(self, statistics: list[Any]) -> list[Any]:
         """Return the results of statistics that can be merged."""
-        layout, problem = self._layout, self._whole.problem
+        layout, problem = self.layout, self.whole.problem
         results: dict[Any, Any] = {}
         first = Collector(layout, problem, self.parts)
         tiled = self._agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
@@ -326,8 +326,8 @@ class DistributedMatrix(_Refusing):
         """
         parts = self.parts
         if tiled:
-            plan = replace(self._whole.plan, backend="tiled")
-            parts = tuple(AttentionMatrix(part.problem, plan, part._axes) for part in parts)
+            plan = replace(self.whole.plan, backend="tiled")
+            parts = tuple(softmax_matrix(part.problem, plan, part.axes) for part in parts)
         if not self._splits("keys"):
             return parts
         if any(part.needs_graph for part in self.parts):
@@ -335,15 +335,15 @@ class DistributedMatrix(_Refusing):
             fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
             raise GradientError(where, rule, found=found, fix=fix)
         return tuple(
-            AttentionMatrix(replace(part.problem, sink=None, partial=True), part.plan, part._axes, self._over_keys(lse))
+            softmax_matrix(replace(part.problem, sink=None, partial=True), part.plan, part.axes, self._over_keys(lse))
             for part, lse in zip(parts, self._own_lses(parts), strict=True)
         )
 
     @property
     def _whole_rows(self) -> DistributedMatrix:
-        layout = self._layout
+        layout = self.layout
         roles: tuple[Role, ...] = tuple("nothing" if role == "keys" else role for role in layout.roles)
-        return DistributedMatrix(replace(layout, roles=roles), self._whole, self._tokens)
+        return DistributedMatrix(replace(layout, roles=roles), self.whole, self.tokens)
 
     def topk(self, k: int) -> Any:
         """Return the k largest weights of each row and their keys, in descending order.
@@ -420,7 +420,7 @@ def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) 
         to_row, row = _within(asked_rows, rows)
         if min(map(len, (batch, head, row, column))) == 0:
             continue
-        cells = part._select(Where((batch, head, own), None, None, False))._read(Where(None, row, column, False))
+        cells = part.selected(Where((batch, head, own), None, None, False)).read(Where(None, row, column, False))
         place = to_batch[:, None, None, None], to_head[:, None, None], to_row[:, None], to_column
         result = result.index_put(tuple(t.to(result.device) for t in place), cells)
     return result

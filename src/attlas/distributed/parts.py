@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from attlas.distributed.layout import Layout
 from attlas.engine.held import tensors_of
-from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import cut_out
+from attlas.matrix import AttentionMatrix, softmax_matrix
+from attlas.matrix.softmax import cut_out
 
 
 def parts_of(
@@ -51,7 +51,7 @@ def parts_of(
     for rows in layout.rows:
         own = cut_out(replace(problem, score=score), rows, layout.columns)
         own = replace(own, q=own_q[:, :, start : start + len(rows)], **fields)
-        parts.append(AttentionMatrix(own, whole.plan))
+        parts.append(softmax_matrix(own, whole.plan))
         start += len(rows)
     return tuple(parts)
 

@@ -16,7 +16,7 @@ from attlas.errors import RecordingError
 from attlas.foundation.compat import tree_map
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.masks import Mask, runs_of
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.entry import KINDS
 from attlas.recording.atlas.serialization import mask_from, mask_spec, score_from, score_spec
@@ -72,7 +72,7 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if entry.matrix is not None:
         problem = entry.matrix.problem
-        found |= {"q": problem.q, "k": problem.k, "lse": entry.matrix._exact_lse()}
+        found |= {"q": problem.q, "k": problem.k, "lse": entry.matrix.softmax_weights.lse()}
         found |= {} if problem.sink is None else {"sink": problem.sink}
     found |= {} if entry.query_mask is None else {"query_mask": entry.query_mask}
     for name, result in entry.statistics.items():
@@ -305,7 +305,7 @@ def _matrix(
     )  # fmt: skip
     if _has_heads(mask) or _has_heads(score):
         problem = replace(problem, ids=None, versions=())
-    return AttentionMatrix(problem, Plan(), lse=whole["lse"])
+    return softmax_matrix(problem, Plan(), lse=whole["lse"])
 
 
 def _held(ref: Any) -> Tensor:

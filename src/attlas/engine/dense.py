@@ -28,7 +28,7 @@ class Collects(Protocol):
 
 
 # What the functions of `attlas.stats` take. Of several, they return a tuple of what they return of one.
-Weights: TypeAlias = Collects | Tensor | Sequence[Collects | Tensor]
+MatrixLike: TypeAlias = Collects | Tensor | Sequence[Collects | Tensor]
 
 
 @statistic_of_tensor.register(Tensor)

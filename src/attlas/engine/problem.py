@@ -76,8 +76,6 @@ class Problem:
     partial : bool
         Whether a log-sum-exp that comes with it counts keys, or a sink, that it does not have: then rows sum to less
         than 1.
-    weighted : bool
-        Whether the weights are times the norms of their values: then they are no shares of a row.
     detached : bool
         Whether the tensors of the score count as numbers, and get no gradient.
     read : tuple of Tensor
@@ -95,7 +93,6 @@ class Problem:
     sink: Tensor | None
     ids: tuple[Tensor, Tensor] | None = None
     partial: bool = field(default=False, kw_only=True)
-    weighted: bool = field(default=False, kw_only=True)
     detached: bool = field(default=False, kw_only=True)
     read: tuple[Tensor, ...] = field(default=(), kw_only=True)
     versions: tuple[Version, ...] = field(default=(), kw_only=True)

@@ -332,6 +332,8 @@ class Statistic(ABC):
         Whether the result has a gradient; positions and counts have none.
     of_logits : bool
         Whether it needs log-weights, which cannot be computed from a dense tensor of weights.
+    of_shares : bool
+        Whether it means something only of weights that are shares of their row, as those of a softmax are.
     axis : {"rows", "columns", "diagonals"}, optional
         What the axis after (batch, heads) of the result counts. It tells how the results of matrices that are stacked
         on each other give that of the whole: those of rows are concatenated, others are merged.
@@ -363,6 +365,7 @@ class Statistic(ABC):
     whole_rows: bool = False
     differentiable: bool = True
     of_logits: bool = False
+    of_shares: bool = False
     axis: str | None = None
     v: Tensor | None = None
     k: int = 0
@@ -435,6 +438,10 @@ class Statistic(ABC):
         if isinstance(A, list | tuple):
             return tuple(map(self, A))
         return A.collect(self)[0] if hasattr(A, "collect") else statistic_of_tensor(A, self)
+
+    def may_skip_tiles(self, problem: Problem) -> bool:
+        """Return whether a pass may leave out tiles in which the mask hides every cell; by default it may."""
+        return True
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return which numbers a fused kernel must compute so that this statistic can be made from them.

@@ -328,3 +328,11 @@ def refuse_context_parallel(where: str) -> None:
         found = "torch's context_parallel, where each process holds a part of the sequence"
         fix = "attlas.distributed.context_parallel(mesh, model), or DTensors."
         raise BackendError(where, "every process must hold all keys of its queries.", found=found, fix=fix)
+
+
+def check_probability(where: str, name: str, value: object) -> float:
+    """Return a probability as a float, or raise a ShapeError where it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+        return float(value)
+    rule = f"{name} must be a probability, from 0 to 1."
+    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=0.1")

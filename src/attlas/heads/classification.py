@@ -360,7 +360,7 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
     ... ]  # ten tokens are too few for "broad"
     ['mixed', 'mixed']
     """
-    rows = token_queries(A.problem)
+    rows = token_queries(A.weights)
     query_mask = None if rows is None else rows.unsqueeze(1)
     results, on_block = A.collect(*text_statistics(ids)), measure_block(R, period)
     return heads_from_statistics(results, ids, on_block, layer, query_mask=query_mask)

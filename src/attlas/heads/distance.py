@@ -263,7 +263,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     if bins not in ("each", "log"):
         rule, fix = 'bins must be "each" or "log".', 'bins="log"'
         raise ShapeError("by_distance()", rule, found=f"bins = {bins!r}", fix=fix)
-    offset = query_offset("by_distance()", shift, A.problem)
+    offset = query_offset("by_distance()", shift, A.weights)
     mass, cells = A.collect(_MaskedOffsets())[0]
     m, count = A.shape[-2], mass.shape[-1]
     # The last diagonal of `Offsets` is the furthest key after the first query.

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.foundation.autocast import without_autocast
 from attlas.heads.targets import check_layers
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, SoftmaxWeights
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.layers import ranges
 from attlas.recording.atlas.padding import token_queries
@@ -210,7 +210,7 @@ def _rollout(
 
 def _token_mask(source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> Tensor | None:
     """Return 1 for each token and 0 for padding, shape (..., 1, n, 1); None where there is no padding."""
-    masks = [token_queries(A.problem) for A in matrices]
+    masks = [token_queries(A.weights) for A in matrices]
     if isinstance(source, Atlas):
         masks += [source.entry(layer).query_mask for layer in source.layers()]
     first = matrices[0]
@@ -235,7 +235,7 @@ def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
         return A
     sink = None if problem.sink is None else problem.sink.to(problem.dtype)
     problem = replace(problem, q=problem.q.to(problem.dtype), k=problem.k.to(problem.dtype), sink=sink)
-    return AttentionMatrix(problem, A.plan, A._axes, A._lse)
+    return A.with_weights(SoftmaxWeights(problem, A.plan, A.softmax_weights.known_lse))
 
 
 def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:

@@ -119,7 +119,7 @@ def span_table(
     check_layers(where, layers, lambda A: A.shape == layers[0].shape, rule, fix)
     first = layers[0]
     m, n = first.shape[-2:]
-    offset = query_offset(where, shift, first.problem)
+    offset = query_offset(where, shift, first.weights)
     columns = [place_span(where, name, span, n, "keys") for name, span in spans.items()]
     rows = [_clipped(span, -offset, m) for span in columns]
     table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])

@@ -126,10 +126,10 @@ def qk_clip(
         raise DtypeError(where, rule, found=kind(A), fix=f"{fix} takes the matrix of layer 3.")
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
-        query_mask = check_query_mask(where, None, A.problem)
+        query_mask = check_query_mask(where, None, A.weights)
         if largest is not None and query_mask is not None:  # padding is left out
-            largest = largest.masked_fill(~query_mask.expand(A.problem.shape[:3]).reshape(largest.shape), -math.inf)
-        key_heads = A.shape[-3] // A.problem.group if key_heads is None and A.ndim > 2 else key_heads
+            largest = largest.masked_fill(~query_mask.expand(A.weights.shape[:3]).reshape(largest.shape), -math.inf)
+        key_heads = A.weights.key_heads if key_heads is None and A.ndim > 2 else key_heads
     else:
         largest = A if A.ndim else None
     if largest is None:
@@ -253,9 +253,9 @@ class EntropyAlarm:
         rows = None if self.rows is None else self._positions(A.shape[-2])
         entropy, keys = A.collect(stats.Entropy(), AllowedKeys()) if rows is None else _of_rows(A, rows)
         choice = keys > 1
-        query_mask = check_query_mask("EntropyAlarm()", None, A.problem)
+        query_mask = check_query_mask("EntropyAlarm()", None, A.weights)
         if query_mask is not None:  # padding is left out
-            query_mask = query_mask.expand(A.problem.shape[:3]).reshape(*A.shape[:-2], -1)
+            query_mask = query_mask.expand(A.weights.shape[:3]).reshape(*A.shape[:-2], -1)
             choice &= query_mask if rows is None else query_mask[..., rows.to(query_mask.device)]
         uniform = keys.clamp(min=2.0).log()
         if entropy.ndim == 1:

@@ -16,8 +16,8 @@ from torch.nn import functional
 from attlas.masks import And, Heads, Mask
 from attlas.masks.placed import OutsideRectangle, translated_mask
 from attlas.masks.runs import RunPerRow
-from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import cut_out
+from attlas.matrix import AttentionMatrix, softmax_matrix
+from attlas.matrix.softmax import cut_out
 from attlas.recording.hooks import Pool
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return pool(A, values)
 
         def pool_part(part: Problem, own: Tensor) -> Tensor:
-            return pooled(AttentionMatrix(part, A.plan), own)
+            return pooled(softmax_matrix(part, A.plan), own)
 
         of_heads = next(filter(_hides_in_some_heads, parts), None)
         if isinstance(of_heads, Heads):
@@ -87,7 +87,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
         if found is None:
             return pool(A, values)
         compact, runs = found
-        return pool(AttentionMatrix(compact, A.plan, A._axes), _select_runs(values, runs, memory, "values"))
+        return pool(softmax_matrix(compact, A.plan, A.axes), _select_runs(values, runs, memory, "values"))
 
     return pooled
 

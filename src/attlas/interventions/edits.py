@@ -17,8 +17,8 @@ from attlas.interventions.positions import Where, positions_of
 from attlas.masks import BlockState, Heads, Mask
 from attlas.masks.argument import as_mask
 from attlas.masks.placed import OutsideRectangle, Placed, Positions
-from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import cut_out
+from attlas.matrix import AttentionMatrix, softmax_matrix
+from attlas.matrix.softmax import cut_out
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.hooks import Pool
@@ -122,7 +122,7 @@ class Intervention:
 
     def _rows(self, call: Call, A: AttentionMatrix) -> Tensor:
         """Return True where a head and a query are chosen, shape (1, heads, m, 1)."""
-        _, heads, m, _ = A.problem.shape
+        _, heads, m, _ = A.weights.shape
         chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=A.device)
         chosen[:, list(call.heads)] = True
         if self.queries is None:
@@ -149,7 +149,7 @@ class _PairIntervention(Intervention):
 
     def other_pairs(self, A: AttentionMatrix, call: Call) -> Mask:
         """Return the mask of all pairs but the chosen ones."""
-        batch, heads, m, n = A.problem.shape
+        batch, heads, m, n = A.weights.shape
         others: Mask = OutsideRectangle(self.queries, self.keys, call.first_query, call.first_key)
         if self.pairs is not None:
             size = max(call.first_query + m, call.first_key + n)
@@ -157,11 +157,11 @@ class _PairIntervention(Intervention):
             rows, columns = (range(-first, size - first) for first in (call.first_query, call.first_key))
             there = Placed(self.pairs, rows, columns)
             others = ~there if self.queries is self.keys is None else ~(there & ~others)
-        return others if len(call.heads) == heads else Heads({int(A.problem.head_ids[h]): others for h in call.heads})
+        return others if len(call.heads) == heads else Heads({int(A.weights.head_ids[h]): others for h in call.heads})
 
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         """Return a matrix in which the chosen pairs may not attend."""
-        others, mask = self.other_pairs(A, call), A.problem.mask
+        others, mask = self.other_pairs(A, call), A.mask
         return _changed(A, mask=others if mask is None else mask & others)
 
 
@@ -246,7 +246,7 @@ class Suppress(_PairIntervention):
 
     def _zero_chosen_keys(self, values: Tensor, A: AttentionMatrix, call: Call) -> Tensor:
         """Return the values, 0 where keys and heads are chosen: their weights then give nothing."""
-        heads, hidden = A.problem.shape[1], OutsideRectangle(None, self.keys, 0, call.first_key)
+        heads, hidden = A.weights.shape[1], OutsideRectangle(None, self.keys, 0, call.first_key)
         seen = hidden.visible_keys(values.shape[2]).to(values.device).view(1, 1, -1, 1)
         if len(call.heads) == heads:
             return values.where(seen, 0.0)
@@ -260,7 +260,7 @@ class Suppress(_PairIntervention):
             return A
         with torch.no_grad():
             problem = replace(self.hide_pairs(A, call).problem, sink=None, partial=True, versions=())
-            return AttentionMatrix(problem, A.plan, lse=A._exact_lse())
+            return softmax_matrix(problem, A.plan, lse=A.softmax_weights.lse())
 
 
 class ScaleLogits(_PairIntervention):
@@ -385,7 +385,7 @@ class Temperature(Intervention):
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
-        scaled, sink = self._scale.matrix(A, call), A.problem.sink
+        scaled, sink = self._scale.matrix(A, call), A.sink
         if sink is None:
             return scaled
         if self.queries is not None:
@@ -644,7 +644,7 @@ class Ablate(Intervention):
 def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
     """Return a matrix whose problem has other fields; the log-sum-exp of rows that sum to less than 1 stays."""
     problem = replace(A.problem, **fields, versions=())
-    return AttentionMatrix(problem, A.plan, lse=A._exact_lse() if problem.partial else None)
+    return softmax_matrix(problem, A.plan, lse=A.softmax_weights.lse() if problem.partial else None)
 
 
 def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:

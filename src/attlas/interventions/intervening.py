@@ -191,7 +191,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         position: tuple[int, int],
     ) -> Change:
         """Return how an attention computes with one more intervention."""
-        (query, key), (_, own, m, n) = position, change.matrix.problem.shape
+        (query, key), (_, own, m, n) = position, change.matrix.weights.shape
         # A static cache has room for keys that no query has reached.
         known = {
             "queries": query + m,

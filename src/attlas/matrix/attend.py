@@ -12,12 +12,17 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, ShapeError, counted, kind
 from attlas.foundation.autocast import cast
-from attlas.foundation.checks import check_inputs, check_sink, heads_of_three_axes, refuse_context_parallel
+from attlas.foundation.checks import (
+    check_inputs,
+    check_probability,
+    check_sink,
+    heads_of_three_axes,
+    refuse_context_parallel,
+)
 from attlas.foundation.indexing import Axes
 from attlas.masks.argument import as_mask
 from attlas.masks.base import Mask
-from attlas.matrix.matrix import AttentionMatrix
-from attlas.matrix.shapes import check_probability, dropped_product
+from attlas.matrix.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
@@ -119,7 +124,7 @@ def attend(
         raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
     given = [(name, t) for name, t in (("q", q), ("k", k), ("scale", scale)) if isinstance(t, Tensor)]
     problem = Problem(q4, k4, score, mask, sink, given=given)
-    return AttentionMatrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
+    return softmax_matrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
 
 
 def attention(
@@ -171,7 +176,7 @@ def attention(
     torch.Size([5, 3])
     """
     check_probability("attention()", "dropout_p", dropout_p)
-    return dropped_product(attend(q, k, score, mask, scale, sink, plan), v, dropout_p)
+    return attend(q, k, score, mask, scale, sink, plan).pooled(v, dropout_p)
 
 
 _DEFAULT_PLAN = Plan()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial, partialmethod
 from itertools import islice
 from typing import Any
 
@@ -15,13 +14,19 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.foundation.compat import changes, transforming, tree_leaves, tree_map_only
 from attlas.matrix import reads
-from attlas.matrix.protocol import LazyTensor, like_tensors
-from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape, unskipped
-from attlas.matrix.weights import SoftmaxMatrix
+from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method, operation
+from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape
 
 _SETTINGS = int | float | str | torch.dtype | None
 
 
+# What computes each cell of its result from the same cell of its arguments; operators without their underscores.
+@operation("abs", "absolute", "add", "and", "clamp", "clamp_max", "clamp_min", "clip", "div", "divide", "double", "eq",
+           "exp", "expm1", "float", "floordiv", "ge", "gt", "invert", "le", "log", "log10", "log1p", "log2",
+           "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mod", "mul",
+           "multiply", "nan_to_num", "ne", "neg", "negative", "or", "pow", "radd", "rand", "rdiv", "reciprocal", "relu",
+           "rmul", "ror", "rpow", "rsqrt", "rsub", "rtruediv", "rxor", "sigmoid", "sign", "sqrt", "square", "sub",
+           "subtract", "tanh", "true_divide", "truediv", "where", "xlogy", "xor")  # fmt: skip
 def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     """Return a function of each weight as a lazy tensor; NotImplemented where it needs the dense matrix.
 
@@ -33,13 +38,13 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
         Its arguments. The tensors among them must broadcast to the matrix, and have no gradient of their own.
     """
     leaves = tree_leaves((args, kwargs))
-    matrices = {id(matrix): matrix for matrix in (_matrix_of(x) for x in leaves if isinstance(x, LazyTensor))}
-    matrix = next(iter(matrices.values()))
+    matrices = {id(matrix): matrix for matrix in (x.source for x in leaves if isinstance(x, LazyTensor))}
+    matrix = next(iter(matrices.values()), None)
     supported = all(isinstance(x, LazyTensor | Tensor | _SETTINGS) for x in leaves)
     if matrix is None or len(matrices) > 1 or not supported or "out" in kwargs:
         return NotImplemented
     plain_tensors = [x for x in leaves if isinstance(x, Tensor)]
-    if matrix.problem.is_symbolic or transforming() or not all(_can_broadcast(t, matrix) for t in plain_tensors):
+    if matrix.weights.is_symbolic or transforming() or not all(_can_broadcast(t, matrix) for t in plain_tensors):
         return NotImplemented
     recorded = torch.is_grad_enabled() and matrix.requires_grad
     constants = {x.constant for x in leaves if isinstance(x, Cellwise) and x.has_gradient}
@@ -72,21 +77,14 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     return Cellwise(matrix, f, tuple(tensors), constant=not recorded or True in constants)
 
 
-def _apply_to_one_cell(matrix: SoftmaxMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+def _apply_to_one_cell(matrix: Matrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
     """Return the function of a single cell, which shows the dtype and whether there is a gradient."""
     with torch.enable_grad():
         cell = torch.ones((1,) * matrix.ndim, dtype=matrix.dtype, device=matrix.device, requires_grad=True)
         return f(cell, *(t.new_ones((1,) * t.ndim) for t in tensors))
 
 
-def _matrix_of(lazy: LazyTensor) -> SoftmaxMatrix | None:
-    """Return the attention matrix that a lazy tensor is, or is a function of; None for other lazy tensors."""
-    if isinstance(lazy, Cellwise):
-        return lazy.matrix if lazy.dense is None else None
-    return lazy if isinstance(lazy, SoftmaxMatrix) else None
-
-
-def _can_broadcast(t: Tensor, A: SoftmaxMatrix) -> bool:
+def _can_broadcast(t: Tensor, A: Matrix) -> bool:
     """Return whether a tensor is a plain one, without a gradient, that broadcasts to a matrix on its device."""
     if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or t.requires_grad:
         return False
@@ -98,7 +96,7 @@ def _can_broadcast(t: Tensor, A: SoftmaxMatrix) -> bool:
 class Cellwise(LazyTensor):
     """A function of each weight, ``f(A)``, as a lazy tensor: sums over queries or keys take one pass over the matrix.
 
-    A change in place first makes it dense, up to 1 GiB.
+    It cannot be changed in place, as the matrix cannot.
 
     Parameters
     ----------
@@ -114,12 +112,9 @@ class Cellwise(LazyTensor):
 
     label = "f(A)"
 
-    def __init__(
-        self, matrix: SoftmaxMatrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...], constant: bool
-    ) -> None:
+    def __init__(self, matrix: Matrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...], constant: bool) -> None:
         self.matrix, self.f, self.tensors, self.constant = matrix, f, tensors, constant
         self.shape, self.device = matrix.shape, matrix.device
-        self.dense: Tensor | None = None  # what stands for the function after a change in place
         self._versions = [None if t.is_inference() else changes(t) for t in tensors]
         example = _apply_to_one_cell(matrix, f, tensors)
         self.dtype, self.has_gradient = example.dtype, example.requires_grad
@@ -128,16 +123,17 @@ class Cellwise(LazyTensor):
         return f"Cellwise({self.matrix!r}, {self.dtype})"
 
     @property
+    def source(self) -> Matrix:
+        """The matrix whose weights it is a function of."""
+        return self.matrix
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the weights record a graph, and the function has a gradient."""
-        if self.dense is not None:
-            return self.dense.requires_grad
         return self.matrix.requires_grad and self.has_gradient and not self.constant
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
-        if self.dense is not None:
-            return self.dense.detach()
         return self._with(self.f, constant=True)
 
     def _with(self, f: Callable[..., Tensor], constant: bool) -> Cellwise:
@@ -147,8 +143,6 @@ class Cellwise(LazyTensor):
 
     def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
         """Return the function of all weights as a Tensor; refused above `limit` bytes."""
-        if self.dense is not None:
-            return self.dense
         self.check_unchanged()
         with self._grad_mode():
             return self.f(self.matrix.to_dense(limit), *self.tensors)
@@ -156,43 +150,8 @@ class Cellwise(LazyTensor):
     def _grad_mode(self) -> Any:
         return torch.no_grad() if self.constant else nullcontext()
 
-    def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return the method that computes a function of torch without the dense tensor; None where there is none."""
-        methods = {"sum": Cellwise.sum, "mean": Cellwise.mean, "any": Cellwise.any, "all": Cellwise.all}
-        return methods.get(function) if self.dense is None else None
-
-    def cellwise(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Return a function of each cell as a lazy tensor; see `LazyTensor.cellwise`."""
-        return cellwise(function, args, kwargs)
-
     def __reduce__(self) -> Any:
         return torch.clone, (self.to_dense(),)  # no function can be pickled
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._make_dense()[key] = value
-        self._read_form()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not name.endswith("_") or name in ("requires_grad_", "set_"):
-            return super().__getattr__(name)
-        return partial(self._change, name)
-
-    def _change(self, name: str, *args: Any, **kwargs: Any) -> Cellwise:
-        """Run a method that changes the tensor in place."""
-        getattr(self._make_dense(), name)(*args, **kwargs)
-        self._read_form()
-        return self
-
-    def _make_dense(self) -> Tensor:
-        """Replace the function by its dense tensor, and return this, for a change in place."""
-        with torch.enable_grad():  # a change without a graph leaves that of the function
-            self.dense = self.to_dense()
-        return self.dense
-
-    def _read_form(self) -> None:
-        """Read shape and dtype from the dense tensor, after a change in place."""
-        dense = self.to_dense()
-        self.shape, self.dtype, self.device = dense.shape, dense.dtype, dense.device
 
     def check_unchanged(self) -> None:
         """Raise a ModifiedError if a tensor was changed in place since the function was made."""
@@ -212,47 +171,39 @@ class Cellwise(LazyTensor):
 
         def with_leading_axes(t: Tensor) -> Tensor:
             t = t.reshape((1,) * (A.ndim - t.ndim) + t.shape)
-            return t.expand(*A.shape[:-2], *t.shape[-2:]).reshape(*A.problem.shape[:2], *t.shape[-2:])
+            return t.expand(*A.shape[:-2], *t.shape[-2:]).reshape(*A.weights.shape[:2], *t.shape[-2:])
 
         tensors = tuple(with_leading_axes(t) if t.ndim else t for t in self.tensors)
         return f, tensors, self.dtype, self.has_gradient
 
-    @like_tensors
+    @lazy_method(numpy=("sum",))
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over axes; over rows or columns in one pass and linear memory. Each True counts as 1."""
         A, dims = self.matrix, axes_of(self, "sum", dim)
         keys, queries = A.ndim - 1, A.ndim - 2
-        if self.dense is not None or A.problem.is_symbolic or transforming():
+        if A.weights.is_symbolic or transforming():
             return self.to_dense().sum(sorted(dims), keepdim)
         with self._grad_mode():
             if dims & {keys, queries}:
                 first = keys if keys in dims else queries
                 statistic = reads.CellSums(*self.in_problem_axes(), over_keys=first == keys)
-                sums: Tensor = unskipped(A, statistic).collect(statistic)[0].unsqueeze(first)
+                sums: Tensor = A.collect(statistic)[0].unsqueeze(first)
                 sums = sums.sum(sorted(dims), keepdim=True)
             else:
                 sums = over_leading(A, "sum", dims, self)
         return sums.reshape(reduced_shape(A.shape, dims, keepdim))
 
-    @like_tensors
+    @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over axes; see `sum`."""
         return self.sum(dim, keepdim) / cells_reduced(self, "mean", dim)
 
-    @like_tensors
+    @lazy_method
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether any cell along the axes is true."""
-        if self.dense is not None:
-            return NotImplemented  # type: ignore[no-any-return]
         return self._with(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
 
-    @like_tensors
+    @lazy_method
     def all(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether all cells along the axes are true."""
-        if self.dense is not None:
-            return NotImplemented  # type: ignore[no-any-return]
         return ~self._with(lambda *cells: ~self.f(*cells).bool(), constant=True).any(dim, keepdim)
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
-    setattr(Cellwise, f"__i{_name}__", partialmethod(Cellwise._change, f"__i{_name}__"))

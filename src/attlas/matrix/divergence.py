@@ -19,7 +19,6 @@ from attlas.errors import DtypeError, GradientError, ShapeError, kind
 from attlas.foundation.tiles import Tile
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
-from attlas.stats.rows import check_shares
 
 Distance: TypeAlias = Literal["kl", "cross_entropy", "squared", "squared_logits"]
 
@@ -86,22 +85,29 @@ def divergence(
     (torch.Size([2, 50]), True, True)
     """
     mean = _checked(A, B, kind, heads)
-    problems = A.checked_problem("divergence()"), B.checked_problem("divergence()")
+    for matrix in (A, B):
+        matrix.weights.check_unchanged("divergence()")
+    problems = A.problem, B.problem
     if any(problem.is_symbolic for problem in problems):
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
         return quick
     rows = _RowDivergence(A, B, kind, mean, swapped=False)
     found: Tensor = A.collect(rows)[0]
-    if B.needs_graph:
+    if B.weights.needs_graph:
         # The gradient in B is that of a number which is 0, recorded beside.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
         other = _RowDivergence(A, B, kind, mean, swapped=True)
-        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], B._exact_lse()))
-        beside = B._axes.restore(beside)
+        (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _lse_of(B)))
+        beside = B.axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
         found = found + torch.where(found.detach().isfinite(), beside, 0.0)
     return found.mean(dim=-2) if mean else found
+
+
+def _lse_of(A: AttentionMatrix) -> Tensor:
+    """Return the log-sum-exp of each row in float64, without a graph."""
+    return A.softmax_weights.lse()
 
 
 def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
@@ -119,7 +125,7 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
             raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={known[0]!r}")
     if distance in ("kl", "cross_entropy"):
         for matrix in (A, B):
-            check_shares(where, matrix.problem)
+            matrix.weights.check_shares(where)
     mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
         rule = "heads='mean' compares means of weights over the axis before the last two."
@@ -153,7 +159,7 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     seen = mass.detach() > 0
     found = mass * torch.where(seen, total, 0.0) - cross
     found = torch.where(seen, found - entropy if distance == "kl" else found, 0.0)
-    return A._axes.restore(found)
+    return A.axes.restore(found)
 
 
 def _sees_all_of(first: Problem, second: Problem) -> bool:
@@ -211,7 +217,7 @@ class _RowDivergence(stats.Statistic):
         self.of_logits = distance == "squared_logits"
         self.own, self.other = (B, A) if swapped else (A, B)
         with torch.no_grad():  # kept for all tiles
-            self.lse = self.own._exact_lse(), self.other._exact_lse()
+            self.lse = _lse_of(self.own), _lse_of(self.other)
 
     def start(self, problem: Problem) -> Tensor:
         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)

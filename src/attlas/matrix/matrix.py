@@ -1,36 +1,42 @@
-"""The lazy attention matrix."""
+"""The attention matrix as a lazy tensor: weights, the axes that users see, and the methods that users call."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import attlas
-from attlas.engine import operations
 from attlas.engine.autodiff import graph
-from attlas.engine.backends import reference
-from attlas.engine.online import share_of
+from attlas.engine.dropout import Dropout
+from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.foundation.checks import whole_number
-from attlas.foundation.indexing import Axes, parse
+from attlas.engine.statistic import Statistic
+from attlas.errors import ModifiedError
+from attlas.foundation.autocast import cast_values
+from attlas.foundation.checks import check_values, whole_number
+from attlas.foundation.compat import transforming
+from attlas.foundation.indexing import Axes, Where, parse
 from attlas.masks import Mask
-from attlas.matrix import reads
-from attlas.matrix.protocol import check_size, like_tensors
-from attlas.matrix.reductions import Dim, axis_of, reduced
-from attlas.matrix.shapes import TensorLike
+from attlas.matrix import observers, products, shapes  # noqa: F401 - products enters its functions into the table
+from attlas.matrix.cellwise import Cellwise
+from attlas.matrix.protocol import LazyTensor, check_are_statistics, check_size, lazy_method
+from attlas.matrix.reductions import Dim, axis_of, max_along, reduced, square_root, variance
+from attlas.matrix.softmax import SoftmaxWeights
 from attlas.matrix.views import LogitMatrix, TransposedMatrix
-from attlas.matrix.windows import spans_of, window_of
+from attlas.matrix.weights import Weights
 from attlas.scores import Score
 from attlas.stats.largest import TopK
-from attlas.stats.spans import Span
+from attlas.stats.spans import Span, place_span
+
+_PRINTED = 6  # rows, columns and heads up to which print() shows the weights
 
 
-class AttentionMatrix(TensorLike):
+class AttentionMatrix(LazyTensor):
     """softmax(score(Q, K)) as a lazy matrix: exact, and never stored. Made by `attend`.
 
     It behaves like the tensor of shape (..., m, n) that it stands for. Indexing rows or columns gives a Tensor;
@@ -44,6 +50,8 @@ class AttentionMatrix(TensorLike):
         What is computed: tokens, score, mask, sink.
     plan : Plan
         How it is computed.
+    layer : int or None
+        Number of the layer of transformers that computed it; None where there is none, or it has no number.
 
     See Also
     --------
@@ -56,6 +64,14 @@ class AttentionMatrix(TensorLike):
     log-sum-exp is kept once it is known, m numbers per head. If a tensor is changed in place after `attend`, every
     later read raises a ModifiedError.
 
+    Any method of `torch.Tensor` works, and so does any function of torch or numpy: ``torch.stack(attentions)``,
+    ``A.permute(0, 2, 1, 3)``, ``A * mask``, ``numpy.asarray(A)``. Products stay products: `torch.einsum`, `torch.bmm`
+    and their relatives that are ``A @ v`` in other words run on the fused kernel. Functions of each weight stay lazy,
+    ``(A * t).clamp(min=0)``: their sums over queries or keys, and the gradients of these, take one pass and linear
+    memory, unless the tensor has a gradient of its own. What is not written for the lazy matrix acts on
+    ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the matrices of a call
+    take more than 1 GiB together. Methods that would change the tensor in place are refused.
+
     Examples
     --------
     >>> import torch, attlas
@@ -64,37 +80,175 @@ class AttentionMatrix(TensorLike):
     (torch.Size([4, 100, 300]), torch.Size([100, 300]), torch.Size([4, 10]))
     >>> bool(torch.allclose(A.sum(-1), torch.ones(4, 100)))
     True
+    >>> layers = [attlas.attend(torch.randn(1, 4, 9, 8), torch.randn(1, 4, 9, 8)) for _ in range(3)]
+    >>> print(attlas.attend(torch.zeros(2, 4), torch.zeros(2, 4)))  # up to 6 × 6: the weights too
+    AttentionMatrix(shape=(2, 2), torch.float32, score=ScaledDot)
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    >>> torch.stack([A.squeeze(0) for A in layers]).shape
+    torch.Size([3, 4, 9, 9])
+    >>> layers[0].mean(1).shape, layers[0].cpu().numpy().shape
+    (torch.Size([1, 9, 9]), (1, 4, 9, 9))
+    >>> torch.einsum("bhij,bhjd->bihd", layers[0], torch.randn(1, 4, 9, 8)).shape
+    torch.Size([1, 9, 4, 8])
     """
 
-    def _with_problem(self, problem: Problem, axes: Axes, lse: Tensor | None) -> Any:
-        return AttentionMatrix(problem, self.plan, axes, lse)
+    layer: int | None = None
 
-    def __repr__(self) -> str:
-        mask = "" if self.problem.mask is None else f", mask={self.problem.mask.name()}"
-        sink = "" if self.problem.sink is None else ", sink"
-        score = self.problem.score
-        return f"AttentionMatrix(shape={tuple(self.shape)}, {self.dtype}, score={type(score).__name__}{mask}{sink})"
+    def __init__(self, weights: Weights, axes: Axes | None = None) -> None:
+        self.weights = weights
+        self.axes = Axes(weights.shape[:2], (True, True)) if axes is None else axes
 
-    def __rmatmul__(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
-            return self._call("__rmatmul__", x)
-        return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
+    def with_weights(self, weights: Weights, axes: Axes | None = None) -> AttentionMatrix:
+        """Return a matrix of other weights with the axes and the layer of this one, or with other axes."""
+        other = AttentionMatrix(weights, self.axes if axes is None else axes)
+        other.layer = self.layer
+        return other
+
+    # ---------------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]  # computed here, stored elsewhere
+        """Shape of the matrix, (..., m, n)."""
+        return torch.Size((*self.axes.shape, *self.weights.shape[2:]))
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
+        """Dtype of the numbers that reads give: float32, or float64 for float64 tokens."""
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # computed here, stored elsewhere
+        """Device of the tokens, where everything is computed."""
+        return self.weights.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the tokens lie on an NVIDIA device."""
+        return self.device.type == "cuda"
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a tensor that the matrix depends on records a graph: q, k, the sink, or one of the score."""
+        return self.weights.requires_grad
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether reads of this matrix must record a graph for a gradient."""
+        return self.weights.needs_graph
+
+    @property
+    def softmax_weights(self) -> SoftmaxWeights:
+        """The weights as a softmax; a DtypeError names those of another kind."""
+        weights: SoftmaxWeights = self.weights.of_softmax("A")
+        return weights
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed: tokens, score, mask, sink."""
+        return self.softmax_weights.problem
+
+    @property
+    def plan(self) -> Plan:
+        """How it is computed."""
+        return self.softmax_weights.plan
 
     @property
     def q(self) -> Tensor:
         """Queries, shape (..., m, d), with the leading axes of the matrix."""
-        return self._axes.restore(self.problem.q)
+        return self.axes.restore(self.problem.q)
 
     @property
     def k(self) -> Tensor:
         """Keys, shape (..., n, dk), with the leading axes of the matrix; grouped heads are those of the keys."""
-        k, axes = self.problem.k, self._axes
+        k, axes = self.problem.k, self.axes
         grouped = (*axes.layout[:-1], k.shape[1]) if len(axes.layout) > 1 else axes.layout
         return replace(axes, layout=grouped).restore(k)
 
-    score: Score = property(attrgetter("problem.score"), doc="How alike queries and keys are.")  # type: ignore[assignment]
-    mask: Mask | None = property(attrgetter("problem.mask"), doc="Which pairs may attend; None allows all.")  # type: ignore[assignment]
-    sink: Tensor | None = property(attrgetter("problem.sink"), doc="One more logit per head, shape (heads,), or None.")  # type: ignore[assignment]
+    @property
+    def score(self) -> Score:
+        """How alike queries and keys are."""
+        return self.problem.score
+
+    @property
+    def mask(self) -> Mask | None:
+        """Which pairs may attend; None allows all."""
+        return self.weights.mask
+
+    @property
+    def sink(self) -> Tensor | None:
+        """One more logit per head, shape (heads,), or None."""
+        return self.problem.sink
+
+    @property
+    def source(self) -> AttentionMatrix:
+        """The matrix itself."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"AttentionMatrix(shape={tuple(self.shape)}, {self.dtype}, {self.weights.description})"
+
+    def __str__(self) -> str:
+        try:
+            return shapes.as_written(self, _PRINTED)
+        except ModifiedError:  # reading is an error then, printing is not
+            return repr(self)
+
+    # ------------------------------------------------------------------------------------------------------- products
+
+    def __matmul__(self, v: Tensor | LazyTensor) -> Tensor:
+        if isinstance(v, LazyTensor):
+            return self.full_precision().pooled(v.to_dense())
+        return self.pooled(v)
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
+            return self.on_dense("__rmatmul__", x)
+        return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """Return ``A @ v``."""
+        return self @ v
+
+    def pooled(self, v: Tensor, dropout_p: builtins.float = 0.0) -> Tensor:
+        """Return ``A @ v`` of values with any axes that fit, as recordings hear and interventions change it.
+
+        Parameters
+        ----------
+        v : Tensor, shape (..., n, e)
+            The values.
+        dropout_p : float, default 0
+            Probability that a weight is dropped; the others are divided by ``1 - dropout_p``.
+        """
+        dropout = Dropout.draw(dropout_p) if dropout_p > 0.0 else None
+        vector = isinstance(v, Tensor) and v.ndim == 1
+        self.weights.check_unchanged("A @ v")
+        tokens = self.problem.k
+        v, dtype = cast_values(v, tokens)
+        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, tokens, self.axes, self.weights.shape[1])
+        if observers.active:
+            out = observers.product(self, values, dropout)
+        else:
+            out = self.weights.product(values, dropout)
+        out = self.axes.restore(out if dtype is None else out.to(dtype))
+        return out.squeeze(-1) if vector else out
+
+    def transposed_product(self, x: Tensor) -> Tensor:
+        """Return ``A.mT @ x`` of vectors with any axes that fit."""
+        vector = isinstance(x, Tensor) and x.ndim == 1
+        self.weights.check_unchanged("A.mT @ x")
+        tokens, heads = self.problem.q, self.weights.shape[1]
+        x, dtype = cast_values(x.unsqueeze(-1) if vector else x, tokens)
+        out = self.weights.transposed_product(
+            check_values("A.mT @ x", x, tokens, self.axes, heads, ("x", "m", "query"))
+        )
+        out = self.axes.restore(out if dtype is None else out.to(dtype))
+        return out.squeeze(-1) if vector else out
+
+    def full_precision(self) -> AttentionMatrix:
+        """Return the same matrix of tokens in the dtype of the weights, so that it is multiplied with weights."""
+        weights = self.weights.full_precision()
+        return self if weights is self.weights else self.with_weights(weights)
 
     @property
     def mT(self) -> TransposedMatrix:
@@ -102,19 +256,18 @@ class AttentionMatrix(TensorLike):
         return TransposedMatrix(self)
 
     @property
-    def lse(self) -> Tensor:
-        """Log-sum-exp of each row of logits, shape (..., m); -inf for a row with no allowed key."""
-        problem = self.checked_problem("A.lse")
-        if problem.is_symbolic:
-            lse = graph.dense("A.lse", problem).lse
-        elif problem.needs_graph:
-            self._gradient.mark_incomplete("the log-sum-exp was read")
-            exact_lse = self._exact_lse()
-            result = [exact_lse.clone()], exact_lse
-            (lse,), _ = operations.record(problem, [reads.LogSumExp()], self.plan, lambda: result)
-        else:
-            lse = self._exact_lse()
-        return self._axes.restore(lse.to(self.dtype))
+    def T(self) -> Any:  # noqa: N802 - torch's name
+        """The transposed matrix, lazy; only of a matrix without leading axes, as of a tensor."""
+        return self.mT if self.ndim == 2 else self.on_dense("permute", *reversed(range(self.ndim)))
+
+    @property
+    def mH(self) -> Any:  # noqa: N802 - torch's name
+        """The transposed matrix, lazy: weights are real numbers."""
+        return self.mT
+
+    H = T
+
+    # -------------------------------------------------------------------------------------------------------- gradient
 
     def retain_grad(self) -> None:
         """Keep the gradient of the weights when it flows back, for `grad`, as `torch.Tensor.retain_grad` does.
@@ -142,15 +295,34 @@ class AttentionMatrix(TensorLike):
         >>> bool(torch.allclose(A.grad, v.sum(-1).expand(5, 5)))
         True
         """
-        self._gradient.retain()
+        self.weights.gradient.retain()
 
     @property
     def grad(self) -> Tensor | None:
         """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
-        if not self._gradient.is_known:
+        gradient = self.weights.gradient
+        if not gradient.is_known:
             return None
         check_size("A.grad", [self], self.numel() * self.dtype.itemsize, graph.DENSE_LIMIT)
-        return self._axes.restore(self._gradient.total(self.problem.shape, self.dtype, self.device))
+        return self.axes.restore(gradient.total(self.weights.shape, self.dtype, self.device))
+
+    @lazy_method
+    def detach(self) -> AttentionMatrix:
+        """Return the same matrix without a graph."""
+        weights = self.weights.detach()
+        return self if weights is self.weights else self.with_weights(weights)
+
+    @property
+    def data(self) -> AttentionMatrix:
+        """The same matrix without the graph of its tokens."""
+        return self.detach()
+
+    # ----------------------------------------------------------------------------------------------------------- reads
+
+    @property
+    def lse(self) -> Tensor:
+        """Log-sum-exp of each row of logits, shape (..., m); -inf for a row with no allowed key."""
+        return self.axes.restore(self.softmax_weights.recorded_lse().to(self.dtype))
 
     @property
     def logits(self) -> LogitMatrix:
@@ -162,11 +334,31 @@ class AttentionMatrix(TensorLike):
         if entries and entries[0] is None:
             expanded = self.unsqueeze(0)
             return expanded[(slice(None), *entries[1:])] if len(entries) > 1 else expanded
-        where = parse(key, self._axes, *self.problem.shape[2:])
+        where = parse(key, self.axes, *self.weights.shape[2:])
         if where is None:
-            return self._call("__getitem__", key)
-        part = self._select(where)
-        return part if where.rows is None else part._read(where)
+            return self.on_dense("__getitem__", key)
+        part = self.selected(where)
+        return part if where.rows is None else part.read(where)
+
+    def selected(self, where: Where) -> AttentionMatrix:
+        """Return the lazy matrix of the batches and heads of an index."""
+        if where.leading is None:
+            return self
+        batches, heads, axes = where.leading
+        return self.with_weights(self.weights.part(batches, heads), axes)
+
+    def read(self, where: Where, *, logits: bool = False) -> Tensor:
+        """Return the cells of the rows and columns of an index; an int for rows or columns drops that axis."""
+        row, column = where.rows, where.columns
+        row_index = range(row, row + 1) if isinstance(row, int) else row
+        column_index = range(column, column + 1) if isinstance(column, int) else column
+        if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
+            chunks = [
+                torch.diagonal(self.weights.cells(r, c, logits=logits), dim1=-2, dim2=-1)
+                for r, c in zip(row.split(64), column.split(64), strict=True)
+            ]
+            return self.axes.restore(torch.cat(chunks, dim=-1))
+        return where.squeezed(self.axes.restore(self.weights.cells(row_index, column_index, logits=logits)))
 
     def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
         """Return some queries and keys as a smaller lazy matrix with the same weights.
@@ -204,9 +396,80 @@ class AttentionMatrix(TensorLike):
         >>> part.shape, bool(torch.allclose(part.to_dense(), A[100:200, :300]))
         (torch.Size([100, 300]), True)
         """
-        return window_of(self, *spans_of(self, rows, columns))  # type: ignore[no-any-return]
+        m, n = self.shape[-2:]
+        queries = place_span("A.window()", "rows", rows, m, "queries")
+        keys = place_span("A.window()", "columns", columns, n, "keys")
+        self.weights.check_unchanged("A.window()")
+        weights = self.weights.part(rows=queries, columns=keys)
+        return self if weights is self.weights else AttentionMatrix(weights, self.axes)
 
-    @like_tensors
+    def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
+        """Return the whole matrix as a Tensor.
+
+        Parameters
+        ----------
+        limit : int, optional
+            Bytes above which it is refused, by default 1 GiB; None for no limit.
+
+        Returns
+        -------
+        Tensor, shape (..., m, n)
+
+        Raises
+        ------
+        TooLargeError
+            If the tensor would take more than `limit` bytes.
+        """
+        return self.written_out(limit, logits=False)
+
+    def written_out(self, limit: int | None, *, logits: bool) -> Tensor:
+        """Return all weights or log-weights as a Tensor, or raise a TooLargeError; see `to_dense`."""
+        name = "A.logits" if logits else "A"
+        fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
+        check_size(f"{name}.to_dense()", [self], self.numel() * self.dtype.itemsize, limit, fix)
+        m, n = self.weights.shape[2:]
+        return self.read(Where(None, range(m), range(n), False), logits=logits)
+
+    def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
+        """Compute several statistics in one pass over the matrix.
+
+        Parameters
+        ----------
+        *statistics : Statistic
+            Statistics of `attlas.stats`, or your own.
+
+        Returns
+        -------
+        tuple
+            One result for each, in order; a tuple of one for a single statistic.
+
+        Raises
+        ------
+        DtypeError
+            If an argument is no Statistic.
+        ShapeError
+            If a statistic does not fit the sizes of the matrix.
+
+        Notes
+        -----
+        Cost: one product of queries and keys, and what each statistic adds. Memory: a few tiles.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas import stats
+        >>> A = attlas.attend(torch.randn(100, 8), torch.randn(100, 8), mask=attlas.Causal())
+        >>> (entropy,) = A.collect(stats.Entropy())  # always a tuple; stats.entropy(A) is short for this
+        >>> entropy, mass = A.collect(stats.Entropy(), stats.ColumnMass())  # one pass for both
+        >>> entropy.shape, mass.shape
+        (torch.Size([100]), torch.Size([100]))
+        """
+        check_are_statistics("collect()", statistics)
+        return tuple(self.axes.restore_all(result) for result in self.weights.collect(statistics))
+
+    # --------------------------------------------------------------------------------------------------- reductions
+
+    @lazy_method(numpy=("sum",))
     def sum(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         """Sum over axes: -1 is the mass of a row (1, or less with a sink), -2 that of a key's column.
 
@@ -236,7 +499,7 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "sum", dim, keepdim).to(dtype)
 
-    @like_tensors
+    @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         """Mean over axes, masked cells counted as 0, as the dense tensor would.
 
@@ -244,7 +507,7 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "mean", dim, keepdim).to(dtype)
 
-    @like_tensors
+    @lazy_method(numpy=("max", "amax"))
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Largest weight over axes: of each row (dim -1), of each column (dim -2), over heads.
 
@@ -252,7 +515,7 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "amax", dim, keepdim)
 
-    @like_tensors
+    @lazy_method(numpy=("argmax",))
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Index of the largest weight of each row (dim -1) or of each column (dim -2).
 
@@ -260,7 +523,7 @@ class AttentionMatrix(TensorLike):
         """
         return reduced(self, "argmax", dim, keepdim)
 
-    @like_tensors
+    @lazy_method
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
         """Return the k largest weights of each row and their keys, exact, in descending order.
 
@@ -285,11 +548,165 @@ class AttentionMatrix(TensorLike):
         Cost: one pass; no row is sorted.
         """
         if axis_of(self, "topk", dim) != self.ndim - 1 or not largest:
-            return self._call("topk", k, dim, largest, sorted)
+            return self.on_dense("topk", k, dim, largest, sorted)
         return self.collect(TopK(k))[0]
 
+    @lazy_method
+    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Return the largest weight, or with `dim` the largest along an axis and their positions.
+
+        Parameters
+        ----------
+        dim : int, optional
+            The axis; -1 and -2 take one pass and linear memory.
+        keepdim : bool, default False
+            Whether the axis is kept with size 1.
+
+        Returns
+        -------
+        Tensor, or a named tuple of values and indices
+        """
+        if isinstance(dim, int) and axis_of(self, "max", dim) < self.ndim - 2:
+            return self.on_dense("max", dim, keepdim)
+        return max_along(self, dim, keepdim)
+
+    @lazy_method
+    def var(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+        """Return the variance of the weights over axes, masked cells counted as 0, as the dense tensor would.
+
+        Parameters and errors are those of `sum`; `correction` is that of `torch.var`. Cost: two passes.
+        """
+        return variance(self, dim, correction, keepdim)
+
+    @lazy_method
+    def std(self, dim: Dim = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+        """Return the standard deviation of the weights over axes; see `var`."""
+        return square_root(self.var(dim, correction=correction, keepdim=keepdim))
+
+    @lazy_method
+    def count_nonzero(self, dim: Dim = None) -> Tensor:
+        """Return how many weights over axes are not 0; parameters are those of `sum`."""
+        if self.weights.is_symbolic or transforming():
+            return self.on_dense("count_nonzero", dim)
+        return Cellwise(self, lambda cells: cells != 0, (), constant=True).sum(dim)
+
+    @lazy_method
+    def norm(self, p: Any = "fro", dim: Dim = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        """Return the Euclidean norm of the weights over axes; other norms are those of the dense tensor."""
+        if p not in ("fro", None, 2) or dtype is not None:
+            return self.on_dense("norm", p, dim, keepdim, dtype)
+        cells: Any = self
+        return square_root(cells.square().sum(dim, keepdim))
+
+    # ----------------------------------------------------------------------------------------------------------- form
+
+    def contiguous(self, memory_format: Any = None) -> AttentionMatrix:
+        """Return the matrix itself."""
+        return self
+
+    @lazy_method
+    def clone(self, memory_format: Any = None) -> AttentionMatrix:
+        """Return the matrix itself: nobody can write to it."""
+        return self
+
+    @lazy_method
+    def squeeze(self, dim: int | None = None) -> Any:
+        """Leave out a leading axis of size 1, lazily; without `dim`, every axis of size 1, as of a tensor.
+
+        Parameters
+        ----------
+        dim : int, optional
+            The axis; the default is all of size 1.
+
+        Returns
+        -------
+        AttentionMatrix or Tensor
+            A Tensor where the axis of one query or of one key is left out.
+        """
+        return shapes.squeezed(self, dim)
+
+    @lazy_method
+    def unsqueeze(self, dim: int) -> Any:
+        """Add an axis of size 1: lazily in front of a batch, on the dense tensor elsewhere.
+
+        Parameters
+        ----------
+        dim : int
+            Position of the new axis.
+
+        Returns
+        -------
+        AttentionMatrix or Tensor
+        """
+        return shapes.unsqueezed(self, dim)
+
+    @lazy_method
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """Exchange two axes: lazily the last two, on the dense tensor others."""
+        return shapes.transposed(self, dim0, dim1)
+
+    @lazy_method
+    def swapaxes(self, dim0: int, dim1: int) -> Any:
+        """Exchange two axes; see `transpose`."""
+        return shapes.transposed(self, dim0, dim1)
+
+    @lazy_method
+    def swapdims(self, dim0: int, dim1: int) -> Any:
+        """Exchange two axes; see `transpose`."""
+        return shapes.transposed(self, dim0, dim1)
+
+    @lazy_method
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+        """Return the weights of a diagonal; of the last two axes in linear memory.
+
+        Parameters
+        ----------
+        offset : int, default 0
+            Which diagonal: key minus query.
+        dim1, dim2 : int
+            The axes, the first two by default, as of a tensor.
+
+        Returns
+        -------
+        Tensor, shape (..., length of the diagonal)
+        """
+        return shapes.diagonal_of(self, offset, dim1, dim2)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the matrix on another device or with another dtype.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As of `torch.Tensor.to`.
+
+        Returns
+        -------
+        AttentionMatrix or Tensor
+            Lazy for another device and for float32 and float64, where the tokens move; a Tensor for other dtypes.
+        """
+        return shapes.moved(self, *args, **kwargs)
+
+    def cpu(self) -> AttentionMatrix:
+        """Return the matrix on the CPU, lazy: its tokens are copied, m and n vectors per head."""
+        return self.to("cpu")  # type: ignore[no-any-return]
+
+    def cuda(self) -> AttentionMatrix:
+        """Return the matrix on the present NVIDIA device, lazy."""
+        return self.to("cuda")  # type: ignore[no-any-return]
+
+    def float(self) -> AttentionMatrix:
+        """Return the matrix in float32, lazy."""
+        return self.to(torch.float32)  # type: ignore[no-any-return]
+
+    def double(self) -> Any:
+        """Return the matrix in float64, lazy; a Tensor where the score has parameters of its own."""
+        return self.to(torch.float64)
+
+    # ------------------------------------------------------------------------------------------------- check, pictures
+
     @torch.no_grad()
-    def check(self, rows: int = 64) -> float:
+    def check(self, rows: int = 64) -> builtins.float:
         """Compare the weights of sampled rows with the definition in float64, and return the largest error.
 
         Parameters
@@ -312,16 +729,14 @@ class AttentionMatrix(TensorLike):
         Cost: ``rows * n`` float64 scores a head, whole in memory.
         """
         whole_number("A.check()", "rows", rows, "A.check(rows=64)")
-        batch, heads, m, n = self.problem.shape
+        batch, heads, m, n = self.weights.shape
         if 0 in (batch, heads, m, n):
             return 0.0
-        problem = self._concrete_problem("A.check()")
+        self.weights.check_unchanged("A.check()")
+        self.weights.check_numbers("A.check()")
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
-        fast = self._cells(sample, range(n), before_softmax=False)
-        _, window_lse, expected = reference.dense(reference.in_float64(problem), sample)
-        if problem.partial:  # the definition normalizes rows over the keys of the part alone
-            expected = expected * share_of(window_lse, self._exact_lse()[:, :, sample]).unsqueeze(-1)
-        return float((fast.double() - expected).abs().max())
+        found, expected = self.weights.cells(sample, range(n)), self.weights.defined_cells(sample)
+        return float((found.double() - expected).abs().max())
 
     def plot(
         self,
@@ -390,3 +805,22 @@ class AttentionMatrix(TensorLike):
 
     def _repr_html_(self) -> str:
         return attlas.view.preview(self)
+
+
+def softmax_matrix(
+    problem: Problem, plan: Plan, axes: Axes | None = None, lse: Tensor | None = None
+) -> AttentionMatrix:
+    """Return the matrix of a problem: with the axes (batch, heads, m, n) without others.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is computed: tokens, score, mask, sink.
+    plan : Plan
+        How it is computed.
+    axes : Axes, optional
+        The leading axes that users see.
+    lse : Tensor, shape (batch, heads, m), optional
+        Log-sum-exp of each row, where it is known.
+    """
+    return AttentionMatrix(SoftmaxWeights(problem, plan, lse), axes)

@@ -16,7 +16,7 @@ Product: TypeAlias = "Callable[[Any, Tensor, Any], Tensor]"
 
 def unobserved_product(matrix: Any, values: Tensor, dropout: Any) -> Tensor:
     """Return a product that no recording hears and no intervention changes."""
-    pooled: Tensor = matrix._pooled_values(values, dropout)
+    pooled: Tensor = matrix.weights.product(values, dropout)
     return pooled
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from attlas.matrix.protocol import LazyTensor
+from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 
 def _product(left: Any, right: Any) -> Any:
@@ -95,13 +94,11 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | 
     return (written, out) if len(set(out)) == len(out) and set(out) <= set("".join(written)) else None
 
 
-PRODUCTS: dict[str, Callable[..., Any]] = {
-    "bmm": _product,
-    "dropout": _dropout,
-    "einsum": _einsum,
-    "linear": _linear,
-    "matmul": _product,
-    "mm": _product,
-    "mv": _product,
-    "tensordot": _tensordot,
-}
+for _compute, _names in (
+    (_product, ("bmm", "matmul", "mm", "mv")),
+    (_linear, ("linear",)),
+    (_dropout, ("dropout",)),
+    (_tensordot, ("tensordot",)),
+    (_einsum, ("einsum",)),
+):
+    operation(*_names)(with_arguments(_compute))

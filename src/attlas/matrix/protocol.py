@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,8 +17,130 @@ from attlas import stats
 from attlas.engine.autodiff import graph
 from attlas.errors import DtypeError, GradientError, StoredOnlyError, TooLargeError, kind
 from attlas.foundation.compat import EinopsBackend, tree_leaves, tree_map_only
+from attlas.foundation.indexing import Axes, Where
+from attlas.matrix.weights import Weights
+
+
+class Matrix(Protocol):
+    """What functions and views of a matrix know of it: it is an `AttentionMatrix`, which imports them."""
+
+    weights: Weights
+    axes: Axes
+    label: str
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    def __matmul__(self, v: Any) -> Tensor: ...
+    def collect(self, *statistics: Any) -> tuple[Any, ...]: ...
+    def detach(self) -> Self: ...
+    def full_precision(self) -> Self: ...
+    def numel(self) -> int: ...
+    def on_dense(self, name: str, *args: Any, **kwargs: Any) -> Tensor: ...
+    def read(self, where: Where, *, logits: bool = False) -> Tensor: ...
+    def selected(self, where: Where) -> Self: ...
+    def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor: ...
+    def transposed_product(self, x: Tensor) -> Tensor: ...
+    def written_out(self, limit: int | None, *, logits: bool) -> Tensor: ...
+
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Computes a function of torch from the function itself, its arguments and its keywords, without the dense tensor;
+# NotImplemented where these arguments need it.
+Operation: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+# What is computed without the dense tensor, by the name of the function of torch, or of numpy: "numpy.sum".
+# `operation` and `lazy_method` fill it.
+OPERATIONS: dict[str, Operation] = {}
+
+
+def operation(*names: str) -> Callable[[Operation], Operation]:
+    """Enter a function into the table of what is computed without the dense tensor, under names of torch."""
+
+    def enter(compute: Operation) -> Operation:
+        OPERATIONS.update(dict.fromkeys(names, compute))
+        return compute
+
+    return enter
+
+
+class _Arguments(NamedTuple):
+    """Which arguments a function takes: how many by position, and which by name."""
+
+    most: int
+    names: frozenset[str]
+
+
+def _arguments_of(f: Callable[..., Any]) -> _Arguments:
+    kinds = [parameter.kind for parameter in inspect.signature(f).parameters.values()]
+    any_number = inspect.Parameter.VAR_POSITIONAL in kinds
+    by_position = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return _Arguments(sys.maxsize if any_number else len(by_position), frozenset(inspect.signature(f).parameters))
+
+
+def with_arguments(compute: Callable[..., Any]) -> Operation:
+    """Return the operation of a function that takes the arguments of torch's function, or numpy's names of them.
+
+    It gives NotImplemented for arguments that the function does not take.
+    """
+    taken = _arguments_of(compute)
+
+    def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = {_NAMES.get(name, name): value for name, value in kwargs.items() if value is not None}
+        if len(args) > taken.most or any(name not in taken.names for name in named):
+            return NotImplemented
+        return compute(*args, **named)
+
+    return run
+
+
+@overload
+def lazy_method(f: F) -> F: ...
+@overload
+def lazy_method(*, numpy: tuple[str, ...]) -> Callable[[F], F]: ...
+def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
+    """Let a method of a lazy tensor also compute the function of torch that is called so, and those of numpy.
+
+    It then takes what the method of tensors takes: numpy's names, too. Where it does not take the arguments, or returns
+    NotImplemented, the function is computed from the dense tensor.
+    """
+    if f is None:
+        return lambda method: lazy_method(_of_numpy(method, numpy))
+    name, compute = f.__name__, with_arguments(f)
+
+    @wraps(f)
+    def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        found = compute(None, (self, *args), kwargs)
+        return self.on_dense(name, *args, **kwargs) if found is NotImplemented else found
+
+    run.without_dense = compute  # type: ignore[attr-defined]  # for `_by_method`
+    OPERATIONS[name] = _by_method(name)
+    return run
+
+
+def _of_numpy(method: F, names: tuple[str, ...]) -> F:
+    OPERATIONS.update({f"numpy.{name}": _by_method(method.__name__) for name in names})
+    return method
+
+
+def _by_method(name: str) -> Operation:
+    """Return the operation of the method that a lazy tensor has; NotImplemented for one that has none."""
+
+    def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        method = getattr(type(args[0]), name, None) if args and isinstance(args[0], LazyTensor) else None
+        compute = getattr(method, "without_dense", None)
+        return NotImplemented if compute is None else compute(function, args, kwargs)
+
+    return run
+
 
 # Methods that hang something on a tensor, or change it: a copy would keep that to itself.
 _OF_GRADIENT = {"backward", "register_hook", "requires_grad_", "retain_grad"}
@@ -30,7 +153,7 @@ class LazyTensor:
     Any method of `torch.Tensor` and any function of torch and numpy works on ``to_dense()``, which carries a gradient
     where one is recorded, and raises `TooLargeError` where the tensors of a call take more than 1 GiB together. Methods
     that would change the tensor in place are refused. A subclass says what it is (`shape`, `dtype`, `device`,
-    `to_dense`), and in `lazily` what it can do without the dense tensor.
+    `to_dense`). What it does without the dense tensor are methods with `lazy_method`, and functions with `operation`.
 
     Attributes
     ----------
@@ -47,16 +170,10 @@ class LazyTensor:
         """Return the whole tensor; refused above `limit` bytes."""
         raise NotImplementedError
 
-    def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of torch, by its name, without the dense tensor; None where nothing does.
-
-        It takes the arguments of the function, and returns NotImplemented for those that need the dense tensor.
-        """
+    @property
+    def source(self) -> Any:
+        """The matrix whose weights the cells of this tensor are, or are functions of; None where there is none."""
         return None
-
-    def cellwise(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a function of each cell gives, lazily; NotImplemented where it needs the dense tensor."""
-        return NotImplemented
 
     def detach(self) -> Any:
         """Return the same numbers without a graph."""
@@ -77,6 +194,7 @@ class LazyTensor:
         """Return the shape, or the size of one axis."""
         return self.shape if dim is None else self.shape[dim]
 
+    @lazy_method
     def numel(self) -> int:
         """Return the number of cells."""
         return self.shape.numel()
@@ -88,7 +206,7 @@ class LazyTensor:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._call("__getitem__", key)
+        return self.on_dense("__getitem__", key)
 
     def __setitem__(self, key: Any, value: object) -> None:
         raise _stored_only(self, "__setitem__")
@@ -107,14 +225,15 @@ class LazyTensor:
         return np.asarray(self.to_dense().cpu().numpy(), dtype=dtype)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        found = lazy_result(self.lazily(_OF_NUMPY.get(func.__name__, "")), args, kwargs)
+        compute = OPERATIONS.get(f"numpy.{func.__name__}")
+        found = NotImplemented if compute is None else compute(func, args, kwargs)
         if found is not NotImplemented:
             return np.asarray(found.cpu())[()]
         args, kwargs = _replaced(f"numpy.{func.__name__}()", (args, kwargs), np.asarray)
         return func(*args, **kwargs)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._call("__dlpack__", **options)
+        return self.on_dense("__dlpack__", **options)
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0, device=self.device).__dlpack_device__()
@@ -129,12 +248,16 @@ class LazyTensor:
             raise _no_gradient(self, name)
         if name.endswith("_") or name in _OF_STORED:
             raise _stored_only(self, name)
-        if name in _OF_FORM or not callable(found):
-            of_form = getattr(torch.empty(self.shape, dtype=self.dtype, device="meta"), name)
+        if not callable(found):
+            of_form = getattr(self._on_meta(), name)
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
         return lambda *args, **kwargs: _dispatched(f"{self.label}.{name}()", found, name, (self, *args), kwargs)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
+    def _on_meta(self) -> Tensor:
+        """Return a tensor of the same form without numbers."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+    def on_dense(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the method of the dense tensor gives: a tensor, of some methods several or another type."""
         sign = _SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
         where = f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"
@@ -155,44 +278,19 @@ class LazyTensor:
 
 def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of torch gives: without the dense tensor where that can be, else on it."""
-    if func in _functions(name):
-        for owner in (part for part in args if isinstance(part, LazyTensor)):
-            found = lazy_result(owner.lazily(name), args, kwargs)
-            if found is NotImplemented and name in _CELLWISE:
-                found = owner.cellwise(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
+    compute = OPERATIONS.get(name)
+    if compute is not None and func in _functions(name):
+        found = compute(func, args, kwargs)
+        if found is not NotImplemented:
+            return found
     if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], LazyTensor):  # as torch.relu_
         return getattr(args[0], name)(*args[1:], **kwargs)
     args, kwargs = written_out(where, (args, kwargs), _sum_fix(name, args[1:]))
     return func(*args, **kwargs)
 
 
-def lazy_result(compute: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what `compute` gives, or NotImplemented where it does not take these arguments."""
-    if compute is None:
-        return NotImplemented
-    named = {_NAMES.get(name, name): value for name, value in kwargs.items() if value is not None}
-    try:
-        inspect.signature(compute).bind(*args, **named)
-    except TypeError:
-        return NotImplemented
-    return compute(*args, **named)
-
-
 # numpy's names of arguments, which tensors take as well.
 _NAMES = {"axis": "dim", "keepdims": "keepdim"}
-
-
-def like_tensors(f: F) -> F:
-    """Let a method take what the method of tensors takes: numpy's names, and what only the dense tensor knows."""
-
-    @wraps(f)
-    def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
-        found = lazy_result(f, (self, *args), kwargs)
-        return self._call(f.__name__, *args, **kwargs) if found is NotImplemented else found
-
-    return run  # type: ignore[return-value]  # the same method with more arguments
 
 
 @cache
@@ -202,33 +300,29 @@ def _functions(name: str) -> tuple[Any, ...]:
     return tuple(getattr(owner, name) for owner in owners if hasattr(owner, name))
 
 
-# Functions of numpy that are called otherwise than those of torch, or return one array where those return two.
-_OF_NUMPY = {"sum": "sum", "mean": "mean", "max": "amax", "amax": "amax", "argmax": "argmax"}
+@operation("element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
+           "nelement", "storage_offset", "stride")  # fmt: skip
+def _of_form(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what needs no number of the tensor."""
+    (owner, *others) = args
+    return getattr(owner._on_meta(), function.__name__)(*others, **kwargs)
 
-# Methods whose answer needs no number of the tensor.
-_OF_FORM = {"element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
-            "nelement", "storage_offset", "stride"}  # fmt: skip
-
-# What computes each cell of its result from the same cell of its arguments; operators without their underscores.
-_CELLWISE = {"abs", "absolute", "add", "and", "clamp", "clamp_max", "clamp_min", "clip", "div", "divide", "double",
-             "eq", "exp", "expm1", "float", "floordiv", "ge", "gt", "invert", "le", "log", "log10", "log1p", "log2",
-             "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mod", "mul",
-             "multiply", "nan_to_num", "ne", "neg", "negative", "or", "pow", "radd", "rand", "rdiv", "reciprocal",
-             "relu", "rmul", "ror", "rpow", "rsqrt", "rsub", "rtruediv", "rxor", "sigmoid", "sign", "sqrt", "square",
-             "sub", "subtract", "tanh", "true_divide", "truediv", "where", "xlogy", "xor"}  # fmt: skip
 
 _SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
           "matmul": "@", "mod": "%", "mul": "*", "ne": "!=", "or": "|", "pow": "**", "sub": "-", "truediv": "/",
           "xor": "^"}  # fmt: skip
+# Operators whose names mean something else among the functions: a number, and what asks for the operator in its turn.
+_NOT_CELLWISE = {"float", "matmul"}
 _UNARY = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert", "neg", "pos")
 
 
 def _operator(name: str) -> Callable[..., Any]:
+    plain = name.strip("_")
+
     def run(self: LazyTensor, *args: Any) -> Any:
-        found = NotImplemented
-        if name.strip("_") in _CELLWISE and name != "__float__":
-            found = self.cellwise(getattr(torch.Tensor, name), (self, *args), {})
-        return self._call(name, *args) if found is NotImplemented else found
+        compute = None if plain in _NOT_CELLWISE else OPERATIONS.get(plain)
+        found = NotImplemented if compute is None else compute(getattr(torch.Tensor, name), (self, *args), {})
+        return self.on_dense(name, *args) if found is NotImplemented else found
 
     run.__name__ = name
     return run
@@ -273,7 +367,7 @@ def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any], fi
     return tree_map_only(LazyTensor, write_out, given)
 
 
-def check_size(where: str, found: list[LazyTensor], size: int, limit: int | None, fix: str = "") -> None:
+def check_size(where: str, found: Sequence[LazyTensor | Matrix], size: int, limit: int | None, fix: str = "") -> None:
     """Raise a TooLargeError if what a call writes out takes more bytes than the limit; None for no limit."""
     if limit is None or size <= limit:
         return

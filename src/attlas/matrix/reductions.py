@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attlas.engine import operations
 from attlas.engine.autodiff import graph
-from attlas.engine.backends import tiled
 from attlas.engine.statistic import Statistic
 from attlas.errors import ShapeError
-from attlas.foundation.checks import is_integer, tracing
+from attlas.foundation.checks import is_integer
 from attlas.foundation.compat import transforming
-from attlas.foundation.tiles import Tile
-from attlas.masks.base import Mask
 from attlas.matrix import reads
-from attlas.matrix.protocol import LazyTensor, check_size
-from attlas.matrix.weights import SoftmaxMatrix
+from attlas.matrix.protocol import LazyTensor, Matrix, check_size
 from attlas.stats import columns, largest, rows
 
 Dim: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Reduction: TypeAlias = Literal["sum", "mean", "amax", "argmax"]
 
 
-def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
+def axis_of(A: LazyTensor | Matrix, name: str, dim: Any) -> int:
     """Return an axis counted from 0."""
     if is_integer(dim) and -A.ndim <= dim < A.ndim:
         return dim % A.ndim
@@ -36,13 +30,13 @@ def axis_of(A: LazyTensor, name: str, dim: Any) -> int:
     raise ShapeError(f"A.{name}()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"dim = {dim!r}", fix=fix)
 
 
-def axes_of(A: LazyTensor, name: str, dim: Dim) -> set[int]:
+def axes_of(A: LazyTensor | Matrix, name: str, dim: Dim) -> set[int]:
     """Return axes counted from 0; without `dim`, all."""
     named = range(A.ndim) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
     return {axis_of(A, name, one) for one in named}
 
 
-def cells_reduced(A: LazyTensor, name: str, dim: Dim) -> int:
+def cells_reduced(A: LazyTensor | Matrix, name: str, dim: Dim) -> int:
     """Return the number of cells that a reduction takes together."""
     return math.prod(A.shape[axis] for axis in axes_of(A, name, dim))
 
@@ -52,7 +46,7 @@ def reduced_shape(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]
     return [1 if axis in dims else size for axis, size in enumerate(shape) if keepdim or axis not in dims]
 
 
-def reduced(A: SoftmaxMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
+def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
     """Reduce a matrix over any of its axes, tile by tile.
 
     Parameters
@@ -85,8 +79,8 @@ def reduced(A: SoftmaxMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tenso
     keys, queries = A.ndim - 1, A.ndim - 2
     if name == "argmax":
         if len(dims) > 1 or not dims & {keys, queries}:
-            return A._call("argmax", dim, keepdim)
-    elif A.needs_graph and (name != "amax" and dims & {keys, queries}):
+            return A.on_dense("argmax", dim, keepdim)
+    elif A.weights.needs_graph and (name != "amax" and dims & {keys, queries}):
         return _recorded(A, name, dims, keepdim)
     if not dims & {keys, queries}:
         out = over_leading(A, name, dims)
@@ -101,15 +95,11 @@ def reduced(A: SoftmaxMatrix, name: Reduction, dim: Dim, keepdim: bool) -> Tenso
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
-def _recorded(A: SoftmaxMatrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
+def _recorded(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     """Return a sum or mean over rows or columns with its graph, at full precision; `A.grad` takes it as a product."""
     keys, queries = A.ndim - 1, A.ndim - 2
     first = keys if keys in dims else queries
-    problem = A.checked_problem(f"A.{name}()")
-    out = A._record(problem, [_STATISTICS["sum"][first == keys]()])[0].unsqueeze(-1)
-    if out.requires_grad and not tracing():
-        A._gradient.add_product(out, out.new_ones(1, 1, A.shape[first], 1), transposed=first == queries)
-    out = A._axes.restore(out)
+    out = A.axes.restore(A.weights.sums(over_keys=first == keys))
     out = out if first == keys else out.mT
     out = out.sum(sorted(dims - {first}), keepdim=True) if len(dims) > 1 else out
     out = out / math.prod(A.shape[axis] for axis in dims) if name == "mean" else out
@@ -124,13 +114,13 @@ _STATISTICS: dict[str, tuple[type[Statistic], type[Statistic]]] = {
 }
 
 
-def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None, *, limited: bool = True) -> Tensor:
+def over_leading(A: Matrix, name: str, dims: set[int], cells: Any = None, *, limited: bool = True) -> Tensor:
     """Return the sum or the maximum over leading axes, kept with size 1, of the weights or a function of each.
 
     Where it is `limited`, a result above 1 GiB is refused.
     """
     nothing = name == "amax" and not math.prod(A.shape[axis] for axis in dims)  # torch raises
-    if A.problem.is_symbolic or transforming() or nothing:
+    if A.weights.is_symbolic or transforming() or nothing:
         dense = A.to_dense()
         found: Tensor = getattr(dense, name if name == "amax" else "sum")(sorted(dims), keepdim=True)
         return found
@@ -140,39 +130,11 @@ def over_leading(A: SoftmaxMatrix, name: str, dims: set[int], cells: Any = None,
     few = f"A[..., :64, :].{name}({min(dims)})"
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
     check_size(f"A.{name}()", [A], size, graph.DENSE_LIMIT if limited else None, fix)
-    group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.problem.shape[:2])
+    group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.weights.shape[:2])
     of_cells = () if cells is None else cells.in_problem_axes()
     statistic = reads.LeadingSums(group, math.prod(kept), name == "amax", *of_cells)
-    if cells is not None:
-        A = unskipped(A, statistic)
-
-    def compute() -> tuple[list[Any], Tensor]:
-        return tiled.collect(A.problem, [statistic], A.plan, A._lse)[0], A._exact_lse()
-
-    if A.needs_graph and statistic.differentiable:
-        A._gradient.mark_incomplete("heads were summed")
-        (result,), _ = operations.record(A.problem, [statistic], A.plan, compute)
-    else:
-        (result,), _ = tiled.collect(A.problem, [statistic], A.plan, A._lse)
-    total: Tensor = result[0].reshape(*kept, m, n)
+    total: Tensor = A.weights.collect([statistic])[0][0].reshape(*kept, m, n)
     return total
-
-
-def unskipped(A: SoftmaxMatrix, statistic: Any) -> SoftmaxMatrix:
-    """Return the matrix whose pass gives a statistic of functions of the weights all cells that it counts."""
-    if A.mask is None or statistic.may_skip_tiles(A.problem):
-        return A
-    return A._derived(replace(A.problem, mask=_NoTileSkipped(A.mask)), A._axes, A._exact_lse())
-
-
-class _NoTileSkipped(Mask):
-    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
-
-    def __init__(self, mask: Mask) -> None:
-        self.mask = mask
-
-    def allows(self, at: Tile) -> Tensor:
-        return self.mask.allows(at)
 
 
 def exchanged(name: str, A: Any, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -201,3 +163,19 @@ def argmax_of_rows(A: Any, dim: int | None = None, keepdim: bool = False) -> Ten
         return NotImplemented  # type: ignore[no-any-return]
     found: Tensor = A.matrix.argmax(-1, keepdim)
     return found
+
+
+def variance(A: Any, dim: Dim, correction: Any, keepdim: bool) -> Tensor:
+    """Return the variance of the weights over axes, masked cells counted as 0, in two passes."""
+    mean, count = A.mean(dim, keepdim=True), cells_reduced(A, "var", dim)
+    centre = mean.detach()
+    # Autograd sees the centre as a constant. The second term is 0, and so is its derivative; it gives the second
+    # derivative what the constant takes from it.
+    squares = (A - centre).square().sum(dim, keepdim=True) - count * (mean - centre).square()
+    found: Tensor = squares / max(count - correction, 0)
+    return found.reshape(reduced_shape(A.shape, axes_of(A, "var", dim), keepdim))
+
+
+def square_root(t: Tensor) -> Tensor:
+    """Return the square root, whose slope at 0 counts as 0, as that of `torch.std` and `torch.norm`."""
+    return torch.where(t == 0, 0.0, t.where(t != 0, 1.0).sqrt())

@@ -11,6 +11,7 @@ from torch import Tensor
 from attlas.errors import ShapeError
 from attlas.foundation.tiles import Tile
 from attlas.matrix.matrix import AttentionMatrix
+from attlas.matrix.softmax import SoftmaxWeights
 from attlas.scores import Score
 from attlas.scores.base import Dot, Tokens
 
@@ -57,7 +58,9 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     [2.5, 0.0]
     """
     A = A.detach()
-    problem = A.checked_problem("value_weighted()")
+    weights = A.weights.of_softmax("value_weighted()")
+    weights.check_unchanged("value_weighted()")
+    problem = weights.problem
     batch, heads, _, n = problem.shape
     if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
         rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."
@@ -76,10 +79,10 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
         score=KeyWeighted(problem.score, finite=bool((norms > 0).all())),
         sink=None,  # it is part of the log-sum-exp
         partial=True,
-        weighted=True,
         versions=(),
     )
-    return AttentionMatrix(problem, A.plan, A._axes, A._exact_lse())
+    weighted = SoftmaxWeights(problem, weights.plan, weights.lse(), are_shares=False)
+    return AttentionMatrix(weighted, A.axes)
 
 
 class KeyWeighted(Score):

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from attlas.engine import operations
 from attlas.engine.autodiff.graph import DENSE_LIMIT
-from attlas.engine.problem import spread_heads
 from attlas.errors import ShapeError
-from attlas.foundation.autocast import cast_values
-from attlas.foundation.checks import check_values, tracing
 from attlas.foundation.indexing import Where, parse
-from attlas.matrix.products import PRODUCTS
-from attlas.matrix.protocol import LazyTensor, like_tensors
+from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method
 from attlas.matrix.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
-from attlas.matrix.weights import SoftmaxMatrix
 from attlas.stats import rows
 
 R = TypeVar("R")
@@ -28,7 +21,7 @@ R = TypeVar("R")
 class _View(LazyTensor):
     """What the two views share: the matrix that they look at."""
 
-    def __init__(self, matrix: SoftmaxMatrix) -> None:
+    def __init__(self, matrix: Matrix) -> None:
         self.matrix = matrix
         self.dtype, self.device = matrix.dtype, matrix.device
 
@@ -45,13 +38,13 @@ class _View(LazyTensor):
         return type(self)(self.matrix.detach())
 
     def __getitem__(self, key: Any) -> Any:
-        where = parse(key, self.matrix._axes, *self.shape[-2:])
+        where = parse(key, self.matrix.axes, *self.shape[-2:])
         if where is None:
-            return self._call("__getitem__", key)
-        part = self.matrix._select(where)
+            return self.on_dense("__getitem__", key)
+        part = self.matrix.selected(where)
         return type(self)(part) if where.rows is None else self._cells(part, where)
 
-    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
+    def _cells(self, part: Matrix, where: Where) -> Tensor:
         """Return the cells of an index from those of some batches and heads of the matrix."""
         raise NotImplementedError
 
@@ -70,7 +63,7 @@ class TransposedMatrix(_View):
     label = "A.mT"
 
     @property
-    def mT(self) -> SoftmaxMatrix:
+    def mT(self) -> Matrix:
         """The matrix itself."""
         return self.matrix
 
@@ -80,11 +73,30 @@ class TransposedMatrix(_View):
         *leading, m, n = self.matrix.shape
         return torch.Size((*leading, n, m))
 
-    def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of torch without the dense tensor."""
-        if function in ("sum", "mean", "amax", "argmax"):
-            return partial(exchanged, function)
-        return max_along if function == "max" else PRODUCTS.get(function)
+    @lazy_method(numpy=("sum",))
+    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Sum over axes: -1 over queries, -2 over keys, a leading axis, or several; the default is all."""
+        return exchanged("sum", self, dim, keepdim)
+
+    @lazy_method(numpy=("mean",))
+    def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Mean over axes; see `sum`."""
+        return exchanged("mean", self, dim, keepdim)
+
+    @lazy_method(numpy=("max", "amax"))
+    def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Largest weight over axes; see `sum`."""
+        return exchanged("amax", self, dim, keepdim)
+
+    @lazy_method(numpy=("argmax",))
+    def argmax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
+        """Position of the largest weight along an axis; see `sum`."""
+        return exchanged("argmax", self, dim, keepdim)
+
+    @lazy_method
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """Return the largest weight, or with `dim` the largest along an axis and their positions."""
+        return max_along(self, dim, keepdim)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
@@ -92,19 +104,10 @@ class TransposedMatrix(_View):
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
         if isinstance(x, LazyTensor):
             return type(self)(self.matrix.full_precision()) @ x.to_dense()
-        matrix = self.matrix
-        vector = isinstance(x, Tensor) and x.ndim == 1
-        problem, heads = matrix.checked_problem("A.mT @ x"), matrix.problem.shape[1]
-        v, dtype = cast_values(x.unsqueeze(-1) if vector else x, problem.q)
-        given = spread_heads(check_values("A.mT @ x", v, problem.q, matrix._axes, heads, ("x", "m", "query")), heads)
-        out = operations.multiply_transposed(problem, given, matrix._exact_lse, matrix.plan)
-        if out.requires_grad and not tracing():
-            matrix._gradient.add_product(out, given, transposed=True)
-        out = matrix._axes.restore(out if dtype is None else out.to(dtype))
-        return out.squeeze(-1) if vector else out
+        return self.matrix.transposed_product(x)
 
-    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
-        cells = part._read(where._replace(rows=where.columns, columns=where.rows))
+    def _cells(self, part: Matrix, where: Where) -> Tensor:
+        cells = part.read(where._replace(rows=where.columns, columns=where.rows))
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
         return cells if one_axis else cells.mT
 
@@ -134,16 +137,12 @@ class LogitMatrix(_View):
         """Shape of the matrix, (..., m, n)."""
         return self.matrix.shape
 
-    def _cells(self, part: SoftmaxMatrix, where: Where) -> Tensor:
-        return part._read(where, before_softmax=True)
+    def _cells(self, part: Matrix, where: Where) -> Tensor:
+        return part.read(where, logits=True)
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
-        return self.matrix._dense(limit, before_softmax=True)
-
-    def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of torch without the dense tensor."""
-        return {"amax": LogitMatrix.amax, "argmax": argmax_of_rows, "max": max_along}.get(function)
+        return self.matrix.written_out(limit, logits=True)
 
     def mean(self, dim: int = -1) -> Tensor:
         """Mean over the allowed keys of each row, shape (..., m)."""
@@ -153,15 +152,25 @@ class LogitMatrix(_View):
         """Variance over the allowed keys of each row, shape (..., m); the mean of squared deviations."""
         return self._of_rows("var", dim, rows.logit_moments).variance
 
-    @like_tensors
+    @lazy_method(numpy=("max", "amax"))
     def amax(self, dim: Dim = -1, keepdim: bool = False) -> Tensor:
         """Largest log-weight of each row, shape (..., m); without the keys' axis that of the dense tensor."""
         dims = sorted(axes_of(self, "amax", dim))
         if self.ndim - 1 not in dims:
-            return self._call("amax", dims, keepdim)
+            return self.on_dense("amax", dims, keepdim)
         return rows.max_logit(self.matrix).unsqueeze(-1).amax(dims, keepdim)
 
-    def _of_rows(self, name: str, dim: int, reduce: Callable[[SoftmaxMatrix], R]) -> R:
+    @lazy_method(numpy=("argmax",))
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        """Position of the largest log-weight of each row, shape (..., m): that of the largest weight."""
+        return argmax_of_rows(self, dim, keepdim)
+
+    @lazy_method
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """Return the largest log-weight, or with `dim` the largest along an axis and their positions."""
+        return max_along(self, dim, keepdim)
+
+    def _of_rows(self, name: str, dim: int, reduce: Callable[[Matrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
             rule = "log-weights are reduced over the keys of a row."
             found, fix = f"dim = {dim!r}", f"A.logits.{name}(-1)"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import ShapeError
+from attlas.foundation.checks import check_probability
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
-from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.nn.gpt2_config import GPT2Config
 from attlas.nn.layer import positions, returned_weights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, RecordingError, ShapeError
-from attlas.foundation.checks import tracing
+from attlas.foundation.checks import check_probability, tracing
 from attlas.foundation.compat import cached_property, changes, transforming
 from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Mask
@@ -18,7 +18,6 @@ from attlas.masks.argument import as_mask
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
-from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.recording import pooled
 from attlas.scores import Score

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from attlas.foundation.indexing import Axes, parse
 from attlas.matrix import AttentionMatrix
-from attlas.matrix.protocol import LazyTensor, check_size
+from attlas.matrix.protocol import LazyTensor, check_size, lazy_method
 from attlas.matrix.reductions import Dim, axes_of, over_leading, reduced_shape
 
 
@@ -73,10 +72,6 @@ class HeadMean(LazyTensor):
         """Return the same mean without a graph."""
         return HeadMean(self.heads.detach())
 
-    def lazily(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of torch without the dense tensor."""
-        return {"sum": HeadMean.sum, "mean": HeadMean.mean}.get(function)
-
     def __repr__(self) -> str:
         return f"HeadMean(shape={tuple(self.shape)}, heads={self.heads.shape[-3]}, {self.dtype})"
 
@@ -84,7 +79,7 @@ class HeadMean(LazyTensor):
         *lead, m, n = self.shape
         where = parse(key, Axes(tuple(lead), (True,) * len(lead)), m, n)
         if where is None:
-            return self._call("__getitem__", key)
+            return self.on_dense("__getitem__", key)
         entries = key if isinstance(key, tuple) else (key,)
         split = next((i for i, entry in enumerate(entries) if entry is Ellipsis), len(entries))
         after = entries[split + 1 :]
@@ -99,10 +94,12 @@ class HeadMean(LazyTensor):
         """Pool values of shape (..., n, e) with the mean weights."""
         return (self.heads @ (v.unsqueeze(-3) if v.ndim > 2 else v)).mean(dim=-3 if v.ndim > 1 else -2)
 
+    @lazy_method(numpy=("sum",))
     def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
         return self._reduced("sum", dim, keepdim)
 
+    @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over keys (dim -1), queries (dim -2), a leading axis, or several; the default is all."""
         return self._reduced("mean", dim, keepdim)

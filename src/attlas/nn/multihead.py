@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError
+from attlas.foundation.checks import check_probability
 from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
-from attlas.matrix.shapes import check_probability
 from attlas.nn.cache import KVCache
 from attlas.nn.layer import positions, returned_weights
 from attlas.nn.mean import HeadMean

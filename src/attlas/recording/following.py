@@ -177,13 +177,13 @@ class ModelFollower(Listener):
         self, site: AttentionSite, matrix: AttentionMatrix, first_query: int | None, first_key: int | None
     ) -> tuple[int, int]:
         """Return the positions in the text of query 0 and of key 0."""
-        m, n = matrix.problem.shape[2:]
+        m, n = matrix.weights.shape[2:]
         first_key = 0 if first_key is None else int(first_key)
         if site.kind == "cross":
             # Only the self-attention of the same pass knows how much of the text was read before.
             first_query = self._first_query or 0
         elif first_query is None:
-            mask = matrix.problem.mask
+            mask = matrix.mask
             position = None if mask is None else mask.first_query(m, n)
             first_query = max(n - m if position is None else position, 0) + first_key
         first_query = int(first_query)

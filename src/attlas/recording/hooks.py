@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from attlas.errors import RecordingError, ShapeError
 from attlas.foundation.autocast import without_autocast
-from attlas.foundation.checks import check_values
+from attlas.foundation.checks import check_probability, check_values
 from attlas.foundation.compat import in_backward
 from attlas.matrix import AttentionMatrix, observers
-from attlas.matrix.shapes import check_probability, dropped_product
 from attlas.recording.module_call import ModuleCall, Place
 
 # From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
@@ -203,9 +202,9 @@ def pooled(
         rule, fix = "a pool of one's own drops weights by itself.", "leave pool out, or dropout_p."
         raise ShapeError("pooled()", rule, found=f"pool and dropout_p = {dropout_p!r}", fix=fix)
     if observers.active:
-        given = pool or (lambda A, v: dropped_product(A, v, dropout_p))
+        given = pool or (lambda A, v: A.pooled(v, dropout_p))
         return _pool([module], matrix, values, given, first_query, first_key)
-    return dropped_product(matrix, values, dropout_p) if pool is None else pool(matrix, values), matrix
+    return matrix.pooled(values, dropout_p) if pool is None else pool(matrix, values), matrix
 
 
 def pooled_in(
@@ -218,12 +217,12 @@ def pooled_in(
 ) -> tuple[Tensor, AttentionMatrix]:
     """Pool values as `pooled` does, for an attention that is a part of several modules."""
     places = [_place(module, matrix) for module in modules]
-    if matrix.ndim == 4 and matrix.shape[:2] == matrix.problem.shape[:2]:
+    if has_four_axes(matrix):
         return _pooled_at(places, matrix, values, pool, first_query, first_key)
-    problem, axes = matrix.problem, matrix._axes
-    values = check_values("pooled()", values, problem.k, axes, problem.shape[1])
+    axes = matrix.axes
+    values = check_values("pooled()", values, matrix.problem.k, axes, matrix.weights.shape[1])
     out, shown = _pooled_at(places, four_axes(matrix), values, pool, first_query, first_key)
-    return axes.restore(out), AttentionMatrix(shown.problem, shown.plan, axes, shown._stored_lse)
+    return axes.restore(out), shown.with_weights(shown.weights, axes)
 
 
 def _pooled_at(
@@ -252,7 +251,7 @@ def _pooled_at(
 
 def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) -> Tensor:
     """Return ``A @ v`` as interventions change it, as an attention of the module that runs; see `observers.product`."""
-    calls = [] if observers.is_unheard() or matrix.problem.weighted else _running()
+    calls = [] if observers.is_unheard() or not matrix.weights.are_shares else _running()
     if not calls:
         if _active_changers and not observers.is_unheard():
             _refuse_recomputation()
@@ -263,19 +262,20 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
         if A is not own:
-            return dropped_product(A, v, 0.0 if dropout is None else dropout.p)
-        out = matrix._pooled_values(v, dropout)
-        own._stored_lse = matrix._stored_lse
-        return out
+            return A.pooled(v, 0.0 if dropout is None else dropout.p)
+        return matrix.weights.product(v, dropout)
 
     return _pooled_at([call.place(matrix) for call in calls], own, values, pool)[0]
 
 
 def four_axes(matrix: AttentionMatrix) -> AttentionMatrix:
     """Return a matrix with the axes (batch, heads, m, n), whichever it has; itself where it has these."""
-    if matrix.ndim == 4 and matrix.shape[:2] == matrix.problem.shape[:2]:
-        return matrix
-    return AttentionMatrix(matrix.problem, matrix.plan, lse=matrix._stored_lse)
+    return matrix if has_four_axes(matrix) else AttentionMatrix(matrix.weights)
+
+
+def has_four_axes(matrix: AttentionMatrix) -> bool:
+    """Return whether the axes that users see are (batch, heads, m, n)."""
+    return matrix.ndim == 4 and matrix.shape[:2] == matrix.weights.shape[:2]
 
 
 def _running(module: nn.Module | None = None) -> list[ModuleCall]:
@@ -327,7 +327,7 @@ def _call_listeners(
     if not place.heard:
         own = four_axes(matrix)
         if values is not None and own is not matrix:
-            values = check_values("offer()", values, matrix.problem.k, matrix._axes, matrix.problem.shape[1])
+            values = check_values("offer()", values, matrix.problem.k, matrix.axes, matrix.weights.shape[1])
         _tell(AttentionCall(place.module, own, first_query, first_key, values, place.number))
 
 

@@ -57,7 +57,7 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     RecordingError
         If the layer is sharded and no projection says which heads are here, as under DeepSpeed's Ulysses.
     """
-    heads, size = matrix.problem.shape[1], matrix.problem.q.shape[-1]
+    heads, size = matrix.weights.shape[1], matrix.problem.q.shape[-1]
     tensor = sys.modules.get(_TENSOR)
     sharded = [] if tensor is None else _sharded_by_rows(module, tensor)
     if not sharded:
@@ -68,7 +68,7 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     for local, whole, first in sharded:
         if local == heads * size:
             return first // size, whole // size
-    gathered = {heads * size, matrix.problem.k.shape[1] * size}  # again, behind the projections
+    gathered = {heads * size, matrix.weights.key_heads * size}  # again, behind the projections
     if gathered <= {whole for _, whole, _ in sharded}:
         return 0, heads
     raise _unknown_heads(module, heads, f"tensor parallelism, and no projection with {heads * size} rows here")

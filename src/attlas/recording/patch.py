@@ -19,7 +19,6 @@ from attlas.foundation.autocast import cast
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
-from attlas.matrix.shapes import dropped_product
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 
 _NAME = "scaled_dot_product_attention"
@@ -155,7 +154,7 @@ def _pool_for_finders(
         if A is own and v is values:
             out = compute()
             return out.reshape(*own.shape[:-1], out.shape[-1])
-        return dropped_product(A, v, dropout_p)
+        return A.pooled(v, dropout_p)
 
     out, shown = pooled_in(_modules(), own, values, pool)
     found = _shown.get()

@@ -392,7 +392,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         reads = inside or (self._encoding and site.kind == "encoder")
         if not (text.is_about(matrix.problem) if reads else text.ids is None):
             self._without_text.add(site.path)
-        rows = self._selection.rows(first_query, matrix.problem.shape[2])
+        rows = self._selection.rows(first_query, matrix.weights.shape[2])
         if not len(rows):
             return None
         query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)

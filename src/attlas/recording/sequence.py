@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.masks import Mask
 from attlas.masks.placed import Block
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.recording.atlas import Entry
 from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.discovery import AttentionSite
@@ -80,13 +80,13 @@ class PositionedCall:
     @property
     def query_stop(self) -> int:
         """Position after the last query of the call."""
-        return self.first_query + self.matrix.problem.shape[2]
+        return self.first_query + self.matrix.weights.shape[2]
 
     @property
     def key_stop(self) -> int:
         """Position after the last key in use: a static cache has room for more."""
-        stop = self.first_key + self.matrix.problem.shape[3]
-        mask = self.matrix.problem.mask
+        stop = self.first_key + self.matrix.weights.shape[3]
+        mask = self.matrix.mask
         if self.cross or self.keeps_all_keys or mask is None or not mask.is_causal:
             return stop
         return min(stop, max(self.query_stop, self.first_key + 1))
@@ -177,8 +177,8 @@ class RecordedSequence:
 
     def _append(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
-        part, n = call.matrix.window(call.rows), call.matrix.problem.shape[3]
-        rows, column = part.problem.shape[2], call.first_key - self.first_key
+        part, n = call.matrix.window(call.rows), call.matrix.weights.shape[3]
+        rows, column = part.weights.shape[2], call.first_key - self.first_key
         if self.policy.statistics and (self.mergeable or not self.blocks):
             statistics = [with_keys(s, n) if self.mergeable else s for s in self.policy.statistics]
             self._statistics.add(part.collect(*statistics), rows, n, column)
@@ -201,7 +201,9 @@ class RecordedSequence:
             self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
         if self.policy.tokens:
             self._q.append(stored.q)
-            self._lse.append(detached_tensor(part._exact_lse(), self.policy.device))  # in float64: weights need it
+            self._lse.append(
+                detached_tensor(part.softmax_weights.lse(), self.policy.device)
+            )  # in float64: weights need it
         return stored.mask
 
     def _append_keys(self, call: PositionedCall) -> None:
@@ -231,7 +233,7 @@ class RecordedSequence:
         problem = replace(self._base, q=q, k=k, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
         problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
-        return AttentionMatrix(problem, self._plan, lse=lse)
+        return softmax_matrix(problem, self._plan, lse=lse)
 
     def _entry_in_memory(self) -> Entry:
         """Return the entry of all calls so far, of the tensors that are stored."""
@@ -270,17 +272,18 @@ class RecordedSequence:
             self._written = entry = self.policy.disk.add(entry)
             if entry.matrix is not None:
                 problem = entry.matrix.problem
-                self._q, self._k, self._lse = [problem.q], [problem.k], [entry.matrix._exact_lse()]
+                self._q, self._k, self._lse = [problem.q], [problem.k], [entry.matrix.softmax_weights.lse()]
                 self._values = {name: [t] for name, t in entry.values_and_norms.items()}
         return entry
 
 
 def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
     """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
-    batch, _, rows, _ = part.problem.shape
+    batch, _, rows, _ = part.weights.shape
     query_mask = torch.ones(batch, rows, dtype=torch.bool)
     if call.query_mask is not None:
         query_mask = call.query_mask[:, call.rows.start : call.rows.stop]
-    if part._lse is None or part.problem.sink is not None or not part.problem.shape[1]:
+    lse = part.softmax_weights.known_lse
+    if lse is None or part.sink is not None or not part.weights.shape[1]:
         return query_mask
-    return query_mask & (part._lse > -torch.inf).any(dim=1).cpu()
+    return query_mask & (lse > -torch.inf).any(dim=1).cpu()

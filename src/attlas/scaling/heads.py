@@ -155,7 +155,7 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
 
 @torch.no_grad()
 def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
-    batch, count, m, n = A.problem.shape
+    batch, count, m, n = A.weights.shape
     shape = (batch, count, m)
     moments, entropy, largest, jacobian, keys, seen = A.collect(
         stats.LogitMoments(), stats.Entropy(), stats.MaxWeight(), Jacobian(), AllowedKeys(), _SeenKeys()

@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.errors import DtypeError, ShapeError, kind
 from attlas.foundation.tiles import Tile
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores import Score
 from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
@@ -111,7 +111,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     if variance is not None and entropy is not None:
         found = f"variance = {variance!r} and entropy = {entropy!r}"
         raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
-    batch, heads, m, _ = A.problem.shape
+    batch, heads, m, _ = A.weights.shape
     keys = A.collect(AllowedKeys())[0].reshape(batch, heads, m).double()
     if entropy is not None:
         factor, reached = _of_entropy(A, entropy, keys)
@@ -135,7 +135,7 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
 
 
 def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
-    if A.problem.sink is not None:
+    if A.sink is not None:
         rule = "the entropy of weights beside a sink need not fall with the factor."
         raise _wrong(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
     most = _mean(keys.clamp(min=1.0).log(), keys)
@@ -163,7 +163,7 @@ def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor
 def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of each head with its own factor, and how fast it falls with ln(factor)."""
     problem = replace(A.problem, score=_ScaledPerHead(A.problem.score, factor))
-    matrix = AttentionMatrix(problem, A.plan)
+    matrix = softmax_matrix(problem, A.plan)
     entropy, spread = matrix.collect(_Surprisal())[0]
     return _mean(entropy, keys), _mean(spread, keys)
 

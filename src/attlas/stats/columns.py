@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.dense import Weights
+from attlas.engine.dense import MatrixLike
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, keep_larger, merge_sums
@@ -250,7 +250,7 @@ class ColumnArgMax(Statistic):
         return carry[1]
 
 
-def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads: Combine | None = None) -> Tensor:
+def column_mass(A: MatrixLike, rows: Span | None = None, mean: bool = False, heads: Combine | None = None) -> Tensor:
     """Return the mass that each key receives; see `ColumnMass`.
 
     Parameters
@@ -279,7 +279,7 @@ def column_mass(A: Weights, rows: Span | None = None, mean: bool = False, heads:
     return _combined("column_mass()", A, ColumnMass(rows, mean), heads)
 
 
-def column_max(A: Weights, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
+def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
     """Return the largest weight that each key receives; see `ColumnMax`.
 
     Parameters

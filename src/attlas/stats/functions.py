@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar, get_type_hints
 
-from attlas.engine.dense import Weights
+from attlas.engine.dense import MatrixLike
 from attlas.engine.statistic import Statistic
 
 P = ParamSpec("P")
@@ -22,7 +22,7 @@ A : AttentionMatrix or Tensor, shape (..., m, n), or a tuple of them
 class FunctionOfMatrix(Protocol[P, R]):
     """A function of a matrix and of the arguments of a class."""
 
-    def __call__(self, A: Weights, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, A: MatrixLike, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return a statistic of the matrix."""
 
 
@@ -42,15 +42,15 @@ def function_of(statistic: Callable[P, Statistic], result: type[R], form: str) -
         Shape of the result, for the docstring.
     """
 
-    def function(A: Weights, *args: P.args, **kwargs: P.kwargs) -> R:
+    def function(A: MatrixLike, *args: P.args, **kwargs: P.kwargs) -> R:
         return statistic(*args, **kwargs)(A)
 
     signature = inspect.signature(statistic)
-    first = inspect.Parameter("A", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Weights")
+    first = inspect.Parameter("A", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="MatrixLike")
     signature = signature.replace(parameters=[first, *signature.parameters.values()], return_annotation=result.__name__)
     function.__signature__ = signature  # type: ignore[attr-defined]  # inspect.signature() reads it
     hints = get_type_hints(statistic.__init__)
-    function.__annotations__ = {"A": Weights, **hints, "return": result}
+    function.__annotations__ = {"A": MatrixLike, **hints, "return": result}
     function.__module__ = statistic.__module__
     function.__name__ = function.__qualname__ = _function_name(statistic.__name__)
     function.__doc__ = _docstring(statistic, f"{result.__name__}, {form}")

@@ -29,14 +29,6 @@ def zeros_for_rows(problem: Problem) -> Tensor:
     return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
 
 
-def check_shares(where: str, problem: Problem) -> None:
-    """Raise a ShapeError where weights are times the norms of their values, and so no shares of a row."""
-    if problem.weighted:
-        rule, found = "weights must be shares of a row.", "value-weighted weights, whose rows do not sum to 1"
-        fix = "ask the matrix without norms, Entry.matrix; or stats.RowMass(), stats.Coverage() of this one."
-        raise ShapeError(where, rule, {"A": f"shape {problem.shape}"}, found=found, fix=fix)
-
-
 class PerRow(Statistic):
     """One number per row, merged from the numbers of its parts."""
 
@@ -136,9 +128,7 @@ class Entropy(PerRow):
     tensor([1., 2., 3.])
     """
 
-    def start(self, problem: Problem) -> Tensor:
-        check_shares("Entropy()", problem)
-        return super().start(problem)
+    of_shares = True
 
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
@@ -152,7 +142,6 @@ class Entropy(PerRow):
         return CellGradient(row=-grad, log=-grad, delta=grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        check_shares("Entropy()", problem)
         return {"entropy": True}
 
 
@@ -192,10 +181,10 @@ class EffectiveKeys(Statistic):
     """
 
     axis = "rows"
+    of_shares = True
     merge = merge_sums
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        check_shares("EffectiveKeys()", problem)
         return zeros_for_rows(problem), zeros_for_rows(problem)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
@@ -221,7 +210,6 @@ class EffectiveKeys(Statistic):
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        check_shares("EffectiveKeys()", problem)
         return {"mass": True, "squares": True}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,7 @@ from attlas import stats
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
-from attlas.matrix import AttentionMatrix
-from attlas.matrix.windows import window_of
+from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.view.blocks import Blocks, edges_of
 from attlas.view.codes import Array, reduce_blocks
 
@@ -41,8 +40,8 @@ def _some_rows(A: AttentionMatrix, rows: Tensor) -> AttentionMatrix:
     runs = problem.allowed_runs
     mask = None if runs is None else RunPerRow(*(t[..., rows.to(t.device)] for t in runs))
     problem = replace(problem, q=problem.q[:, :, rows.to(problem.device)], mask=mask)
-    lse = A._exact_lse()[:, :, rows.to(A.device)] if problem.partial else None
-    return AttentionMatrix(problem, A.plan, lse=lse)
+    lse = A.softmax_weights.lse()[:, :, rows.to(A.device)] if problem.partial else None
+    return AttentionMatrix(A.softmax_weights.replaced(problem, lse))
 
 
 def without_first(A: AttentionMatrix) -> AttentionMatrix:
@@ -54,17 +53,17 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
         The matrix. A sink of its own stays in the denominator, and so do the keys outside of a part of a matrix.
         Value-weighted weights keep their size, as they are no shares of a row.
     """
-    m, n = A.problem.shape[2:]
+    m, n = A.weights.shape[2:]
     later = Padding(max(n - 1, 0), side="left")
-    mask = later if A.problem.mask is None else A.problem.mask & later
+    mask = later if A.mask is None else A.mask & later
     problem = replace(A.problem, mask=mask)
-    lse = A._exact_lse() if problem.partial else None
-    if lse is not None and not problem.weighted:
+    lse = A.softmax_weights.lse() if problem.partial else None
+    if lse is not None and A.weights.are_shares:
         gone = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
-        own = AttentionMatrix(replace(problem, partial=False), A.plan)._exact_lse()
+        own = softmax_matrix(replace(problem, partial=False), A.plan).softmax_weights.lse()
         # The keys that are here bound the difference from below, where rounding leaves nothing of it.
         lse = torch.maximum(lse + torch.log1p(-gone.clamp(max=1.0)), own)
-    return AttentionMatrix(problem, A.plan, lse=lse)
+    return AttentionMatrix(A.softmax_weights.replaced(problem, lse))
 
 
 class Table(NamedTuple):
@@ -145,14 +144,14 @@ class Head:
                 continue
             check_wanted(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = self.A.window(some)._exact_lse().cpu()
+            self._lse[..., some.start : some.stop] = self.A.window(some).softmax_weights.lse().cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        window: AttentionMatrix = window_of(self.A, rows, columns, self.lse(rows, wanted).to(self.A.device))
-        return window
+        lse = self.lse(rows, wanted).to(self.A.device)
+        return self.A.with_weights(self.A.softmax_weights.window(rows, columns, lse))
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
         """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""
@@ -226,10 +225,10 @@ class Head:
 
     def allowed(self, rows: range, columns: range) -> Array:
         """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
-        return self._allowed(self.A.problem.tile(range(1), range(self.heads), rows, columns))
+        return self._allowed(self.A.weights.tile(range(1), range(self.heads), rows, columns))
 
     def _allowed(self, at: Tile) -> Array:
-        mask = self.A.problem.mask
+        mask = self.A.mask
         if mask is None:
             return np.ones(at.shape[2:], dtype=bool)
         return _array(mask.allows(at).expand(at.shape).any(dim=1)[0])
@@ -261,7 +260,7 @@ class Head:
         if self.heads > 1:
             return self._dense_band(rows, size, wanted)
         window = self.window(rows, range(self.n), wanted)
-        of_shares = () if self.A.problem.weighted else (stats.Entropy(), stats.EffectiveKeys())
+        of_shares = () if not self.A.weights.are_shares else (stats.Entropy(), stats.EffectiveKeys())
         found, *numbers = window.collect(
             Blocks(edges_of(len(rows), size), edges_of(self.n, size)),
             *of_shares,
@@ -306,14 +305,14 @@ class Head:
             high = slice(place.start // size, -(-place.stop // size))
             for into, values in zip(table, found, strict=True):
                 into[high, wide] = values
-        if self.A.problem.weighted:
+        if not self.A.weights.are_shares:
             numbers[:2] = np.nan
         entropy, effective, largest = numbers
         return Band(table, entropy, effective, largest, mass.astype(np.float32), most)
 
     def _columns_of(self, rows: range, size: int) -> range:
         """Return the stretch of keys that some rows can see at all, from the edge of a block on."""
-        runs = self.A.problem.allowed_runs
+        runs = self.A.weights.allowed_runs
         if runs is None:
             return range(self.n)
         first, stop = (t[..., rows.start : rows.stop] for t in runs)
@@ -351,8 +350,8 @@ def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Arra
 
 def _is_uniform(A: AttentionMatrix) -> bool:
     """Return whether all heads may see the same keys, as far as that is known without asking for every cell."""
-    problem = A.problem
-    return problem.mask is None or (problem.allowed_runs is not None and problem.allowed_runs[0].shape[1] == 1)
+    runs = A.weights.allowed_runs
+    return A.mask is None or (runs is not None and runs[0].shape[1] == 1)
 
 
 def _array(t: Tensor) -> Array:

@@ -285,16 +285,16 @@ class Source:
 def atlas_of(A: AttentionMatrix) -> Atlas:
     """Return one matrix as an atlas of one entry, whose leading axes are batch and heads."""
     A = A.detach()
-    problem, (m, n) = A.problem, A.shape[-2:]
-    whole = A if A.shape == problem.shape else AttentionMatrix(problem, A.plan)
-    first = 0 if problem.mask is None else max(problem.mask.first_query(m, n) or 0, 0)
-    heads = tuple(int(head) for head in problem.head_ids)
-    return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, problem.shape, whole)])
+    weights, (m, n) = A.weights, A.shape[-2:]
+    whole = A if A.shape == weights.shape else AttentionMatrix(weights)
+    first = 0 if A.mask is None else max(A.mask.first_query(m, n) or 0, 0)
+    heads = tuple(int(head) for head in weights.head_ids)
+    return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, weights.shape, whole)])
 
 
 def _has_two_texts(A: AttentionMatrix) -> bool:
     """Return whether the queries of a matrix are not known to be some of its keys."""
-    (m, n), mask = A.shape[-2:], A.problem.mask
+    (m, n), mask = A.shape[-2:], A.mask
     return m != n and (mask is None or mask.first_query(m, n) is None)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.foundation.checks import accumulation_dtype
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, SoftmaxWeights
 from attlas.recording.atlas.bookmarks import read_bookmarks
 from attlas.recording.atlas.entry import VALUES, Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
@@ -155,10 +155,10 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
         raise FormatError(f"{len(batch_ids)} batch_ids and {len(head_ids)} head_ids of a matrix of shape {shape}")
     mask = None if record.get("mask") is None else mask_from(record["mask"], reader.take)
     score = score_from(record.get("score"), reader.take, user_scores)
-    kinds = {name: check_type(record.get(name, False), name, bool) for name in ("partial", "weighted")}
-    problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), **kinds)
+    partial, weighted = (check_type(record.get(name, False), name, bool) for name in ("partial", "weighted"))
+    problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), partial=partial)
     _check_corners(problem)
-    return AttentionMatrix(problem, _PLAN, lse=lse)
+    return AttentionMatrix(SoftmaxWeights(problem, _PLAN, lse, are_shares=not weighted))
 
 
 @torch.no_grad()

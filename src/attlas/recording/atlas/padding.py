@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.matrix import AttentionMatrix
-from attlas.stats.counts import interval_of
+from attlas.matrix import AttentionMatrix, Weights
 
 if TYPE_CHECKING:
-    from attlas.engine.problem import Problem
     from attlas.recording.atlas.entry import Entry
 
 
-def token_queries(problem: Problem) -> Tensor | None:
+def token_queries(weights: Weights) -> Tensor | None:
     """Return which queries of a self-attention are tokens, by what its mask says about the keys.
 
     A query is padding where the key at its own position is: of the masks of attlas, `Padding` and a tensor with
@@ -25,8 +23,8 @@ def token_queries(problem: Problem) -> Tensor | None:
 
     Parameters
     ----------
-    problem : Problem, shape (batch, heads, m, n)
-        The problem of a matrix. Without a causal mask or a window, as many keys as queries are taken for
+    weights : Weights, shape (batch, heads, m, n)
+        The weights of a matrix. Without a causal mask or a window, as many keys as queries are taken for
         self-attention, and other numbers for cross-attention, where the keys tell nothing about the queries.
 
     Returns
@@ -40,17 +38,17 @@ def token_queries(problem: Problem) -> Tensor | None:
     >>> from attlas.recording.atlas.padding import token_queries
     >>> q = torch.zeros(2, 1, 3, 4)
     >>> A = attlas.attend(q, q, mask=attlas.Causal() & attlas.Padding([3, 2]))
-    >>> token_queries(A.problem)
+    >>> token_queries(A.weights)
     tensor([[ True,  True,  True],
             [ True,  True, False]])
     """
-    batch, _, m, n = problem.shape
-    if problem.mask is None or 0 in problem.shape:
+    batch, _, m, n = weights.shape
+    if weights.mask is None or 0 in weights.shape:
         return None
-    first = problem.mask.first_query(m, n)
+    first = weights.mask.first_query(m, n)
     if first is None and m != n:
         return None
-    padding = problem.mask.padding(problem.tile(range(batch), range(1), range(m), range(n)))
+    padding = weights.mask.padding(weights.tile(range(batch), range(1), range(m), range(n)))
     if padding is None:
         return None
     positions = torch.arange(first or 0, (first or 0) + m, device=padding.device)
@@ -74,7 +72,7 @@ def included_rows(entry: Entry) -> Tensor | None:
     """
     queries = entry.query_mask
     if queries is None and entry.matrix is not None and entry.kind != "cross":
-        queries = token_queries(entry.matrix.problem)
+        queries = token_queries(entry.matrix.weights)
     known = _rows_with_keys(entry)
     if queries is None:
         return None if known is None or bool(known.all()) else known
@@ -84,12 +82,9 @@ def included_rows(entry: Entry) -> Tensor | None:
 
 def _rows_with_keys(entry: Entry) -> Tensor | None:
     """Return which rows may attend to a key: by the mask, their log-sum-exp, or a statistic if only those were kept."""
-    if entry.matrix is not None and entry.matrix.problem.sink is None:
-        problem = entry.matrix.problem
-        runs = interval_of(problem)
-        if runs is not None and problem.has_finite_logits:  # no pass over the matrix
-            return runs[0] < runs[1]
-        return entry.matrix._exact_lse() > -math.inf
+    known_rows = None if entry.matrix is None else entry.matrix.weights.rows_with_keys()
+    if known_rows is not None:
+        return known_rows
     known: dict[str, Any] = entry.statistics
     for name, least in (("max_logit", -math.inf), ("effective_keys", 0.0), ("max_weight", 0.0)):
         t = known.get(name)
@@ -125,25 +120,25 @@ def real_queries(
     where its sizes fit, and where the last query attends to none of the keys that it calls padding. What the mask
     of the matrix itself says about its keys is used elsewhere.
     """
-    batch, _, m, _ = A.problem.shape
+    batch, _, m, _ = A.weights.shape
     if attention_mask is not None and _is_about(A, attention_mask, first_query, first_key, cross=cross):
         queries: Tensor | None = attention_mask[:, first_query : first_query + m]
     else:
-        queries = None if cross else token_queries(A.problem)
+        queries = None if cross else token_queries(A.weights)
     return None if queries is None or bool(queries.all()) else queries.expand(batch, m).cpu().clone()
 
 
 def _is_about(A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool) -> bool:
     """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding."""
-    batch, heads, m, n = A.problem.shape
+    batch, heads, m, n = A.weights.shape
     if len(attention_mask) != batch or attention_mask.shape[1] < first_query + m:
         return False
     if cross:
         return True
     keys = attention_mask[:, first_key : first_key + n]
     keys = functional.pad(keys, (0, n - keys.shape[1]), value=True)
-    if A.problem.mask is None or not m or not heads:
+    if A.mask is None or not m or not heads:
         return bool(keys.all())
-    at = A.problem.tile(range(batch), range(1), range(m - 1, m), range(n))
-    allowed = A.problem.mask.allows(at).to(keys.device).expand(batch, 1, 1, n)[:, 0, 0]
+    at = A.weights.tile(range(batch), range(1), range(m - 1, m), range(n))
+    allowed = A.mask.allows(at).to(keys.device).expand(batch, 1, 1, n)[:, 0, 0]
     return not bool((allowed & ~keys).any())

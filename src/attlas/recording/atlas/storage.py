@@ -216,9 +216,10 @@ class Writer:
             record["matrix"] = {
                 "q": self.put("q", problem.q),
                 "k": self.put("k", problem.k),
-                "lse": self.put("lse", entry.matrix._exact_lse()),
+                "lse": self.put("lse", entry.matrix.softmax_weights.lse()),
                 "sink": None if problem.sink is None else self.put("sink", problem.sink),
-                **{name: True for name in ("partial", "weighted") if getattr(problem, name)},
+                **({"partial": True} if problem.partial else {}),
+                **({} if entry.matrix.weights.are_shares else {"weighted": True}),
                 "score": score_spec(problem.score, self._put_shared),
                 "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find_runs),
                 "batch_ids": problem.batch_ids.tolist(),

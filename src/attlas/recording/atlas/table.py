@@ -270,9 +270,9 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> t
 def _first_keys(entry: Entry, mass: Tensor, query_mask: Tensor | None) -> Tensor | None:
     """Return the first key of each text that is a token, shape (batch,); None where it is not known."""
     batch, _, m, n = entry.shape
-    problem = None if entry.matrix is None else entry.matrix.problem
-    if problem is not None and problem.mask is not None:
-        padding = problem.mask.padding(problem.tile(range(batch), range(1), range(m), range(n)))
+    weights = None if entry.matrix is None else entry.matrix.weights
+    if weights is not None and weights.mask is not None:
+        padding = weights.mask.padding(weights.tile(range(batch), range(1), range(m), range(n)))
         if padding is not None:
             return (~padding).cpu().int().argmax(-1).expand(batch)
     if m == n and query_mask is not None and entry.kind != "cross":

@@ -1,0 +1,390 @@
+"""Weights that are a softmax of scores, computed by the engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine import operations
+from attlas.engine.autodiff import graph
+from attlas.engine.backends import reference, tiled
+from attlas.engine.dropout import Dropout
+from attlas.engine.online import exact, share_of
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, spread_heads
+from attlas.engine.statistic import Statistic
+from attlas.errors import BackendError
+from attlas.foundation.checks import tracing
+from attlas.foundation.compat import cached_property, transforming
+from attlas.foundation.tiles import Tile
+from attlas.masks.base import Mask
+from attlas.masks.placed import translated_mask
+from attlas.matrix import reads
+from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.weights import Weights
+from attlas.scores.placed import translated_score
+from attlas.stats import columns, rows
+from attlas.stats.counts import interval_of
+
+
+class SoftmaxWeights(Weights):
+    """softmax(score(Q, K)), computed by the engine.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is computed: tokens, score, mask, sink.
+    plan : Plan
+        How it is computed.
+    lse : Tensor, shape (batch, heads, m), optional
+        Log-sum-exp of each row, where it is known.
+    whole : WeightGradient, optional
+        The gradient of the weights that these are a part or a copy of.
+    are_shares : bool, default True
+        False where the weights are times the norms of their values.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        lse: Tensor | None = None,
+        whole: WeightGradient | None = None,
+        *,
+        are_shares: bool = True,
+    ) -> None:
+        self.problem = problem
+        self.plan = plan
+        self.shape, self.dtype, self.device = problem.shape, problem.dtype, problem.device
+        self.mask, self.key_heads = problem.mask, problem.k.shape[1]
+        self.are_shares, self.counts_other_keys = are_shares, problem.partial
+        self._lse = lse  # as it was computed; `known_lse` has the precision for weights
+        self._whole = whole
+
+    def of_softmax(self, where: str) -> SoftmaxWeights:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy does not collect the gradients of products of the original.
+        return {name: value for name, value in vars(self).items() if name != "gradient"} | {"_whole": None}
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def batch_ids(self) -> Tensor:  # type: ignore[override]  # computed here
+        return self.problem.batch_ids
+
+    @property
+    def head_ids(self) -> Tensor:  # type: ignore[override]  # computed here
+        return self.problem.head_ids
+
+    @property
+    def allowed_runs(self) -> tuple[Tensor, Tensor] | None:  # type: ignore[override]  # computed here
+        return self.problem.allowed_runs
+
+    @cached_property
+    def gradient(self) -> WeightGradient:  # type: ignore[override]  # computed here
+        return WeightGradient(self._whole)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in self.problem.leaves)
+
+    @property
+    def needs_graph(self) -> bool:
+        return self.problem.needs_graph
+
+    @property
+    def is_symbolic(self) -> bool:
+        return self.problem.is_symbolic
+
+    def check_unchanged(self, where: str) -> None:
+        self.problem.check_unchanged(where)
+
+    def rows_with_keys(self) -> Tensor | None:
+        if self.problem.sink is not None:  # the log-sum-exp of a row without a key is that of the sink
+            return None
+        runs = interval_of(self.problem)
+        if runs is not None and self.problem.has_finite_logits:  # no pass over the matrix
+            return runs[0] < runs[1]
+        return self.lse() > -torch.inf
+
+    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
+        return self.problem.tile(batches, heads, rows, columns)
+
+    @property
+    def description(self) -> str:
+        mask = "" if self.problem.mask is None else f", mask={self.problem.mask.name()}"
+        sink = "" if self.problem.sink is None else ", sink"
+        return f"score={type(self.problem.score).__name__}{mask}{sink}"
+
+    def check_numbers(self, where: str) -> None:
+        problem = self.problem
+        if problem.has_numbers:
+            return
+        found = f"tensors of {problem.device}, {type(problem.q).__name__}"
+        rule = "it needs tensors with numbers."
+        fix = "move the tokens to a device with memory for numbers; A @ v works there."
+        if problem.device.type != "meta":  # those of a program that is being written
+            rule = "it needs tensors with numbers, and torch.export runs a program on tensors without."
+            fix = "compute it from A.to_dense() inside of the program, or outside of it; A @ v is exported as it is."
+        raise BackendError(where, rule, found=found, fix=fix)
+
+    # ---------------------------------------------------------------------------------------------------- log-sum-exp
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exp of each row in float64, shape (batch, heads, m), without a graph; it is kept."""
+        lse = self.known_lse
+        if lse is None:
+            self.check_unchanged("A.lse")
+            lse = self._lse = operations.log_sum_exp(self.problem, self.plan)
+        return lse
+
+    @property
+    def known_lse(self) -> Tensor | None:
+        """The log-sum-exp in float64, shape (batch, heads, m), if one is known that is precise enough for weights."""
+        lse = self._lse
+        if lse is None or lse.dtype is torch.float64:
+            return lse
+        if self.problem.partial:  # it counts keys outside of this window, so that it cannot be computed again
+            self._lse = lse.double()
+        elif self.problem.q.dtype.itemsize < 4:  # torch's kernel returns only 16 bits of it
+            self._lse = None
+        else:
+            self._lse = exact(lse)
+        return self._lse
+
+    def recorded_lse(self) -> Tensor:
+        """Return the log-sum-exp of each row, shape (batch, heads, m), with a graph where one is needed."""
+        self.check_unchanged("A.lse")
+        if self.is_symbolic:
+            return graph.dense("A.lse", self.problem).lse
+        if not self.needs_graph:
+            return self.lse()
+        self.gradient.mark_incomplete("the log-sum-exp was read")
+        lse = self.lse()
+        found = [lse.clone()], lse
+        results, _ = operations.record(self.problem, [reads.LogSumExp()], self.plan, lambda: found)
+        recorded: Tensor = results[0]
+        return recorded
+
+    @property
+    def lse_is_rounded(self) -> bool:
+        """Whether a log-sum-exp is stored that a kernel has rounded."""
+        return self._lse is not None and self._lse.dtype is not torch.float64
+
+    def forget_lse(self) -> None:
+        """Forget the log-sum-exp, so that the next read computes a more precise one."""
+        self._lse = None
+
+    # ------------------------------------------------------------------------------------------------------- products
+
+    def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        problem = self.problem
+        problem.check_unchanged("A @ v")
+        out, lse = operations.multiply(problem, v, self.plan, dropout)
+        if problem.partial:  # backends normalize rows over the keys of the window alone
+            window_lse = None if lse is None else exact(lse)
+            window_lse = operations.log_sum_exp(problem, self.plan) if window_lse is None else window_lse
+            out = (out * share_of(window_lse, self.lse()).unsqueeze(-1)).to(out.dtype)
+        if self._lse is None:
+            self._lse = lse
+        if out.requires_grad and not tracing():
+            keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
+            self.gradient.add_product(out, v, keep=keep)
+        return out
+
+    def transposed_product(self, x: Tensor) -> Tensor:
+        self.check_unchanged("A.mT @ x")
+        x = spread_heads(x, self.problem.shape[1])
+        out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
+        if out.requires_grad and not tracing():
+            self.gradient.add_product(out, x, transposed=True)
+        return out
+
+    # ---------------------------------------------------------------------------------------------------------- cells
+
+    def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        self.check_unchanged("A[...]")
+        problem = self.problem
+        if not problem.needs_graph:
+            return tiled.read(problem, self.plan, rows, columns, lse=self.known_lse, before_softmax=logits)
+        if problem.is_symbolic:
+            dense = graph.dense("A[...]", problem, rows)
+            whole = dense.logits if logits else dense.weights
+            return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
+
+        def compute() -> tuple[list[Any], Tensor]:
+            lse = self.lse()
+            return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=logits)], lse
+
+        statistic = reads.Cells(rows, columns, logits)
+        cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
+        if logits:
+            self.gradient.mark_incomplete("log-weights were read")
+        else:
+            self.gradient.add_cells(rows, columns, cells)
+        return cells
+
+    def defined_cells(self, rows: Tensor) -> Tensor:
+        _, own_lse, weights = reference.dense(reference.in_float64(self.problem), rows)
+        if self.problem.partial:  # the definition normalizes rows over the keys of the part alone
+            weights = weights * share_of(own_lse, self.lse()[:, :, rows]).unsqueeze(-1)
+        return weights
+
+    # ----------------------------------------------------------------------------------------------------- statistics
+
+    def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        self.check_unchanged("A.collect()")
+        self.check_numbers("A.collect()")
+        self.check_statistics(statistics)
+        if self.mask is not None and not all(s.may_skip_tiles(self.problem) for s in statistics):
+            problem = replace(self.problem, mask=_NoTileSkipped(self.mask))
+            return self.derived(problem, self.lse())._collected(statistics)
+        return self._collected(statistics)
+
+    def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
+        problem = self.problem
+        values_need_graph = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
+        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or values_need_graph else []
+        others = [s for s in statistics if s not in recorded]
+        results: dict[Statistic, Any] = {}
+        if recorded:
+            self.gradient.mark_incomplete("statistics were collected")
+            results |= zip(recorded, self._recorded(recorded), strict=True)
+        if others:
+            computed, self._lse = operations.collect(problem, others, self.plan, self.known_lse)
+            results |= zip(others, computed, strict=True)
+        return [results[s] for s in statistics]
+
+    def sums(self, *, over_keys: bool) -> Tensor:
+        """Return the sum of each row, or of each column, with a graph that ``A.grad`` counts as that of a product."""
+        self.check_unchanged("A.sum()")
+        out: Tensor = self._recorded([rows.RowMass() if over_keys else columns.ColumnMass()])[0].unsqueeze(-1)
+        if out.requires_grad and not tracing():
+            ones = out.new_ones(1, 1, self.shape[3 if over_keys else 2], 1)
+            self.gradient.add_product(out, ones, transposed=not over_keys)
+        return out
+
+    def _recorded(self, statistics: Sequence[Statistic]) -> list[Any]:
+        """Return the results of statistics, with a graph for their gradients."""
+        if self.is_symbolic or transforming():
+            return graph.collect("A.collect()", self.problem, statistics)
+
+        def compute() -> tuple[list[Any], Tensor]:
+            results, lse = operations.collect(self.problem, statistics, self.plan, self.known_lse)
+            return results, operations.log_sum_exp(self.problem, self.plan) if lse is None else lse
+
+        results, self._lse = operations.record(self.problem, statistics, self.plan, compute)
+        return results
+
+    # ---------------------------------------------------------------------------------------------- parts and copies
+
+    def derived(self, problem: Problem, lse: Tensor | None = None) -> SoftmaxWeights:
+        """Return the weights of a part or copy of this problem; reads of it with a graph make `gradient` incomplete."""
+        return self.replaced(problem, lse, self.gradient if self.requires_grad else None)
+
+    def replaced(
+        self, problem: Problem, lse: Tensor | None = None, whole: WeightGradient | None = None
+    ) -> SoftmaxWeights:
+        """Return the weights of another problem, computed by the same plan."""
+        return SoftmaxWeights(problem, self.plan, lse, whole, are_shares=self.are_shares)
+
+    def part(
+        self,
+        batches: Tensor | slice | None = None,
+        heads: Tensor | slice | None = None,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> SoftmaxWeights:
+        some = self
+        if batches is not None or heads is not None:
+            batches, heads = (slice(None) if index is None else index for index in (batches, heads))
+            lse = self.known_lse
+            some = self.derived(self.problem.select(batches, heads), None if lse is None else lse[batches][:, heads])
+        if rows is None and columns is None:
+            return some
+        m, n = self.shape[2:]
+        return some._window(range(m) if rows is None else rows, range(n) if columns is None else columns)
+
+    def window(self, rows: range, columns: range, lse: Tensor) -> SoftmaxWeights:
+        """Return some rows and columns, given the log-sum-exp of these rows, shape (batch, heads, len(rows))."""
+        return self._window(rows, columns, lse)
+
+    def _window(self, rows: range, columns: range, lse: Tensor | None = None) -> SoftmaxWeights:
+        self.check_unchanged("A.window()")
+        m, n = self.shape[2:]
+        if len(rows) == m and len(columns) == n:
+            return self
+        if lse is None and self.known_lse is not None:
+            lse = self.known_lse[:, :, rows.start : rows.stop]
+        problem = self.problem
+        if len(columns) < n:
+            # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
+            lse = self._window(rows, range(n)).lse() if lse is None else lse
+            problem = self.detach().problem
+        elif problem.needs_graph:
+            self.gradient.mark_incomplete("a window was taken")
+        return self.replaced(cut_out(problem, rows, columns), lse)
+
+    def detach(self) -> SoftmaxWeights:
+        if not self.requires_grad:
+            return self
+        problem = self.problem
+        sink = None if problem.sink is None else problem.sink.detach()
+        problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, detached=True)
+        return self.replaced(problem, self.known_lse)
+
+    def full_precision(self) -> SoftmaxWeights:
+        problem = self.problem
+        if problem.q.dtype is problem.dtype:
+            return self
+        problem = replace(problem, q=problem.q.to(problem.dtype), k=problem.k.to(problem.dtype))
+        return self.derived(problem, self.known_lse)
+
+    def moved(self, device: torch.device, dtype: torch.dtype | None) -> SoftmaxWeights | None:
+        problem = self.problem
+        own = any(True for _ in problem.score.parameters())
+        if dtype is not None and (own or dtype not in (torch.float32, torch.float64)):
+            return None
+        self.check_unchanged("A.to()")
+        # That of a part counts what the part does not have, so that it cannot be computed again.
+        lse = self.lse().to(device) if problem.partial else None
+        score = problem.score if device == self.device else copy.deepcopy(problem.score).to(device)
+        sink = None if problem.sink is None else problem.sink.to(device, dtype)
+        q, k = problem.q.to(device, dtype), problem.k.to(device, dtype)
+        # Masks and positions bring their tensors along when they are asked.
+        return self.derived(replace(problem, q=q, k=k, score=score, sink=sink, versions=()), lse)
+
+
+class _NoTileSkipped(Mask):
+    """The same mask without `coverage`, so that a pass also visits tiles in which it hides every cell."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+
+    def allows(self, at: Tile) -> Tensor:
+        return self.mask.allows(at)
+
+
+def cut_out(problem: Problem, rows: range, columns: range) -> Problem:
+    """Return some queries and keys of a problem; if keys are left out, the result needs the whole rows' log-sum-exp."""
+    m, n = problem.shape[2:]
+    old = rows, columns, m, n
+    mask = None if problem.mask is None else translated_mask(problem.mask, *old)
+    whole = len(columns) == n
+    return replace(
+        problem,
+        q=problem.q[:, :, rows.start : rows.stop],
+        k=problem.k[:, :, columns.start : columns.stop],
+        mask=mask,
+        score=translated_score(problem.score, *old),
+        sink=problem.sink if whole else None,  # it is part of the log-sum-exp
+        partial=problem.partial or not whole,
+    )
