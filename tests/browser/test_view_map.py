@@ -25,7 +25,7 @@ VIEW = f"lo={LOW}&hi={HIGH}&pal=viridis"
 
 # The colours of places of the matrix, read from the canvas; where a place is, the page's own geometry says.
 PIXELS = """async ({places, zoom, row, column, m, n}) => {
-  const { computePanes, placePane } = await import(new URL("./geometry.js", document.baseURI).href);
+  const { computePanes, placePane } = await import(new URL("./map/geometry.js", document.baseURI).href);
   const info = await (await fetch("./api/info")).json();
   const stage = document.querySelector(".stage");
   const hasSpans = Object.keys(info.spans ?? {}).length > 0;

@@ -192,7 +192,7 @@ def test_a_key_is_drawn_where_it_is(show: Callable[..., Any], n: int) -> None:
     # Polled: the picture comes in steps, and a busy machine shows the first of them for a while.
     page.wait_for_function(
         """async ([n, key]) => {
-          const { computePanes, placePane } = await import(new URL("./geometry.js", document.baseURI).href);
+          const { computePanes, placePane } = await import(new URL("./map/geometry.js", document.baseURI).href);
           const hash = new URLSearchParams(location.hash.slice(1));
           const [row, column, zoom] = ["r", "c", "z"].map((name) => Number(hash.get(name)));
           const stage = document.querySelector(".stage");
@@ -453,7 +453,7 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
         assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
     captions = page.evaluate(
         """async () => {
-          const { formatCaption } = await import(new URL("./picture.js", document.baseURI).href);
+          const { formatCaption } = await import(new URL("./panels/picture.js", document.baseURI).href);
           const info = { title: "file.py · tiny", model: "tiny", entries: [{}, { batch: 3 }] };
           const state = { info, entry: 0, batch: 0, pool: "max", variant: "plain", compare: "none", second: null };
           const grain = { side: 4, framed: false };

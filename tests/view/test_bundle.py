@@ -25,31 +25,36 @@ def run(code: str, tmp_path: Path) -> object:
     return json.loads(done.stdout)
 
 
+def modules() -> list[str]:
+    return [path.relative_to(STATIC).with_suffix("").as_posix() for path in STATIC.rglob("*.js")]
+
+
 def test_every_module_is_in_the_widget_or_the_offline_page() -> None:
-    every = bundle.widget_module() + bundle.script("offline.js") + bundle.script("corpus-offline.js")
+    every = bundle.widget_module() + bundle.script("offline.js") + bundle.script("corpus/offline.js")
     defined = set(re.findall(r"^const \$(\w+) = \(\(\) => \{$", every, re.M))
-    left = {path.stem for path in STATIC.glob("*.js") if path.stem.replace("-", "_") not in defined}
-    assert left == {"boot", "corpus-boot"}  # which start the pages of a server
+    left = {path for path in modules() if path.replace("/", "_") not in defined}
+    assert left == {"boot", "corpus/boot"}  # which start the pages of a server
 
 
 def test_a_module_stands_behind_those_that_it_imports() -> None:
     text = bundle.script("main.js")
     order = re.findall(r"^const \$(\w+) = \(\(\) => \{$", text, re.M)
-    assert len(order) == len(set(order))
-    for name in order:
-        for imported in re.findall(r'from "\./(\w+)\.js"', (STATIC / f"{name}.js").read_text("utf-8")):
-            assert order.index(imported) < order.index(name)
+    assert len(order) == len(set(order)) > 40
+    for path in (path for path in modules() if path.replace("/", "_") in order):
+        for imported in re.findall(r'from "(\.[\w./]+)\.js"', (STATIC / f"{path}.js").read_text("utf-8")):
+            target = (STATIC / path).parent.joinpath(imported).resolve().relative_to(STATIC).as_posix()
+            assert order.index(target.replace("/", "_")) < order.index(path.replace("/", "_"))
 
 
 @node
 def test_the_bundle_computes_what_the_modules_do(tmp_path: Path) -> None:
     asked = "[0, 1, 1e-19, 2 ** -16, 0.3].map(decodeEncoded)"
-    body = f"const decodeEncoded = (w) => $colour.decode($colour.encode(w));\nconsole.log(JSON.stringify({asked}));"
-    joined = run(bundle.script("colour.js") + body, tmp_path)
-    for file in (f"{name}.js" for name in ("colour", "oklab", "palettes", "weighting", "numbers", "words", "zh")):
-        (tmp_path / file).write_text((STATIC / file).read_text("utf-8"), encoding="utf-8")
+    body = "const decodeEncoded = (w) => $map_colour.decode($map_colour.encode(w));\n"
+    body += f"console.log(JSON.stringify({asked}));"
+    joined = run(bundle.script("map/colour.js") + body, tmp_path)
+    shutil.copytree(STATIC, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
-    apart = run(f'import * as $colour from "./colour.js";\n{body}', tmp_path)
+    apart = run(f'import * as $map_colour from "./map/colour.js";\n{body}', tmp_path)
     assert joined == apart
     assert joined == pytest.approx([0, 1, 1e-19, 2**-16, 0.3], rel=3.4e-4)
 
@@ -69,10 +74,10 @@ def test_levels_that_fit_in_an_offline_page(tmp_path: Path) -> None:
     assert levels_that_fit(entry, 24 << 20) == [9, 8, 7, 6, 5]  # 1 + 3 + 10 + 28 + 91 tiles; the next level has 325
     body = (
         f"const entry = {json.dumps(entry)};\n"
-        "const tiles = (level) => $pack.listTiles(entry, level).map((t) => [t.y, t.x]);\n"
+        "const tiles = (level) => $data_pack.listTiles(entry, level).map((t) => [t.y, t.x]);\n"
         "console.log(JSON.stringify([tiles(8), [9, 8, 7, 6, 5].map((level) => tiles(level).length)]));"
     )
-    coarse, counts = run(bundle.script("pack.js") + body, tmp_path)
+    coarse, counts = run(bundle.script("data/pack.js") + body, tmp_path)
     assert coarse == [[0, 0], [1, 0], [1, 1]]  # nothing is allowed in tile (0, 1)
     assert counts == [1, 3, 10, 28, 91]  # what the page takes for masked is what the file leaves out
 
@@ -94,16 +99,32 @@ def test_files_that_break_the_rules_are_refused(monkeypatch: pytest.MonkeyPatch)
         "a.js": 'import { b } from "./b.js";\nexport const a = b;',
         "b.js": 'import { a } from "./a.js";\nexport const b = a;',
         "late.js": "await start();",
+        "outside.js": 'import { a } from "a.js";',
     }
     monkeypatch.setattr(bundle, "_read", files.__getitem__)
     for name, found in [
         ("default.js", "'export default 3;' in default.js"),
         ("star.js", "star.js"),
         ("late.js", "'await start();' in late.js"),
+        ("outside.js", "in outside.js"),
         ("a.js", "a.js → b.js → a.js"),
     ]:
         with pytest.raises(bundle.BundleError, match=re.escape(found)):
             bundle.script(name)
+
+
+def test_a_path_is_that_from_the_folder_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "start.js": 'import { a } from "./one/a.js";\na();',
+        "one/a.js": 'import { b } from "../two/b.js";\nexport const a = b;',
+        "two/b.js": 'import { c } from "./c.js";\nexport const b = c;',
+        "two/c.js": "export const c = 1;",
+    }
+    monkeypatch.setattr(bundle, "_read", files.__getitem__)
+    joined = bundle.script("start.js")
+    assert re.findall(r"^const (\S+) =", joined, re.M)[::2] == ["$two_c", "$two_b", "$one_a", "$start"]
+    assert "const { c } = $two_c;" in joined
+    assert "const { b } = $two_b;" in joined
 
 
 def test_names_are_given_others_on_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import resources
+from pathlib import Path
 
 from attlas.view.about import SENTENCES
 from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, WITHOUT_MODEL
@@ -11,20 +12,20 @@ from attlas.view.corpus_offline import OFFLINE
 from attlas.view.sentences import WORDS
 from attlas.view.statistics import _DESCRIBED, _UNKNOWN
 
-STATIC = resources.files("attlas.view").joinpath("static")
+STATIC = Path(str(resources.files("attlas.view").joinpath("static")))
 USED = re.compile(r'\bt\(\s*("(?:[^"\\]|\\.)*")')
 LINE = re.compile(r'^  ("(?:[^"\\]|\\.)*"): ("(?:[^"\\]|\\.)*"),$', re.M)
 
 
 def chinese() -> dict[str, str]:
-    lines = LINE.findall(STATIC.joinpath("zh.js").read_text("utf-8"))
+    lines = LINE.findall(STATIC.joinpath("words", "zh.js").read_text("utf-8"))
     found = {json.loads(key): json.loads(text) for key, text in lines}
     assert len(found) == len(lines), "a text twice"
     return found
 
 
 def texts_in_the_code() -> set[str]:
-    files = [file for file in STATIC.iterdir() if file.name.endswith(".js")]
+    files = [*STATIC.rglob("*.js")]
     return {json.loads(text) for file in files for text in USED.findall(file.read_text("utf-8"))}
 
 

@@ -1,14 +1,15 @@
 """The page as one script: for the notebook, which loads a single module, and for the file that works offline.
 
 The files of `static` are ES modules that keep to a few rules: names are exported one by one in front of their
-definition, and imported in braces from a file beside. Under these rules a script is the modules one after another,
-each in a function of its own, so that no two names meet. No tool is needed, and the text stays readable.
+definition, and imported in braces by a path that begins with a dot. Under these rules a script is the modules one
+after another, each in a function of its own, so that no two names meet. No tool is needed, and the text stays readable.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import posixpath
 import re
 from functools import cache
 from importlib import resources
@@ -17,11 +18,11 @@ from attlas.errors import AttlasError
 
 DATA = "/*data*/"  # where the packed numbers go in the offline page
 
-_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+\.js)";$', re.M)
+_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
 _LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
 _STYLES = ("style.css", "panels.css")
-_PAGES = {"offline": (), "corpus-offline": ("corpus.css",)}  # what starts a page without a server: its further styles
+_PAGES = {"offline": (), "corpus/offline": ("corpus.css",)}  # what starts a page without a server: its further styles
 
 
 class BundleError(AttlasError, ValueError):
@@ -34,13 +35,13 @@ def script(entry: str) -> str:
     Parameters
     ----------
     entry : str
-        Name of the file in `static`.
+        Path of the file in `static`.
 
     Returns
     -------
     str
-        Statements that define one constant for each module, ``$main`` for `main.js`, an object of what it
-        exports; a module comes after those that it imports.
+        Statements that define one constant for each module, ``$map_tiles`` for `map/tiles.js`, an object of
+        what it exports; a module comes after those that it imports.
 
     Raises
     ------
@@ -50,8 +51,8 @@ def script(entry: str) -> str:
     Examples
     --------
     >>> from attlas.view import bundle
-    >>> bundle.script("base64.js").splitlines()[0]
-    'const $base64 = (() => {'
+    >>> bundle.script("data/base64.js").splitlines()[0]
+    'const $data_base64 = (() => {'
     """
     done: dict[str, str] = {}
     _add(entry, done, ())
@@ -66,14 +67,18 @@ def _add(name: str, done: dict[str, str], path: tuple[str, ...]) -> None:
         return
     source = _read(name)
     for _, imported in _IMPORT.findall(source):
-        _add(imported, done, (*path, name))
+        _add(_resolved(name, imported), done, (*path, name))
     done[name] = _wrapped(name, source)
 
 
 def _wrapped(name: str, source: str) -> str:
     """Return a module as a function that is called once and returns what it exports."""
     exported = _EXPORT.findall(source)
-    body = _IMPORT.sub(lambda found: f"const {{ {_names(found[1])} }} = {_constant(found[2])};", source)
+
+    def destructured(found: re.Match[str]) -> str:
+        return f"const {{ {_names(found[1])} }} = {_constant(_resolved(name, found[2]))};"
+
+    body = _IMPORT.sub(destructured, source)
     body = _EXPORT.sub("", body)
     wrong = _LEFT.search(body)
     if wrong:
@@ -82,6 +87,11 @@ def _wrapped(name: str, source: str) -> str:
             f"{wrong[0][:60]!r} in {name}",
         )
     return f"const {_constant(name)} = (() => {{\n{body.rstrip()}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def _resolved(name: str, imported: str) -> str:
+    """Return the path in `static` of what a module imports."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
 
 def _names(imported: str) -> str:
@@ -97,7 +107,7 @@ def _constant(name: str) -> str:
 @cache
 def _read(name: str) -> str:
     try:
-        return resources.files("attlas.view").joinpath("static", name).read_text("utf-8")
+        return resources.files("attlas.view").joinpath("static", *name.split("/")).read_text("utf-8")
     except FileNotFoundError:
         raise _error("every file that is imported must be in attlas/view/static.", name) from None
 
@@ -149,7 +159,7 @@ def offline_page(start: str = "offline") -> str:
 
     Parameters
     ----------
-    start : {"offline", "corpus-offline"}
+    start : {"offline", "corpus/offline"}
         The file that starts it: the page of a recording, or that of a corpus.
 
     Returns
@@ -184,7 +194,7 @@ def offline_page(start: str = "offline") -> str:
 <style>{style}</style>
 </head>
 <body>
-<div class="attlas attlas-page{" corpus-page" if start == "corpus-offline" else ""}"></div>
+<div class="attlas attlas-page{" corpus-page" if start == "corpus/offline" else ""}"></div>
 <script type="application/json" id="attlas-data">{DATA}</script>
 <script>{code}</script>
 </body>

@@ -70,7 +70,7 @@ def export_corpus(
     ) as service:
         answers = _answers(service, limit, progress or (lambda share: None))
         title = ", ".join(service.titles)
-    return offline.write_page({"answers": answers}, path, title, "corpus-offline")
+    return offline.write_page({"answers": answers}, path, title, "corpus/offline")
 
 
 def _answers(service: CorpusService, limit: int, tell: Callable[[float], object]) -> dict[str, Any]:

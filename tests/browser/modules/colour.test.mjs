@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const colour = await import(`${process.env.STATIC}/colour.js`);
-const { DEFAULTS, PALETTES } = await import(`${process.env.STATIC}/state.js`);
+const colour = await import(`${process.env.STATIC}/map/colour.js`);
+const { DEFAULTS, PALETTES } = await import(`${process.env.STATIC}/data/state.js`);
 
 const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [{ n: 1000 }] }, ...changes });
 const parts = (css) => css.match(/\d+/g).map(Number);

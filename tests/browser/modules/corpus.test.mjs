@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const from = (name) => import(`${process.env.STATIC}/${name}`);
-const { rebin } = await from("corpus-charts.js");
-const { CORPUS_DEFAULTS, readCorpusHash, writeCorpusHash } = await from("corpus-state.js");
-const { computeDomain, haveSameHeads, getOpenHeads, getSelection } = await from("corpus-data.js");
-const { indexWeights } = await from("corpus-text.js");
+const { rebin } = await from("corpus/charts.js");
+const { CORPUS_DEFAULTS, readCorpusHash, writeCorpusHash } = await from("corpus/state.js");
+const { computeDomain, haveSameHeads, getOpenHeads, getSelection } = await from("corpus/data.js");
+const { indexWeights } = await from("corpus/text.js");
 
 const corpus = (rows) => ({ title: "a", measures: [{ name: "u" }, { name: "v" }], rows });
 const rows = { layer: [0, 0, 1], head: [0, 1, 0], u: [1, 2, 4], v: [0.5, null, 0.25] };

@@ -2,17 +2,17 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const at = process.env.STATIC;
-const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/geometry.js`);
-const { getZoomLimit } = await import(`${at}/held.js`);
-const { describeGrain, findCell, explainRefusal, createScene, getTarget } = await import(`${at}/scene.js`);
-const { listWantedTiles } = await import(`${at}/layers.js`);
-const { createCamera } = await import(`${at}/camera.js`);
-const { computeWheelZoom, computeArrowStep } = await import(`${at}/gestures.js`);
-const { fillRatio } = await import(`${at}/tiles.js`);
-const { findEmptyRuns, computeTrackRange, summarise } = await import(`${at}/tracks.js`);
-const { formatShortRatio, formatShortWeight } = await import(`${at}/cells.js`);
-const { showWhitespace, createTexts } = await import(`${at}/tokens.js`);
-const { DEFAULTS, createStore } = await import(`${at}/state.js`);
+const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/map/geometry.js`);
+const { getZoomLimit } = await import(`${at}/data/held.js`);
+const { describeGrain, findCell, explainRefusal, createScene, getTarget } = await import(`${at}/map/scene.js`);
+const { listWantedTiles } = await import(`${at}/map/layers.js`);
+const { createCamera } = await import(`${at}/map/camera.js`);
+const { computeWheelZoom, computeArrowStep } = await import(`${at}/map/gestures.js`);
+const { fillRatio } = await import(`${at}/map/tiles.js`);
+const { findEmptyRuns, computeTrackRange, summarise } = await import(`${at}/map/tracks.js`);
+const { formatShortRatio, formatShortWeight } = await import(`${at}/map/cells.js`);
+const { showWhitespace, createTexts } = await import(`${at}/data/tokens.js`);
+const { DEFAULTS, createStore } = await import(`${at}/data/state.js`);
 
 const entry = (changes = {}) => ({ heads: [0, 1], m: 5000, n: 5000, first_query: 0, first_key: 0, batch: 1, levels: 6, causal: true, readable: true, ...changes });
 const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [entry(), entry()], on_demand_level: 4 }, row: 2500, column: 2500, zoom: -3, ...changes });
@@ -245,7 +245,7 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
 });
 
 test("the cache of tiles is bounded in bytes, drops the oldest, and gives up what is not wanted", async () => {
-  const { createTiles, createSource, getTileKey } = await import(`${at}/tiles.js`);
+  const { createTiles, createSource, getTileKey } = await import(`${at}/map/tiles.js`);
   const source = createSource({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
   const aborted = [];
   const asked = [];

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { formatFloat32 } = await import(`${process.env.STATIC}/numbers.js`);
-const { findLargest } = await import(`${process.env.STATIC}/text.js`);
+const { formatFloat32 } = await import(`${process.env.STATIC}/data/numbers.js`);
+const { findLargest } = await import(`${process.env.STATIC}/panels/text.js`);
 
 test("numbers in tables read back as the same float32", () => {
   const values = [0, 1, 0.1, 1 / 3, 1e-7, 1.17549435e-38, 0.30000001192092896, 2 ** -149].map(Math.fround);

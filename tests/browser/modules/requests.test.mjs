@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { backoff, createRequests } = await import(`${process.env.STATIC}/requests.js`);
-const { TransportError } = await import(`${process.env.STATIC}/transport.js`);
+const { backoff, createRequests } = await import(`${process.env.STATIC}/data/requests.js`);
+const { TransportError } = await import(`${process.env.STATIC}/data/transport.js`);
 
 const turn = () => new Promise((go) => setTimeout(go, 2));
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { parseQuery } = await import(`${process.env.STATIC}/search.js`);
+const { parseQuery } = await import(`${process.env.STATIC}/panels/search.js`);
 
 test("what is typed is understood", () => {
   const cases = [

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } = await import(`${process.env.STATIC}/state.js`);
+const { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } = await import(`${process.env.STATIC}/data/state.js`);
 const { repairState } = await import(`${process.env.STATIC}/main.js`);
-const { stepHead, stepLayer } = await import(`${process.env.STATIC}/shell.js`);
+const { stepHead, stepLayer } = await import(`${process.env.STATIC}/panels/shell.js`);
 
 const full = {
   entry: 3, head: "mean", batch: 1, pool: "mean", variant: "nosink", second: { entry: 2, head: 5 }, compare: "ratio", row: 60321.5, column: 102.25,

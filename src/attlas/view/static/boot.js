@@ -1,8 +1,8 @@
 // Starts the page of `attlas view`.
 
 import { mount } from "./main.js";
-import { writeHash } from "./state.js";
-import { createHttpTransport } from "./transport.js";
+import { writeHash } from "./data/state.js";
+import { createHttpTransport } from "./data/transport.js";
 
 const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
 

@@ -1,30 +1,30 @@
 // Starts a page: fetches what there is to see, builds the layout, mounts map and panels on one store.
 
-import { followTheme } from "./look.js";
-import { mountBookmarks } from "./bookmarks.js";
-import { mountColourbar } from "./colourbar.js";
-import { mountCompare } from "./compare.js";
-import { mountExport } from "./export.js";
-import { mountHeads } from "./heads.js";
-import { mountHelp } from "./help.js";
-import { createKeys } from "./keys.js";
-import { mountLines } from "./lines.js";
-import { createMap } from "./map.js";
-import { getHeadName } from "./numbers.js";
-import { createRequests } from "./requests.js";
-import { mountReading } from "./reading.js";
-import { mountSearch } from "./search.js";
-import { createShell } from "./shell.js";
-import { holdsHead } from "./held.js";
-import { DEFAULTS, bindHash, createStore, readHash, isEqual } from "./state.js";
-import { mountSays } from "./says.js";
+import { followTheme } from "./map/look.js";
+import { mountBookmarks } from "./panels/bookmarks.js";
+import { mountColourbar } from "./panels/colourbar.js";
+import { mountCompare } from "./panels/compare.js";
+import { mountExport } from "./panels/export.js";
+import { mountHeads } from "./panels/heads.js";
+import { mountHelp } from "./panels/help.js";
+import { createKeys } from "./panels/keys.js";
+import { mountLines } from "./panels/lines.js";
+import { createMap } from "./map/map.js";
+import { getHeadName } from "./data/numbers.js";
+import { createRequests } from "./data/requests.js";
+import { mountReading } from "./panels/reading.js";
+import { mountSearch } from "./panels/search.js";
+import { createShell } from "./panels/shell.js";
+import { holdsHead } from "./data/held.js";
+import { DEFAULTS, bindHash, createStore, readHash, isEqual } from "./data/state.js";
+import { mountSays } from "./panels/says.js";
 import { chooseStart, choosePooling, fetchHeadsSoon, followTellingHead } from "./start.js";
-import { mountStatus } from "./status.js";
-import { mountText } from "./text.js";
-import { createTexts } from "./tokens.js";
-import { isWeighted } from "./weighting.js";
-import { language } from "./words.js";
-import { getRange } from "./colour.js";
+import { mountStatus } from "./panels/status.js";
+import { mountText } from "./panels/text.js";
+import { createTexts } from "./data/tokens.js";
+import { isWeighted } from "./data/weighting.js";
+import { language } from "./words/words.js";
+import { getRange } from "./map/colour.js";
 
 // Fields of a link that say what is looked at.
 const PLACE_FIELDS = ["tour", "entry", "head", "batch", "second", "row", "column", "zoom", "pin"];

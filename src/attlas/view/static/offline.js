@@ -1,8 +1,8 @@
 // Starts the page of a single file.
 
-import { make } from "./elements.js";
+import { make } from "./panels/elements.js";
 import { mount } from "./main.js";
-import { describeMissing, describeNumbers, createPackedTransport } from "./packed.js";
+import { describeMissing, describeNumbers, createPackedTransport } from "./data/packed.js";
 
 export function startOffline() {
   const data = JSON.parse(document.getElementById("attlas-data").textContent);

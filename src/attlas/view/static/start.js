@@ -1,8 +1,8 @@
 // Where a page begins: at the place of its link, else at the head that the statistics find most telling.
 
-import { getHeadName } from "./numbers.js";
-import { findCounterpart } from "./state.js";
-import { t } from "./words.js";
+import { getHeadName } from "./data/numbers.js";
+import { findCounterpart } from "./data/state.js";
+import { t } from "./words/words.js";
 
 const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes
 // Fields that are changed by a user who has begun to look around.

@@ -1,8 +1,8 @@
 // Starts the page in the output of a notebook cell (the protocol of anywidget).
 
-import { make } from "./elements.js";
+import { make } from "./panels/elements.js";
 import { mount } from "./main.js";
-import { createMessageTransport } from "./messages.js";
+import { createMessageTransport } from "./data/messages.js";
 
 export function render({ model, el }) {
   const root = document.createElement("div");

@@ -1,0 +1,301 @@
+// A transport over the data of an offline page, which needs no server and no network.
+
+import { unpack } from "./base64.js";
+import { decode, encode, MASKED, PENDING, ZERO } from "../map/colour.js";
+import { getHeadMark } from "./numbers.js";
+import { listTiles } from "./pack.js";
+import { TransportError } from "./transport.js";
+import { isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
+import { t } from "../words/words.js";
+
+const createMissingError = (what) => new TransportError(404, t("This file does not hold {0}", what));
+const tileSide = 256;
+
+// Whether some cells of a patch lie in a tile of level 0.
+const isInTile = ({ r0, r1, c0, c1 }, y, x) => r0 < (y + 1) * tileSide && r1 > y * tileSide && c0 < (x + 1) * tileSide && c1 > x * tileSide;
+
+// A tile of level 0 with the cells of patches; the others count as masked, as the map draws none of them.
+function createPatchTile(patches, y, x, unit) {
+  const codes = new Uint16Array(tileSide * tileSide).fill(MASKED);
+  for (const { r0, r1, c0, c1, weights } of patches) {
+    for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
+      for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
+        const weight = weights[(r - r0) * (c1 - c0) + c - c0];
+        if (!Number.isNaN(weight)) codes[(r - y * tileSide) * tileSide + c - x * tileSide] = encode(weight / unit);
+      }
+    }
+  }
+  return codes.buffer;
+}
+
+export function createPackedTransport(data) {
+  const { parts } = data;
+  const { batch, variant, pool } = data.state;
+  // `held` and `only`: what the page may offer, as the file holds nothing else.
+  const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
+  const unit = getUnit({ info, variant });
+  const unpackedParts = new Map();
+
+  // A part by its name, unpacked once.
+  async function getPart(name) {
+    if (!(name in parts)) return null;
+    if (!unpackedParts.has(name)) unpackedParts.set(name, unpack(parts[name]));
+    return unpackedParts.get(name);
+  }
+  // The packed head of a request, or an error where the file does not hold it.
+  function findHead({ entry, head, batch, variant }) {
+    const packedHead = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
+    if (!packedHead) throw createMissingError(t("this head"));
+    if (String(batch ?? 0) !== String(data.state.batch)) throw createMissingError(t("this batch"));
+    if ((variant ?? "plain") !== data.state.variant) throw createMissingError(variant === "nosink" ? t("rows without the first key") : getNumberName({ variant }));
+    return { ...packedHead, name: `${packedHead.entry}:${packedHead.head}`, entryInfo: info.entries[packedHead.entry] };
+  }
+  const toNumber = (text) => Number(text);
+
+  async function getTile(params) {
+    const head = findHead(params);
+    const [level, y, x] = [params.level, params.y, params.x].map(toNumber);
+    if (params.pool !== data.state.pool && level > 0) throw createMissingError(params.pool === "mean" ? t("means of blocks") : t("maxima of blocks"));
+    const codes = await getPart(`tile:${head.name}:${level}:${y}:${x}`);
+    if (codes) return codes;
+    const patches = level === 0 ? head.patches.filter((patch) => isInTile(patch, y, x)) : [];
+    if (patches.length) return createPatchTile(await Promise.all(patches.map(async (patch) => ({ ...patch, weights: await getPatch(head, patch) }))), y, x, unit);
+    if (level < head.finest) throw createMissingError(t("this level of detail"));
+    const isInside = y >= 0 && x >= 0 && y * tileSide * 2 ** level < head.entryInfo.m && x * tileSide * 2 ** level < head.entryInfo.n;
+    if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
+    return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // masked tiles are not stored
+  }
+  // The weights of the cells of a patch, NaN where masked.
+  const getPatch = async (head, { r0, c0 }) => new Float32Array(await getPart(`patch:${head.name}:${r0}:${c0}`));
+  // The weights of a region within one patch, NaN where masked; null where the region is in none.
+  async function getPatchWeights(head, r0, r1, c0, c1) {
+    const patch = head.patches.find((each) => r0 >= each.r0 && r1 <= each.r1 && c0 >= each.c0 && c1 <= each.c1);
+    if (!patch) return null;
+    const weights = await getPatch(head, patch);
+    const width = patch.c1 - patch.c0;
+    const out = new Float32Array((r1 - r0) * (c1 - c0));
+    for (let r = r0; r < r1; r++) out.set(weights.subarray((r - patch.r0) * width + c0 - patch.c0, (r - patch.r0) * width + c1 - patch.c0), (r - r0) * (c1 - c0));
+    return out;
+  }
+  // A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
+  async function getKeptRow(head, i) {
+    const { entryInfo, kept: keptCount } = head;
+    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${head.name}`), getPart(`kept:${head.name}`)]);
+    const row = new Float32Array(entryInfo.n).fill(NaN);
+    if (entryInfo.causal) row.fill(0, Math.max(0, entryInfo.first_query + i - entryInfo.first_key + 1));
+    const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
+    for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
+    return row;
+  }
+  // The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
+  async function findKeptLargest({ entryInfo, kept: keptCount, name }, r0, r1, c0, c1) {
+    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${name}`), getPart(`kept:${name}`)]);
+    const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
+    let [best, largestMissing] = [null, ZERO];
+    for (let i = r0; i < r1; i++) {
+      const allowed = entryInfo.causal ? Math.min(entryInfo.n, entryInfo.first_query + i - entryInfo.first_key + 1) : entryInfo.n;
+      if (allowed > keptCount) largestMissing = Math.max(largestMissing, code[(i + 1) * keptCount - 1]);
+      for (let at = i * keptCount; at < (i + 1) * keptCount; at++) {
+        const j = i - gap[at];
+        if (j >= c0 && j < c1 && code[at] > (best?.[2] ?? ZERO)) best = [i, j, code[at]];
+      }
+    }
+    return best && best[2] >= largestMissing ? [[best[0], best[1], unit * decode(best[2])]] : [];
+  }
+  // The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
+  // of the largest weights of a row.
+  async function getWeights(params, r0, r1, c0, c1) {
+    const head = findHead(params);
+    const { n } = head.entryInfo;
+    const out = new Float32Array((r1 - r0) * (c1 - c0));
+    const exact = await getPart(`exact:${head.name}`);
+    if (exact) {
+      const all = new Float32Array(exact);
+      for (let r = r0; r < r1; r++) out.set(all.subarray(r * n + c0, r * n + c1), (r - r0) * (c1 - c0));
+      return { weights: out, rounded: false };
+    }
+    const row = r1 - r0 === 1 ? await getPart(`row:${head.name}:${r0}`) : null;
+    if (row) return { weights: new Float32Array(row).slice(c0, c1), rounded: false };
+    const column = c1 - c0 === 1 ? await getPart(`column:${head.name}:${c0}`) : null;
+    if (column) return { weights: new Float32Array(column).slice(r0, r1), rounded: false };
+    const inPatch = await getPatchWeights(head, r0, r1, c0, c1);
+    if (inPatch) return { weights: inPatch.map((weight) => weight || 0), rounded: false };
+    if (head.finest > 0) {
+      if (!head.kept) throw createMissingError(t("the weights of single cells of this head; it holds blocks"));
+      if (r1 - r0 > 1 && c1 - c0 > 1) throw createMissingError(t("the weights of single cells of this head; it holds blocks, and the largest weights of each row"));
+      for (let r = r0; r < r1; r++) out.set((await getKeptRow(head, r)).subarray(c0, c1), (r - r0) * (c1 - c0));
+      return { weights: out, rounded: true, partial: true };
+    }
+    for (let y = Math.floor(r0 / tileSide); y * tileSide < r1; y++) {
+      for (let x = Math.floor(c0 / tileSide); x * tileSide < c1; x++) {
+        const codes = new Uint16Array(await getTile({ ...params, pool: data.state.pool, level: 0, y, x }));
+        for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
+          for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
+            const code = codes[(r - y * tileSide) * tileSide + c - x * tileSide];
+            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : unit * decode(code);
+          }
+        }
+      }
+    }
+    return { weights: out, rounded: true };
+  }
+  const getBounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(toNumber);
+
+  async function getCell(params) {
+    const head = findHead(params);
+    const [i, j] = [toNumber(params.i), toNumber(params.j)];
+    const stored = parts[`cell:${head.name}:${i}:${j}`];
+    if (stored) return stored;
+    const { weights: row, rounded, partial } = await getWeights(params, i, i + 1, 0, head.entryInfo.n);
+    const [own] = (await getPatchWeights(head, i, i + 1, j, j + 1)) ?? []; // exact, where the row is not
+    if (own !== undefined) row[j] = own || 0;
+    const masked = Number.isNaN(own) || head.entryInfo.causal && head.entryInfo.first_key + j > head.entryInfo.first_query + i;
+    const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => getPart(`track:${head.name}:${name}`)));
+    const entropy = partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
+    return {
+      weight: Number.isNaN(row[j]) ? null : row[j],
+      below: Number.isNaN(row[j]) ? row.reduce((least, weight) => (weight > 0 ? Math.min(least, weight) : least), 1) : undefined,
+      logit: null,
+      lse: null,
+      allowed: !masked,
+      rounded: rounded && own === undefined,
+      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
+      row_entropy: entropy,
+      column_mass: mass ? new Float32Array(mass)[j] : null,
+    };
+  }
+  async function findLargest(params) {
+    const [r0, r1, c0, c1] = getBounds(params);
+    const head = findHead(params);
+    const isInPatch = head.patches.some((each) => r0 >= each.r0 && r1 <= each.r1 && c0 >= each.c0 && c1 <= each.c1);
+    if (head.finest > 0 && head.kept && !isInPatch && !parts[`exact:${head.name}`]) return { cells: await findKeptLargest(head, r0, r1, c0, c1), rounded: true };
+    const { weights, rounded } = await getWeights(params, r0, r1, c0, c1);
+    const width = c1 - c0;
+    const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
+    return { cells: order.slice(0, toNumber(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]), rounded };
+  }
+  // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
+  // of several tokens is one unit.
+  function searchText({ of, text, limit }) {
+    const { tokens, joined } = data.texts[of];
+    const groups = new Map(joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
+    const units = [];
+    let all = "";
+    for (let start = 0; start < tokens.length; ) {
+      const { stop, whole: characters } = groups.get(start) ?? { stop: start + 1, whole: tokens[start] };
+      units.push({ start, stop, from: all.length });
+      all += characters.toLowerCase();
+      start = stop;
+    }
+    const findUnit = (place) => {
+      let [low, high] = [0, units.length - 1];
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (units[middle].from <= place) low = middle;
+        else high = middle - 1;
+      }
+      return units[low];
+    };
+    const wanted = text.toLowerCase();
+    const matches = [];
+    let total = 0;
+    for (let at = wanted ? all.indexOf(wanted) : -1; at >= 0; at = all.indexOf(wanted, at + wanted.length)) {
+      total += 1;
+      if (matches.length < toNumber(limit)) matches.push([findUnit(at).start, findUnit(at + wanted.length - 1).stop]);
+    }
+    return { matches, total };
+  }
+  function getTokens({ of, start, stop }) {
+    const [from, to] = [toNumber(start), toNumber(stop)];
+    const { tokens, joined } = data.texts[of];
+    return { start: from, tokens: tokens.slice(from, to), joined: joined.filter(([a, b]) => b > from && a < to) };
+  }
+  async function getLine(params, name) {
+    const head = findHead(params);
+    const place = toNumber(name === "row" ? params.i : params.j);
+    const result = name === "row" ? await getWeights(params, place, place + 1, 0, head.entryInfo.n) : await getWeights(params, 0, head.entryInfo.m, place, place + 1);
+    if (!result.partial) return result;
+    const mass = name === "row" ? null : await getPart(`track:${head.name}:column_mass`);
+    // Rows sum to 1, except where a sink takes a share.
+    return { ...result, total: name === "row" ? (head.entryInfo.sink ? null : 1) : mass && new Float32Array(mass)[place] };
+  }
+  // The weight that each head of an entry gives from one query to some keys; null where the file does not hold it.
+  async function getPair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
+    const fetchRow = (entryIndex, head) => getLine({ entry: entryIndex, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+    const sum = (row) => row.reduce((total, weight) => total + weight, 0);
+    const toFinite = (value) => (Number.isFinite(value) ? value : null);
+    const other = otherEntry === undefined ? null : await fetchRow(otherEntry, otherHead);
+    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => fetchRow(entry, head)));
+    return {
+      weights: rows.map((row) => row && toFinite(sum(row.subarray(j0, j1)))),
+      agreement: other && rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+    };
+  }
+  async function getStoredPart(name, what) {
+    const result = await getPart(name);
+    if (!result) throw createMissingError(what);
+    return result;
+  }
+
+  // The file holds thumbnails of more heads than the packed ones.
+  function findThumbnail({ entry, head, variant, pool }) {
+    if (variant !== data.state.variant || pool !== data.state.pool) throw createMissingError(t("thumbnails of this kind"));
+    return `${entry}:${head}`;
+  }
+
+  const createAnswer = ({ weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
+  const answers = {
+    info: () => ({ json: info }),
+    heads: () => ({ json: { ...data.heads, progress: 1 } }),
+    status: () => ({ json: { jobs: [], bytes: 0 } }),
+    focus: () => ({ json: {} }),
+    tokens: (params) => ({ json: getTokens(params) }),
+    search: (params) => ({ json: searchText(params) }),
+    tile: async (params) => ({ buffer: await getTile(params) }),
+    thumbnail: async (params) => ({ buffer: await getStoredPart(`thumbnail:${findThumbnail(params)}`, t("this thumbnail")) }),
+    track: async (params) => ({ buffer: await getStoredPart(`track:${findHead(params).name}:${params.name}`, t("this track")) }),
+    row: async (params) => createAnswer(await getLine(params, "row")),
+    column: async (params) => createAnswer(await getLine(params, "column")),
+    region: async (params) => createAnswer(await getWeights(params, ...getBounds(params))),
+    pair: async (params) => ({ json: await getPair(params) }),
+    cell: async (params) => ({ json: await getCell(params) }),
+    top: async (params) => ({ json: await findLargest(params) }),
+    offline: () => ({ json: { data } }),
+  };
+  return {
+    async get(name, params = {}, { signal } = {}) {
+      if (!(name in answers)) throw createMissingError(name);
+      const answer = await answers[name](params);
+      if (signal?.aborted) throw new TransportError(499, "given up", true);
+      return { ...answer, progress: 1, final: true, sampled: false };
+    },
+  };
+}
+
+/** How exact the numbers of the file are, for the help: [title, text]. */
+export function describeNumbers({ packed }) {
+  const computed = t("were computed from queries and keys when the page was written");
+  if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
+  const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
+  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows)];
+}
+
+// What the file holds, for its footer.
+export function describeMissing(data) {
+  const { info, packed, state } = data;
+  const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);
+  const words = [packed.length === heads ? t("Offline copy of all {0} heads", heads) : t("Offline copy of {0} of {1} heads", packed.length, heads)];
+  const finest = Math.min(...packed.map((each) => each.finest));
+  const detailed = packed.filter((each) => each.finest === finest && !each.block);
+  const names = detailed.length > 4 ? t("{0} of them", detailed.length) : detailed.map(({ entry, head }) => getHeadMark(info, entry, head)).join(t(" and "));
+  const rest = packed.length > detailed.length ? t(", overviews of the others") : "";
+  const depth = finest ? t("blocks of {0} × {1} cells and more", 2 ** finest, 2 ** finest) : t("every cell");
+  if (detailed.length) words.push(rest ? `${names}: ${depth}${rest}` : depth);
+  const keptCount = Math.max(0, ...packed.map((each) => each.kept));
+  if (packed.every((each) => each.exact)) words.push(t("weights exact in float32"));
+  else if (keptCount) words.push(t("the {0} largest weights of each query", keptCount));
+  const patches = new Set(packed.flatMap((each) => each.patches.map(({ r0, c0 }) => `${r0}/${c0}`)));
+  if (patches.size) words.push(patches.size === 1 ? t("every cell at one place") : t("every cell at {0} places", patches.size));
+  words.push([state.pool === "mean" ? t("blocks as means") : t("blocks as maxima"), isWeighted(state) ? describeVariant(state) : state.variant === "nosink" ? t("without the first key") : t("with the first key")].join(", "));
+  return `${words.join("; ")}.`;
+}

@@ -1,0 +1,151 @@
+// One queue for all requests of a page: few at a time, ordered by rank and distance, cancelled when not needed.
+
+import { TransportError } from "./transport.js";
+import { t } from "../words/words.js";
+
+const MAX_REQUESTS = 6; // connections of a browser to one HTTP/1.1 server
+const MAX_SLOW_REQUESTS = 2; // pictures of whole heads are slow; they must not delay the view
+const MAX_TRIES = 5;
+
+/** Ranks of requests: the lowest is sent first; within a rank, the one nearest the centre of the view. */
+export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
+
+/** Milliseconds before retry number `count` (from 1), with jitter so that retries do not come at once. */
+export function backoff(count, random = Math.random()) {
+  return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * random);
+}
+
+/** Whether a retry can help: no answer, or an error of the server. */
+function isRetryable(error) {
+  return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
+}
+
+/**
+ * A transport over another one, with a queue.
+ *
+ * `get(name, params, {signal, distance, rank})` as in any transport. `rank` replaces the rank of the name;
+ * `distance()` is the distance of the answer from the centre of the view, read whenever a request can be sent.
+ * `trouble(listener)` calls `listener(text)` while requests are retried, and `listener(null)` when all is well.
+ */
+export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay = backoff } = {}) {
+  const waiting = new Set();
+  const inFlight = new Set();
+  const listeners = new Set();
+  const retrying = new Set(); // waiting for a retry
+  let failingCount = 0;
+  let unreachable = false; // whether the last request got no answer
+  let closed = false;
+
+  const reportTrouble = (text) => listeners.forEach((listener) => listener(text));
+  const isSlow = (job) => job.rank >= RANK.thumbnail;
+
+  function chooseNext() {
+    const slowCount = [...inFlight].filter(isSlow).length;
+    let chosen = null;
+    for (const job of waiting) {
+      if (isSlow(job) && slowCount >= MAX_SLOW_REQUESTS) continue;
+      job.currentDistance = job.distance ? job.distance() : 0;
+      if (!chosen || job.rank < chosen.rank || (job.rank === chosen.rank && job.currentDistance < chosen.currentDistance)) chosen = job;
+    }
+    return chosen;
+  }
+
+  function startRequests() {
+    while (inFlight.size < limit) {
+      const job = chooseNext();
+      if (!job) return;
+      waiting.delete(job);
+      inFlight.add(job);
+      sendRequest(job);
+    }
+  }
+
+  async function sendRequest(job) {
+    try {
+      const answer = await transport.get(job.name, job.params, { signal: job.controller.signal });
+      if (unreachable || job.tries) handleRecovery(job);
+      settleJob(job, () => job.resolve(answer));
+    } catch (error) {
+      handleFailure(job, error);
+    }
+  }
+
+  function handleFailure(job, error) {
+    inFlight.delete(job);
+    if (job.controller.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
+      const gaveUp = !closed && !job.controller.signal.aborted && isRetryable(error);
+      if (gaveUp) {
+        unreachable = true;
+        reportTrouble(error.message);
+      }
+      handleRecovery(job, gaveUp);
+      settleJob(job, () => job.reject(error));
+      return;
+    }
+    if (!job.tries) failingCount += 1;
+    job.tries += 1;
+    reportTrouble(t("{0}; trying again", error.message));
+    retrying.add(job);
+    job.timer = setTimeout(() => {
+      retrying.delete(job);
+      waiting.add(job);
+      startRequests();
+    }, getDelay(job.tries));
+    startRequests();
+  }
+
+  // A request is no longer retried; reports that all is well when no other is and the server has answered.
+  function handleRecovery(job, stillFailing = false) {
+    if (job.tries) failingCount -= 1;
+    if (stillFailing) return;
+    const answered = !job.controller.signal.aborted;
+    if (answered) unreachable = false;
+    if (!failingCount && !unreachable) reportTrouble(null);
+  }
+
+  function settleJob(job, callback) {
+    inFlight.delete(job);
+    waiting.delete(job);
+    retrying.delete(job);
+    clearTimeout(job.timer);
+    job.signal?.removeEventListener("abort", job.cancel);
+    callback();
+    startRequests();
+  }
+
+  function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
+    return new Promise((resolve, reject) => {
+      const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
+      job.controller = new AbortController();
+      job.cancel = () => {
+        const wasSent = inFlight.has(job);
+        job.controller.abort();
+        if (wasSent) return; // the transport rejects
+        if (job.tries) handleRecovery(job);
+        settleJob(job, () => reject(new TransportError(499, "given up", true)));
+      };
+      if (closed || signal?.aborted) {
+        reject(new TransportError(499, "given up", true));
+        return;
+      }
+      signal?.addEventListener("abort", job.cancel);
+      waiting.add(job);
+      startRequests();
+    });
+  }
+
+  return {
+    get,
+    /** Call `listener(text | null)` when requests begin to fail, and when they no longer do. */
+    trouble(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+    send: transport.send, // null where nothing can be kept
+    counts: () => ({ waiting: waiting.size, flying: inFlight.size }),
+    destroy() {
+      closed = true;
+      for (const job of [...waiting, ...retrying, ...inFlight]) job.cancel();
+    },
+  };
+}

@@ -1,0 +1,176 @@
+// Hover, tooltip and pin: by the pointer, or by keys at the centre of the map.
+
+import { clamp } from "./geometry.js";
+import { computeArrowStep } from "./gestures.js";
+import { TRACK_OF } from "./painter.js";
+import { findCell, getTarget, findTrack } from "./scene.js";
+import { TRACKS, findPeak } from "./tracks.js";
+import { t } from "../words/words.js";
+
+const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
+
+/**
+ * `scene()` returns what is drawn; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is
+ * also the target of the gestures.
+ */
+export function createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed, waits }) {
+  let pointer = null; // where the pointer is, in CSS pixels
+  let keyboard = false; // whether the crosshair is at the centre, moved by keys
+  let ownsHover = false; // whether the hover was set here
+  let pinBefore = null;
+  let clickedAt = -Infinity;
+  let clickCount = 0;
+
+  function getCentreCell() {
+    const [pane] = getScene().panes;
+    if (!pane.readable) return null;
+    return { pane, i: clamp(Math.floor(store.state.row), 0, pane.entry.m - 1), j: clamp(Math.floor(store.state.column), 0, pane.entry.n - 1) };
+  }
+
+  function clearHover() {
+    tip.hide();
+    if (ownsHover) store.set({ hover: null, reading: null });
+    ownsHover = false;
+  }
+
+  function setKeyboard(on) {
+    if (keyboard === on) return;
+    keyboard = on;
+    if (!on) clearHover();
+    changed();
+  }
+
+  function showTrack({ pane, side, from, to }, place) {
+    const name = TRACK_OF[side];
+    const { values } = tracks.get(pane.source, name);
+    const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
+    tip.showTrack({ source: pane.source, label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
+  }
+
+  // Zoomed out a pixel is a block: its largest cell is fetched and pinned.
+  async function pin(hit) {
+    const click = ++clickCount;
+    waits(false);
+    if (!hit) return;
+    const drawnScene = getScene();
+    const target = getTarget(drawnScene, hit.pane, hit.i, hit.j);
+    if (!target) return;
+    let cell = { i: hit.i, j: hit.j };
+    if (target.side > 1 && !target.name && target.allowed) {
+      waits(true);
+      try {
+        const [i, j] = (await tip.largest(target)) ?? [cell.i, cell.j];
+        cell = { i, j };
+      } catch {
+        // Not available: the cell under the pointer is pinned.
+      }
+      if (click !== clickCount) return; // another click, or a double click, has come
+      waits(false);
+      if (getScene().panes[0].source.key !== drawnScene.panes[0].source.key) return; // of another head
+    }
+    const before = store.state.pin;
+    const unpin = before && before.i === cell.i && before.j === cell.j;
+    store.set({ pin: unpin ? null : cell });
+    announce(unpin ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + hit.pane.firstQuery, cell.j + hit.pane.firstKey));
+  }
+
+  function moveCrosshair(rows, columns) {
+    setKeyboard(true);
+    pointer = null;
+    camera.stop();
+    const { entry } = getScene().panes[0];
+    const { row, column } = store.state;
+    store.set({ row: clamp(Math.floor(row + rows) + 0.5, 0.5, entry.m - 0.5), column: clamp(Math.floor(column + columns) + 0.5, 0.5, entry.n - 0.5) });
+  }
+
+  // The rows and columns by which each key moves.
+  function getSteps(shift) {
+    const { scale, panes } = getScene();
+    const { field, entry } = panes[0];
+    const [down, right] = [computeArrowStep(scale, field.h, shift), computeArrowStep(scale, field.w, shift)];
+    const page = Math.max(1, Math.round((0.9 * field.h) / scale));
+    return {
+      ArrowLeft: [0, -right],
+      ArrowRight: [0, right],
+      ArrowUp: [-down, 0],
+      ArrowDown: [down, 0],
+      PageUp: [-page, 0],
+      PageDown: [page, 0],
+      Home: [0, -entry.n],
+      End: [0, entry.n],
+    };
+  }
+
+  const pointing = {
+    camera,
+    /** Update hover and tooltip for the drawn scene. */
+    update() {
+      const place = keyboard ? null : pointer;
+      if (!keyboard && !place) return;
+      const drawnScene = getScene();
+      const hit = keyboard ? getCentreCell() : findCell(drawnScene, place.x, place.y);
+      const target = hit && getTarget(drawnScene, hit.pane, hit.i, hit.j);
+      ownsHover = true;
+      if (!target) {
+        store.set({ hover: null, reading: null });
+        const track = place && findTrack(drawnScene, place.x, place.y);
+        if (track) showTrack(track, place);
+        else tip.hide();
+        return;
+      }
+      const { empty } = tracks.get(target.source, "entropy");
+      target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
+      const position = place ?? { x: hit.pane.X(hit.j + 0.5), y: hit.pane.Y(hit.i + 0.5) };
+      tip.show(target, position, { pool: store.state.pool, spoken: keyboard });
+      const { cell, weight } = tip.reading();
+      store.set({ hover: cell ?? { i: hit.i, j: hit.j }, reading: weight });
+      if (cell && target.allowed && !store.state.pin) store.set({ pointed: cell }); // the text shows its row
+    },
+    /** The block of the hovered pixel, until its largest cell is known. */
+    block: () => (keyboard || pointer ? tip.reading().block : null),
+    point(x, y) {
+      pointer = { x, y };
+      setKeyboard(false);
+      changed();
+    },
+    leave() {
+      pointer = null;
+      if (keyboard) return;
+      clearHover();
+      changed();
+    },
+    click(x, y) {
+      const now = performance.now();
+      if (now - clickedAt > DOUBLE_CLICK) pinBefore = store.state.pin;
+      clickedAt = now;
+      pointing.point(x, y);
+      pin(findCell(getScene(), x, y));
+    },
+    double(x, y, out) {
+      clickCount += 1;
+      waits(false);
+      store.set({ pin: pinBefore }); // the two clicks of a double click were not meant to pin
+      camera.zoomBy(out ? -1 : 1, x, y);
+    },
+    key(name, shift) {
+      const step = getSteps(shift)[name];
+      if (step) moveCrosshair(...step);
+      else if (name !== "Enter") return false;
+      else if (keyboard) pin(getCentreCell());
+      else setKeyboard(true);
+      return true;
+    },
+    /** The fixed point of a zoom by keys: the pointer, else the centre. */
+    centre() {
+      const { cx, cy } = getScene().panes[0];
+      return keyboard || !pointer ? { x: cx, y: cy } : pointer;
+    },
+    keyboard: () => keyboard,
+    setKeyboard,
+    cell() {
+      const hit = keyboard ? getCentreCell() : null;
+      return hit && { i: hit.i, j: hit.j };
+    },
+  };
+  return pointing;
+}

@@ -1,0 +1,193 @@
+// Tracks: exact statistics of rows and columns beside the map, at the same zoom.
+
+import { formatNumber } from "../data/numbers.js";
+import { t } from "../words/words.js";
+
+const FIRST_POLL_MS = 800;
+const LAST_POLL_MS = 6000;
+const MIN_LOG_RATIO = 12; // largest over median from which a track is drawn on a log scale
+
+/** What a track shows: which numbers, on which scale, and the words beside it. */
+export const TRACKS = {
+  column_mass: { label: t("column mass"), short: t("mass"), log: true },
+  column_max: { label: t("largest weight"), short: t("largest"), log: true },
+  entropy: { label: t("entropy"), short: t("entropy"), log: false },
+  effective_keys: { label: t("effective keys"), short: t("keys"), log: true },
+  max_weight: { label: t("largest weight"), short: t("largest"), log: true },
+};
+
+/** Largest and mean of a range of numbers without NaN; NaN where all are NaN. */
+export function summarise(values, from, to) {
+  let largest = -Infinity;
+  let sum = 0;
+  let count = 0;
+  for (let k = from; k < to; k++) {
+    const value = values[k];
+    if (value !== value) continue;
+    if (value > largest) largest = value;
+    sum += value;
+    count += 1;
+  }
+  return count ? { largest, mean: sum / count } : { largest: NaN, mean: NaN };
+}
+
+/** The largest number of a range: {index, value}; null where all are NaN. */
+export function findPeak(values, from, to) {
+  let best = null;
+  for (let k = from; k < to; k++) {
+    const value = values[k];
+    if (value === value && (best === null || value > best.value)) best = { index: k, value };
+  }
+  return best;
+}
+
+/** Runs `[start, stop)` of NaN in a finished row track: the rows that may see nothing. */
+export function findEmptyRuns(values) {
+  const runs = [];
+  for (let k = 0; k < values.length; k++) {
+    if (values[k] === values[k]) continue;
+    const start = k;
+    while (k < values.length && values[k] !== values[k]) k++;
+    runs.push([start, k]);
+  }
+  return runs;
+}
+
+/** The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest. */
+export function computeTrackRange(values, { log }) {
+  let largest = 0;
+  const step = Math.max(1, Math.floor(values.length / 2048));
+  const sample = [];
+  for (let k = 0; k < values.length; k++) {
+    const value = values[k];
+    if (value > largest && value < Infinity) largest = value;
+    if (k % step === 0 && value > 0) sample.push(value);
+  }
+  const high = largest || 1;
+  sample.sort((a, b) => a - b);
+  const getQuantile = (fraction) => sample[Math.min(sample.length - 1, Math.floor(fraction * sample.length))] ?? high;
+  if (!log || high < MIN_LOG_RATIO * getQuantile(0.5)) return { low: 0, high, log: false };
+  return { low: Math.max(getQuantile(0.02) / 2, high / 1e6), high, log: true };
+}
+
+/** Tracks of the entries that are looked at, fetched whole and kept; while they are being computed they are asked for again. */
+export function createTracks(transport, { changed, maxTracks = 24 }) {
+  const tracks = new Map();
+  let destroyed = false;
+
+  async function fetchTrack(track, params) {
+    track.loading = true;
+    try {
+      const { buffer, progress } = await transport.get("track", params);
+      const values = new Float32Array(buffer);
+      track.wait = Math.min(LAST_POLL_MS, track.progress === progress ? 1.6 * track.wait : track.wait);
+      Object.assign(track, { values, progress, range: computeTrackRange(values, TRACKS[params.name]) });
+      if (params.name === "entropy" && progress >= 1) track.empty = findEmptyRuns(values);
+    } catch {
+      track.wait = LAST_POLL_MS;
+      track.failed += 1;
+    }
+    track.loading = false;
+    track.next = track.progress >= 1 || track.failed > 5 ? Infinity : performance.now() + track.wait;
+    if (destroyed) return;
+    changed();
+    if (track.next < Infinity) track.timer = setTimeout(changed, track.wait + 1);
+  }
+
+  return {
+    /** The track as it is now; asked for when it is not there, or not finished. */
+    get(source, name) {
+      const { entry, head, batch, variant } = source;
+      const key = `${entry}/${head}/${batch}/${variant}/${name}`;
+      let track = tracks.get(key);
+      if (!track) {
+        track = { values: null, progress: 0, range: null, empty: [], wait: FIRST_POLL_MS, next: 0, failed: 0, loading: false };
+        tracks.set(key, track);
+        for (const old of tracks.keys()) {
+          if (tracks.size <= maxTracks) break;
+          clearTimeout(tracks.get(old).timer);
+          tracks.delete(old);
+        }
+      } else {
+        tracks.delete(key);
+        tracks.set(key, track);
+      }
+      if (!track.loading && performance.now() >= track.next) fetchTrack(track, { entry, head, batch, variant, name });
+      return track;
+    },
+    destroy() {
+      destroyed = true;
+      for (const track of tracks.values()) clearTimeout(track.timer);
+    },
+  };
+}
+
+/** Draw the track of a side ("top" or "left") of a pane, in CSS pixels. */
+export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
+  const kind = TRACKS[name];
+  const top = side === "top";
+  const { gutter } = pane;
+  const maxHeight = gutter.track - 8;
+  const base = top ? pane.top - gutter.band - gutter.top : pane.left - gutter.band - gutter.left;
+  const [low, high] = top ? [pane.left, pane.right] : [pane.top, pane.bottom];
+  drawLabel(ctx, pane, top, base, kind, track, look);
+  ctx.fillStyle = look.line;
+  if (top) ctx.fillRect(low, Math.round(base), high - low, 1);
+  else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
+  if (!track.values) return;
+  const height = createHeightScale(track.range, maxHeight);
+  const drawBar = (style, from, to, barHeight) => {
+    if (!(barHeight > 0)) return;
+    ctx.fillStyle = style;
+    if (top) ctx.fillRect(from, base - barHeight, to - from, barHeight);
+    else ctx.fillRect(base - barHeight, from, barHeight, to - from);
+  };
+  const toCell = top ? pane.column : pane.row;
+  const toPixel = top ? pane.X : pane.Y;
+  const count = track.values.length;
+  const isComputing = track.progress < 1;
+  if (scale >= 1) {
+    const gap = scale >= 6 ? 1 : 0;
+    const last = Math.min(count, Math.ceil(toCell(high)));
+    for (let k = Math.max(0, Math.floor(toCell(low))); k < last; k++) {
+      const value = track.values[k];
+      const [from, to] = [Math.max(low, Math.round(toPixel(k))), Math.min(high, Math.round(toPixel(k + 1)) - gap)];
+      if (value === value) drawBar(look.track, from, to, height(value));
+      else if (isComputing) drawBar(look.pending, from, to, maxHeight);
+    }
+    return;
+  }
+  for (let pixel = Math.floor(low); pixel < high; pixel++) {
+    const from = Math.max(0, Math.floor(toCell(pixel)));
+    const { largest, mean } = summarise(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(toCell(pixel + 1)))));
+    if (largest === largest) {
+      drawBar(look.trackLight, pixel, pixel + 1, height(largest));
+      drawBar(look.track, pixel, pixel + 1, height(mean));
+    } else if (isComputing) drawBar(look.pending, pixel, pixel + 1, maxHeight);
+  }
+}
+
+function createHeightScale({ low, high, log }, maxHeight) {
+  if (!log) return (value) => (maxHeight * Math.min(value, high)) / high;
+  const span = Math.log(high / low) || 1;
+  // Every positive value has at least one pixel.
+  return (value) => (value >= low ? 1 + (maxHeight - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
+}
+
+function drawLabel(ctx, pane, top, base, kind, track, look) {
+  const { gutter } = pane;
+  const narrow = gutter.track < 30;
+  ctx.font = `${narrow ? 9 : 10}px ${look.sans}`;
+  ctx.textBaseline = "middle";
+  ctx.fillStyle = look.faint;
+  const { range } = track;
+  if (top) {
+    ctx.textAlign = "right";
+    const x = pane.left - gutter.band - 7;
+    ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
+    if (range && !narrow) ctx.fillText(`${range.log ? t("log, ") : ""}≤ ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
+  } else if (!narrow) {
+    ctx.textAlign = "right";
+    ctx.fillText(`${kind.label}${range ? ` ≤ ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
+  }
+}

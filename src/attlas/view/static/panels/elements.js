@@ -1,0 +1,136 @@
+// Small pieces that every panel is made of.
+
+import { LANGUAGES, language, t } from "../words/words.js";
+
+// An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as
+// properties, everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null) continue;
+    if (name === "class") element.className = value;
+    else if (name in element && !name.startsWith("aria-")) element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+// A row of buttons of which exactly one is pressed.
+export function createSegmented(label, options, onPick) {
+  const element = make("div", { class: "segmented", role: "group", "aria-label": label });
+  const buttons = options.map(({ value, text, title }) => {
+    const button = make("button", { type: "button", title }, text);
+    button.addEventListener("click", () => onPick(value));
+    element.append(button);
+    return { value, button };
+  });
+  return {
+    element,
+    set(chosen, disabled = {}) {
+      for (const { value, button } of buttons) {
+        button.setAttribute("aria-pressed", String(value === chosen));
+        button.disabled = Boolean(disabled[value]);
+        if (typeof disabled[value] === "string") button.title = disabled[value];
+        else button.title = options.find((option) => option.value === value).title ?? "";
+      }
+    },
+  };
+}
+
+// A labelled <select>.
+export function createPicker(label, options, onPick, { hidden = true } = {}) {
+  const select = make("select", { "aria-label": hidden ? label : undefined });
+  const fill = (next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
+  fill(options);
+  select.addEventListener("change", () => onPick(select.value));
+  const element = hidden ? select : make("label", { class: "picker" }, make("span", {}, label), select);
+  return {
+    element,
+    select,
+    fill,
+    set(value) {
+      select.value = value;
+    },
+  };
+}
+
+// A function that runs `milliseconds` after its last call.
+export function debounce(action, milliseconds) {
+  let timer = 0;
+  const schedule = (...args) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => action(...args), milliseconds);
+  };
+  schedule.cancel = () => clearTimeout(timer);
+  return schedule;
+}
+
+// A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
+export function createDialog(parent, title, uid, onClose) {
+  const heading = make("h2", { id: uid("dialog") }, title);
+  const closeButton = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
+  const body = make("div", { class: "dialog-body" });
+  const element = make(
+    "dialog",
+    { class: "dialog", "aria-labelledby": heading.id },
+    make("div", { class: "dialog-head" }, heading, closeButton),
+    body,
+  );
+  closeButton.addEventListener("click", () => element.close());
+  element.addEventListener("pointerdown", (event) => {
+    if (event.target === element) element.close(); // the backdrop is the dialog's own
+  });
+  // Keys pressed in a dialog must not move the map.
+  element.addEventListener("keydown", (event) => event.stopPropagation());
+  element.addEventListener("close", onClose);
+  parent.append(element);
+  return {
+    element,
+    body,
+    open() {
+      if (element.open) return;
+      element.showModal();
+      (body.querySelector("button:enabled") ?? body).focus(); // not the close button, which comes first
+    },
+    close() {
+      if (element.open) element.close();
+    },
+    destroy() {
+      element.remove();
+    },
+  };
+}
+
+// The letters and digits of a text, as a part of a file name.
+export function formatFileName(text, longest) {
+  return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, longest);
+}
+
+// A canvas as the bytes of a PNG.
+export async function encodePng(canvas) {
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  if (!blob) throw new Error(t("The browser could not make the picture"));
+  return blob;
+}
+
+// Save a file through the browser.
+export function download(name, blob) {
+  const url = URL.createObjectURL(blob);
+  const link = make("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** A button that shows the page in the other language; the address says which. */
+export function createLanguageButton(store) {
+  const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
+  const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
+  button.addEventListener("click", () => {
+    store.set({ language: other, panel: "" });
+    setTimeout(() => window.location.reload(), 400); // after the address has changed
+  });
+  return button;
+}

@@ -1,0 +1,101 @@
+// The keys, and what the numbers are.
+
+import { createDialog, createLanguageButton, make } from "./elements.js";
+import { t } from "../words/words.js";
+
+const keys = [
+  [t("Moving"), [
+    ["← ↑ → ↓", t("move the map; with Shift by a screen")],
+    ["+ −", t("nearer, farther")],
+    ["0", t("the whole matrix")],
+    ["d", t("to the diagonal")],
+    [t("drag, wheel, pinch"), t("move, zoom about the pointer")],
+  ]],
+  [t("Heads"), [
+    ["[ ]", t("previous, next head")],
+    ["{ }", t("previous, next layer")],
+    [t("Shift + click"), t("a second head, linked to the first; Shift + Enter does the same")],
+  ]],
+  [t("Reading"), [
+    [t("Enter, click"), t("pin the cell under the crosshair: the text shows its row")],
+    ["/", t("search: text, 50000-60000, or 60321,102")],
+    ["Escape", t("let go of the pin, close what is open")],
+    ["n p", t("next, previous step of a tour")],
+    ["?", t("this page")],
+  ]],
+];
+
+const exactNumbers = [
+  t("Every number is exact"),
+  t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
+];
+const facts = [
+  [
+    t("How to read the map"),
+    t("A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1."),
+  ],
+  [
+    t("The picture holds codes"),
+    t("A pixel is a 16-bit code of log₂ of a weight, from 2⁻⁶⁴ to 1, at most 0.034 % off. That is finer than a screen shows, and no small weight is lost."),
+  ],
+  [
+    t("A pixel of many cells"),
+    t("Zoomed out, one pixel stands for a block. “mean” is the mean over the block’s allowed pairs, pooled exactly from sums and counts; “max” is the largest weight in it."),
+  ],
+  [
+    t("Masked, zero, not yet known"),
+    t("Hatched: no pair is allowed there. The lowest colour: allowed, and below the range. Flat grey: not computed yet; the status line says how far the pass over the matrix is."),
+  ],
+  [
+    t("Without the first key"),
+    t("Many heads rest on the first token. Excluding it drops that column and divides each row by what is left, so that rows sum to 1 again. Every number shown is then of the changed matrix, and the page says so."),
+  ],
+  [
+    t("Sampled thumbnails"),
+    t("A thumbnail with a dotted corner shows one exact query for each of its rows, until the whole head has been read."),
+  ],
+];
+
+export function mountHelp(element, { store, uid, root, numbers }) {
+  const openButton = make("button", { type: "button", class: "icon", title: t("Keys, and where the numbers come from  ?"), "aria-label": t("Help") }, "?");
+  openButton.addEventListener("click", () => store.set({ panel: "help" }));
+  element.append(openButton);
+  const dialog = createDialog(root, t("Keys and numbers"), uid, () => {
+    if (store.state.panel === "help") store.set({ panel: "" });
+  });
+  const columns = keys.map(([title, rows]) =>
+    make(
+      "section",
+      {},
+      make("h3", {}, title),
+      make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...createKeyCaps(key)), make("dd", {}, does)))),
+    ),
+  );
+  const factsSection = make(
+    "section",
+    { class: "facts" },
+    make("h3", {}, t("Where the numbers come from")),
+    make("dl", {}, ...[facts[0], numbers ?? exactNumbers, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+  );
+  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
+  dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);
+  dialog.element.classList.add("help");
+  dialog.body.tabIndex = 0; // so that keys can scroll it
+  const unsubscribe = store.on(["panel"], () => (store.state.panel === "help" ? dialog.open() : dialog.close()));
+  if (store.state.panel === "help") dialog.open();
+  return {
+    destroy() {
+      unsubscribe();
+      dialog.destroy();
+      element.replaceChildren();
+    },
+  };
+}
+
+// "[ ]" as two <kbd> elements; words stay text.
+function createKeyCaps(text) {
+  return text.split(/( \+ |, | )/).map((part) => {
+    if (/^( \+ |, | )$/.test(part)) return part;
+    return /^(drag|wheel|pinch|click|拖动|滚轮|双指|点击)$/.test(part) ? part : make("kbd", {}, part);
+  });
+}

@@ -1,0 +1,187 @@
+// Queries and keys in two columns, with a line for each weight, for a window of a few tokens.
+
+import { createSvg } from "./figure.js";
+import { clamp } from "../map/geometry.js";
+import { make } from "./elements.js";
+import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
+import { showWhitespace } from "../data/tokens.js";
+import { isWeighted, getNumberName, getUnit } from "../data/weighting.js";
+import { t } from "../words/words.js";
+
+const WINDOW_SIZE = 64; // tokens on each side, at most
+const ROW_HEIGHT = 17; // CSS pixels of a token
+const MIN_WEIGHT = 0.01; // weights below this get no line
+const LINES_WIDTH = 240; // pixels between the two columns
+
+/** The tokens that are shown around a place of the map: {r0, r1, c0, c1}; where positions are shared, the same on both sides. */
+function getWindow({ m, n, kind, first_query: firstQuery, first_key: firstKey }, row, column) {
+  const getStart = (index, size) => Math.min(Math.max(0, size - WINDOW_SIZE), Math.max(0, Math.floor(index) - WINDOW_SIZE / 2));
+  const r0 = getStart(row, m);
+  const shared = kind !== "cross" && Math.abs(firstQuery + row - firstKey - column) < n; // else another text is looked at
+  const c0 = getStart(shared ? r0 + firstQuery - firstKey + WINDOW_SIZE / 2 : column, n);
+  return { r0, r1: Math.min(m, r0 + WINDOW_SIZE), c0, c1: Math.min(n, c0 + WINDOW_SIZE) };
+}
+
+/** Mount the columns in `element`, over the map; they show while `view` is "lines". */
+export function mountLines(element, { store, transport, texts, map, tools }) {
+  let controller = null;
+  let shown = null; // {r0, r1, c0, c1, weights, tokens}
+  let builtFor = ""; // what the columns were built for
+  let focused = null; // {side: "query" | "key", index}
+  const openButton = make("button", { type: "button", title: t("Tokens in two columns, with lines for the weights, 64 at a time") }, t("Lines"));
+  openButton.addEventListener("click", () => store.set({ view: store.state.view === "lines" ? "map" : "lines" }));
+  const buttonBox = make("div", {}, openButton);
+  tools.prepend(buttonBox);
+  const message = make("p", { class: "lines-says", role: "status" });
+  const createStepButton = (text, by) => {
+    const button = make("button", { type: "button", class: "text-button" }, text);
+    button.addEventListener("click", () => {
+      const { row, column, info, entry } = store.state;
+      const entryInfo = info.entries[entry];
+      map.centre(clamp(row + by, 0, entryInfo.m - 1), clamp(column + by, 0, entryInfo.n - 1));
+    });
+    return button;
+  };
+  const [earlier, later] = [createStepButton(t("↑ earlier"), -WINDOW_SIZE / 2), createStepButton(t("later ↓"), WINDOW_SIZE / 2)];
+  const queries = make("div", { class: "lines-column", role: "group", "aria-label": t("Queries") });
+  const keys = make("div", { class: "lines-column", role: "group", "aria-label": t("Keys") });
+  const svg = createSvg("svg", { "aria-hidden": "true" });
+  const box = make("div", { class: "lines-box" }, queries, svg, keys);
+  element.append(make("div", { class: "lines-head" }, message, earlier, later), make("div", { class: "lines-scroll" }, box));
+
+  const getEntry = () => store.state.info.entries[store.state.entry];
+  const getWeight = (query, key) => shown.weights[query * (shown.c1 - shown.c0) + key] / getUnit(store.state);
+
+  async function load() {
+    const { state } = store;
+    const { entry, head, batch, variant, row, column } = state;
+    element.hidden = state.view !== "lines";
+    openButton.setAttribute("aria-pressed", String(!element.hidden));
+    if (element.hidden || row === null) return;
+    const place = getWindow(getEntry(), row, column);
+    const key = JSON.stringify([entry, head, batch, variant, place]);
+    if (key === builtFor) return;
+    builtFor = key;
+    controller?.abort();
+    controller = new AbortController();
+    const { signal } = controller;
+    const { first_query: firstQuery, first_key: firstKey } = getEntry();
+    const tokens = texts.of(state);
+    try {
+      const [answer] = await Promise.all([
+        transport.get("region", { entry, head, batch, variant, ...place }, { signal }),
+        tokens.query.range(firstQuery + place.r0, firstQuery + place.r1),
+        tokens.key.range(firstKey + place.c0, firstKey + place.c1),
+      ]);
+      if (signal.aborted) return;
+      shown = { ...place, weights: new Float32Array(answer.buffer), tokens, firstQuery: firstQuery + place.r0, firstKey: firstKey + place.c0 };
+      focused = null;
+      build();
+    } catch (error) {
+      if (signal.aborted) return;
+      [shown, builtFor] = [null, ""];
+      for (const column of [queries, keys]) column.replaceChildren();
+      svg.replaceChildren();
+      message.textContent = `${error.message}.`;
+    }
+  }
+  function build() {
+    const { r0, r1, c0, c1, firstQuery, firstKey } = shown;
+    const fillColumn = (column, side, first, count) => column.replaceChildren(...Array.from({ length: count }, (_, index) => createToken(side, index, first + index)));
+    fillColumn(queries, "query", firstQuery, r1 - r0);
+    fillColumn(keys, "key", firstKey, c1 - c0);
+    const height = ROW_HEIGHT * Math.max(r1 - r0, c1 - c0);
+    svg.setAttribute("viewBox", `0 0 ${LINES_WIDTH} ${height}`);
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.style.height = `${height}px`;
+    const lines = [];
+    for (let i = 0; i < r1 - r0; i++) {
+      for (let j = 0; j < c1 - c0; j++) {
+        if (!(getWeight(i, j) >= MIN_WEIGHT)) continue;
+        const weight = getWeight(i, j);
+        const strength = { opacity: String(0.12 + 0.88 * Math.sqrt(weight)), "stroke-width": String(0.5 + 3 * weight) }; // not rounded
+        lines.push(createSvg("line", { x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), ...strength, "data-query": i, "data-key": j }));
+      }
+    }
+    svg.replaceChildren(...lines);
+    [earlier.disabled, later.disabled] = [r0 === 0 && c0 === 0, r1 === getEntry().m && c1 === getEntry().n];
+    updateStyles();
+    const { side, index } = getActive() ?? { side: "query", index: Math.floor((r1 - r0) / 2) };
+    (side === "query" ? queries : keys).children[index]?.scrollIntoView({ block: "center" });
+  }
+  function createToken(side, index, position) {
+    const text = shown.tokens[side].peek(position);
+    const button = make("button", { type: "button", tabIndex: index ? -1 : 0, "data-at": index, title: formatInteger(position) }, text === null ? formatInteger(position) : showWhitespace(text));
+    const focusThis = () => focusToken({ side, index });
+    button.addEventListener("pointerenter", focusThis);
+    button.addEventListener("focus", focusThis);
+    button.addEventListener("click", () => pinToken(side, index));
+    return button;
+  }
+  function focusToken(next) {
+    focused = next;
+    const { state } = store;
+    if (focused?.side === "query" && state.pin === null) store.set({ by: "query", pointed: getCell(focused) });
+    updateStyles();
+  }
+  function getCell({ side, index }) {
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry();
+    const shift = firstQuery - firstKey;
+    return side === "query" ? { i: shown.r0 + index, j: clamp(shown.r0 + index + shift, 0, n - 1) } : { i: clamp(shown.c0 + index - shift, 0, m - 1), j: shown.c0 + index };
+  }
+  function pinToken(side, index) {
+    store.set({ by: side, pin: getCell({ side, index }), pointed: null });
+  }
+  // The hovered token, else the pinned one.
+  function getActive() {
+    if (focused) return focused;
+    const { pin, by } = store.state;
+    if (!pin || !shown) return null;
+    const index = by === "query" ? pin.i - shown.r0 : pin.j - shown.c0;
+    return index >= 0 && index < (by === "query" ? shown.r1 - shown.r0 : shown.c1 - shown.c0) ? { side: by, index } : null;
+  }
+  function updateStyles() {
+    if (!shown) return;
+    const active = getActive();
+    for (const line of svg.children) line.classList.toggle("out", active !== null && Number(line.dataset[active.side]) !== active.index);
+    let sum = 0;
+    for (const [side, column] of [["query", queries], ["key", keys]]) {
+      for (const [index, button] of [...column.children].entries()) {
+        const other = active && active.side !== side;
+        const share = other ? (side === "key" ? getWeight(active.index, index) : getWeight(index, active.index)) : 0;
+        if (other && share > 0) sum += share;
+        button.style.background = share >= 0.005 ? `color-mix(in srgb, var(--glow) ${(100 * Math.min(1, share)).toFixed(1)}%, transparent)` : "";
+        button.classList.toggle("own", active !== null && active.side === side && active.index === index);
+      }
+    }
+    const { r0, r1, firstQuery } = shown;
+    if (!active) message.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from 1 % on.", formatInteger(firstQuery), formatInteger(firstQuery + r1 - r0 - 1));
+    else if (isWeighted(store.state)) message.textContent = t("{0} in all: {1}.", getNumberName(store.state), formatNumber(sum * getUnit(store.state)));
+    else if (active.side === "query") message.textContent = t("{0} of the attention of query {1} goes to these keys.", formatPercent(Math.min(1, sum)), formatInteger(firstQuery + active.index));
+    else message.textContent = t("These queries give key {0} {1} in all.", formatInteger(shown.firstKey + active.index), sum.toFixed(2));
+  }
+  box.addEventListener("pointerleave", () => focusToken(null));
+  box.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    const column = { ArrowLeft: queries, ArrowRight: keys }[event.key];
+    if (by === undefined && !column) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const index = Number(event.target.dataset.at);
+    const next = column ? column.children[Math.min(index, column.children.length - 1)] : event.target.parentElement.children[index + by];
+    next?.focus();
+  });
+  const subscriptions = [
+    store.on(["view", "row", "column", "entry", "head", "batch", "variant"], load),
+    store.on(["pin", "by"], updateStyles),
+  ];
+  load();
+  return {
+    destroy() {
+      for (const unsubscribe of subscriptions) unsubscribe();
+      controller?.abort();
+      buttonBox.remove();
+      element.replaceChildren();
+    },
+  };
+}

@@ -1,0 +1,102 @@
+// The user's own text: typed here, read by the model, and continued token by token.
+
+import { make } from "./elements.js";
+import { formatInteger } from "../data/numbers.js";
+import { t } from "../words/words.js";
+
+const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
+const MANY_TOKENS = 10; // tokens that the second button writes
+
+let draft = null; // typed text that was not read yet; kept when the page is built again
+
+/** Mount the box above the text, where there is a model. `reopen` builds the page again once another text was read. */
+export function mountReading(element, { store, transport, announce, uid, reopen }) {
+  const { info } = store.state;
+  const { reading } = info;
+  element.hidden = !reading || !reopen;
+  if (element.hidden) return { destroy() {} };
+  let timer = 0;
+  let destroyed = false;
+  const textArea = make("textarea", { rows: 3, maxLength: reading.characters, spellcheck: false, value: draft ?? reading.text, placeholder: t("Type a text: {0} reads it.", reading.model), "aria-label": t("Your text"), "data-keep": "text" });
+  const createButton = (text, title, onClick, keep) => {
+    const element = make("button", { type: "button", class: "toggle", title, "data-keep": keep }, text);
+    element.addEventListener("click", onClick);
+    return element;
+  };
+  const readButton = createButton(t("Read"), t("Let {0} read this text  Ctrl+Enter", reading.model), () => requestReading(0), "read");
+  const nextButton = createButton(t("+ 1 token"), t("Add the likeliest next token"), () => requestReading(1), "next");
+  const manyButton = createButton(t("+ {0} tokens", MANY_TOKENS), t("Add the likeliest next token, {0} times", MANY_TOKENS), () => requestReading(MANY_TOKENS), "many");
+  const stopButton = createButton(t("Stop"), t("Stop the model"), () => postRead({ stop: true }), "stop");
+  const message = make("p", { class: "reading-says", id: uid("reading"), role: "status" });
+  const progressBar = make("progress", { max: 1, hidden: true, "aria-label": t("Progress of the model") });
+  textArea.setAttribute("aria-describedby", message.id);
+  element.replaceChildren(textArea, make("div", { class: "reading-buttons" }, readButton, nextButton, manyButton, stopButton, progressBar), message);
+
+  textArea.addEventListener("input", () => {
+    draft = textArea.value;
+    message.textContent = "";
+  });
+  textArea.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) requestReading(0);
+  });
+  const showMessage = (text) => {
+    message.textContent = text;
+    if (text) announce(text);
+  };
+  const setBusy = (on) => {
+    // Not disabled, so that the focus stays where it is.
+    for (const each of [readButton, nextButton, manyButton]) each.setAttribute("aria-disabled", String(on));
+    stopButton.hidden = progressBar.hidden = !on;
+  };
+  async function postRead(content) {
+    try {
+      await transport.send("read", content);
+      return true;
+    } catch (error) {
+      showMessage(`${error.message}.`);
+      return false;
+    }
+  }
+  async function requestReading(more) {
+    if (!stopButton.hidden) return undefined;
+    const isNew = textArea.value !== reading.text && textArea.value.trim() !== "";
+    if (!isNew && !more) return showMessage(textArea.value.trim() ? t("This text is read already.") : t("Type a text first."));
+    showMessage("");
+    if (!(await postRead({ text: isNew ? textArea.value : null, more }))) return undefined;
+    draft = null;
+    return pollStatus();
+  }
+  async function pollStatus() {
+    clearTimeout(timer);
+    let status;
+    try {
+      status = (await transport.get("reading")).json;
+    } catch (error) {
+      return showMessage(`${error.message}.`);
+    }
+    if (destroyed) return undefined;
+    if (status.key !== info.key) {
+      destroyed = true;
+      return reopen(store.state, Boolean(reading.text) && status.text.startsWith(reading.text));
+    }
+    const { doing, done, total, error } = status;
+    setBusy(Boolean(doing));
+    if (total) progressBar.value = done / total;
+    else progressBar.removeAttribute("value");
+    if (doing) {
+      message.textContent = { loading: t("loading {0} …", reading.model), measuring: t("measuring the heads of {0}, once …", reading.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
+      timer = setTimeout(pollStatus, POLL_INTERVAL);
+    } else showMessage(error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)));
+    return undefined;
+  }
+  setBusy(false);
+  if (reading.text) pollStatus(); // a text of several steps may still be written
+  return {
+    destroy() {
+      destroyed = true;
+      clearTimeout(timer);
+      element.replaceChildren();
+    },
+  };
+}

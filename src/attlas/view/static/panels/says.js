@@ -1,0 +1,115 @@
+// Over the map: one sentence on what the shown head does, and a dialog with the numbers behind it.
+
+import { createDialog, make } from "./elements.js";
+import { formatNumber, getHeadName, formatPercent } from "../data/numbers.js";
+import { t } from "../words/words.js";
+
+const kindsOnBlock = ["induction", "duplicate"]; // measures whose sentences say that they are about random tokens
+const otherMeasures = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // besides those that define kinds
+
+/** Mount the lines, and the button of the box among the tools of the map. */
+export function mountSays(element, { store, uid, root, tools }) {
+  const headlineElement = make("b");
+  const sentenceElement = make("span", { class: "says-sentence" });
+  const textElement = make("span", { class: "says-text" });
+  const openButton = make("button", { type: "button", title: t("The numbers of this head, and from which value on it is called so") }, t("Evidence"));
+  openButton.addEventListener("click", () => store.set({ panel: "head" }));
+  const buttonBox = make("div", { hidden: true }, openButton);
+  element.append(headlineElement, sentenceElement, textElement);
+  tools.prepend(buttonBox);
+  const dialog = createDialog(root, t("What this head does"), uid, () => {
+    if (store.state.panel === "head") store.set({ panel: "" });
+  });
+  dialog.element.classList.add("why");
+  dialog.body.tabIndex = 0;
+
+  const update = (state) => {
+    const { kind, compared, headline, sentence, onText } = describeHead(state);
+    headlineElement.textContent = headline;
+    sentenceElement.textContent = sentence;
+    textElement.textContent = textElement.title = onText.replaceAll(" %", "\u00a0%"); // no line begins with %
+    buttonBox.hidden = !kind || Boolean(compared);
+  };
+  const fillDialog = ({ info, heads, entry, head }) => {
+    const row = findRow(heads, entry, head);
+    if (!row) return;
+    const own = row.measures ?? row.values; // what the head is, measured elsewhere or on this text
+    const kinds = Object.entries(heads.kinds).filter(([, kind]) => kind.measure in own);
+    kinds.sort(([a, first], [b, other]) => row.kinds.includes(b) - row.kinds.includes(a) || own[other.measure] - own[first.measure]);
+    const names = [...(row.measures ? kinds.map(([, kind]) => kind.measure) : []), ...otherMeasures];
+    const measures = names.map((each) => heads.columns.find((column) => column.name === each)).filter((column) => column && row.values[column.name] !== null);
+    dialog.body.replaceChildren(
+      make("p", { class: "why-lead" }, make("b", {}, `${getHeadName(info, entry, head)}: ${row.kinds.map((each) => t(each)).join(", ") || t("not known")}. `), t(heads.kinds[row.kinds[0]]?.does ?? "")),
+      ...(row.measures ? [make("h3", {}, describeSource(heads.on))] : []),
+      make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => createKindLine(name, kind, own[kind.measure], row.kinds.includes(name)))),
+      ...(row.measures && measures.length ? [make("h3", {}, t("On this text"))] : []),
+      make("dl", { class: "why-more" }, ...measures.map((column) => make("div", { title: t(column.description) }, make("dt", {}, t(column.label)), make("dd", {}, `${formatNumber(row.values[column.name])} ${t(column.unit)}`)))),
+      make("h3", {}, t("This recording")),
+      make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, sentences]) => make("div", {}, make("dt", {}, t(title)), make("dd", {}, createLinks(sentences.map((sentence) => t(...sentence)).join(t(" "))))))),
+    );
+  };
+  const updateDialog = (state) => {
+    if (state.panel !== "head") return dialog.close();
+    fillDialog(state);
+    return dialog.open();
+  };
+  update(store.state);
+  updateDialog(store.state);
+  const subscriptions = [store.on(["heads", "entry", "head", "second", "compare"], update), store.on(["panel", "heads", "entry", "head"], updateDialog)];
+  return {
+    destroy() {
+      for (const unsubscribe of subscriptions) unsubscribe();
+      dialog.destroy();
+      buttonBox.remove();
+      element.replaceChildren();
+    },
+  };
+}
+
+/** The text over the map: a headline on what the head is, a sentence with its number, and what it does on the text that is shown. */
+export function describeHead({ info, heads, entry, head, second, compare }) {
+  const row = findRow(heads, entry, head);
+  const kind = heads?.kinds?.[row?.kinds[0]];
+  const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getHeadName(info, second.entry, second.head);
+  const headline = `${getHeadName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
+  if (compared || !kind) return { kind, compared, headline, sentence: compared || describeProgress(heads), onText: "" };
+  const sentence = t(kind.evidence, formatPercent(row.share));
+  const said = row.on_text;
+  const onText = said ? t("On this text: {0}", t(heads.kinds[said.kind].on_text, formatPercent(said.share), formatPercent(said.chance ?? 0))) : "";
+  return { kind, compared, headline, sentence: row.measures && !kindsOnBlock.includes(kind.measure) ? withSource(heads.on, kind, sentence) : sentence, onText };
+}
+
+/** How far the statistics of all heads are, which are computed in the background; "" when they are there. */
+export function describeProgress(heads) {
+  return heads && heads.progress < 1 ? t("Measuring the heads: {0} %.", Math.floor(100 * heads.progress)) : "";
+}
+
+// Where it was measured what the heads are, as a title.
+function describeSource({ what, name }) {
+  return { text: t("In {0}", name), corpus: t("Over the texts of {0}", name), random: t("On random tokens that occur twice") }[what];
+}
+
+// The sentence of a head with the text that its number is about; that of a mixed head has no number.
+function withSource({ what, name }, { measure }, sentence) {
+  if (!measure) return sentence;
+  return { text: t("In {0}: {1}", name, sentence), corpus: t("Over the texts of {0}: {1}", name, sentence), random: t("On random tokens: {0}", sentence) }[what];
+}
+
+const findRow = (heads, entry, head) => heads?.rows.find((each) => each.entry === entry && each.head === head);
+
+// The row of a kind: its score, and the threshold from which a head is of this kind.
+function createKindLine(name, kind, value, reached) {
+  const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, make("i"), make("em"));
+  bar.firstChild.style.width = `${100 * Math.min(1, value)}%`;
+  bar.lastChild.style.left = `${100 * kind.threshold}%`;
+  const definition = t(kind.definition);
+  const rule = t("{0}: at least {1} %.", `${definition[0].toUpperCase()}${definition.slice(1)}`, Math.round(100 * kind.threshold));
+  return make("div", { class: reached ? "reached" : "" }, make("dt", {}, t(name)), make("dd", {}, bar, make("span", { class: "why-share" }, formatPercent(value)), make("small", {}, rule)));
+}
+
+// A text with its addresses as links.
+function createLinks(text) {
+  const parts = make("span");
+  for (const word of text.split(/(https:\/\/\S+)/)) parts.append(word.startsWith("https://") ? make("a", { href: word, rel: "noreferrer" }, word) : word);
+  return parts;
+}

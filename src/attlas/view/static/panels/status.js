@@ -1,0 +1,78 @@
+// The status line: what a pixel shows, the progress of computations, and errors.
+
+import { make } from "./elements.js";
+import { formatInteger } from "../data/numbers.js";
+import { describeVariant } from "../data/weighting.js";
+import { t } from "../words/words.js";
+
+const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
+const POLL_INTERVAL = 1300; // and between two requests for its progress
+
+/** Mount the status line. */
+export function mountStatus(element, { store, transport, map }) {
+  let timer = 0;
+  const scale = make("span", { class: "status-scale" });
+  const progress = make("span", { class: "status-progress", role: "status" });
+  const trouble = make("span", { class: "status-trouble", role: "status" });
+  element.append(scale, progress, trouble);
+
+  const update = (state) => {
+    scale.textContent = [describeBlock(state.grain, state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
+    progress.textContent = describeProgress(state.progress);
+    progress.hidden = !progress.textContent;
+  };
+  const cleanups = [
+    store.on(["grain", "pool", "variant", "compare", "second", "entry", "head", "progress"], update),
+    transport.trouble((text) => {
+      trouble.textContent = text ?? "";
+      trouble.hidden = !text;
+    }),
+  ];
+  trouble.hidden = true;
+
+  async function poll() {
+    if (map.unfinished() && document.visibilityState === "visible") {
+      try {
+        const { json } = await transport.get("status");
+        if (timer === null) return;
+        store.set({ progress: findJob(json.jobs, store.state) });
+      } catch {
+        // The queue reports a lost server; polling goes on.
+      }
+    } else if (!map.unfinished()) store.set({ progress: null });
+    if (timer !== null) timer = setTimeout(poll, store.state.progress ? POLL_INTERVAL : FIRST_POLL);
+  }
+  poll();
+  update(store.state);
+  return {
+    destroy() {
+      clearTimeout(timer);
+      timer = null;
+      cleanups.forEach((cleanup) => cleanup());
+      element.replaceChildren();
+    },
+  };
+}
+
+// The job of the shown head, else the first one.
+function findJob(jobs, { entry, head, variant }) {
+  const current = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
+  if (!current || !(current.total > 0)) return null;
+  return { entry: current.entry, head: current.head, fraction: current.done / current.total, secondsLeft: Math.ceil(current.seconds_left ?? 0) };
+}
+
+/** What one pixel stands for, in words. */
+export function describeBlock({ side, framed }, { pool }) {
+  if (side === 1) return t("every cell is drawn");
+  const cells = formatInteger(side);
+  const words = pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", cells, cells) : t("a pixel shows the mean of {0} × {1} cells", cells, cells);
+  return framed ? t("{0}, in the frame every cell", words) : words;
+}
+
+/** Words for how far a pass over the matrix is. */
+function describeProgress(progress) {
+  if (!progress || progress.fraction >= 1) return "";
+  const left = progress.secondsLeft;
+  const time = left > 90 ? t(", about {0} min left", Math.round(left / 60)) : left > 0 ? t(", about {0} s left", Math.ceil(left)) : "";
+  return t("computing the overview: {0} %{1}", Math.floor(100 * progress.fraction), time);
+}

@@ -1,0 +1,395 @@
+// The text pane: the weights of one query or one key, as colours of the tokens and as a list. It is the query or key
+// of the pinned cell; while nothing is pinned, that of the hovered token.
+
+import { clamp } from "../map/geometry.js";
+import { getDefaultRange } from "../map/colour.js";
+import { make, createSegmented } from "./elements.js";
+import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
+import { createFlow } from "./flow.js";
+import { showWhitespace } from "../data/tokens.js";
+import { formatAmount, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
+import { t } from "../words/words.js";
+
+const initialCount = 8; // entries of the list at first
+const expandedCount = 48; // and after "more"
+const maxCachedLines = 24;
+const HOVER_DELAY = 40; // ms of hover before the row of a token is requested
+
+// The indices of the `count` largest numbers in descending order, in one pass without sorting all.
+export function findLargest(values, count) {
+  const best = []; // ascending by value, at most `count` places
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index];
+    if (!(value > 0) || (best.length === count && value <= values[best[0]])) continue;
+    let rank = 0;
+    while (rank < best.length && values[best[rank]] < value) rank++;
+    best.splice(rank, 0, index);
+    if (best.length > count) best.shift();
+  }
+  return best.reverse();
+}
+
+const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
+const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
+// Describe the weights that are not in the list.
+function describeOthers({ by, variant }, remaining, total, named) {
+  if (by === "key" || isWeighted({ variant })) {
+    const kind = by === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
+    return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} other {1}; {2} in all.", formatInteger(remaining), kind, formatNumber(total));
+  }
+  const kind = remaining === 1 ? t("key") : t("keys");
+  return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} on {1} other {2}.", formatPercent(Math.max(0, total - named)), formatInteger(remaining), kind);
+}
+const countWhere = (weights, passes) => weights.reduce((count, weight) => count + passes(weight), 0);
+
+export function mountText(element, { store, transport, map, texts, announce, uid }) {
+  let weights = null; // Float32Array of the row or column that is shown
+  let rounded = false; // whether they are
+  let total = null; // their sum, null where it is not known
+  let controller = null;
+  let shownCount = initialCount;
+  let timer = 0;
+  const started = {}; // what each flow shows: {tokens, extent}
+  const lineCache = new Map(); // rows and columns that came last: key -> {weights, rounded, total}
+
+  const sideButtons = createSegmented(
+    t("Whose weights"),
+    [
+      { value: "query", text: t("query → keys"), title: t("What the query looks at") },
+      { value: "key", text: t("key ← queries"), title: t("Who looks at the key") },
+    ],
+    (value) => store.set({ by: value }),
+  );
+  const logButton = make("button", { type: "button", class: "toggle", title: t("Colour the text by the logarithm of the weights, so that small ones show too") }, t("log"));
+  logButton.addEventListener("click", () => store.set({ ink: store.state.ink === "log" ? "linear" : "log" }));
+  const subject = make("p", { class: "subject" });
+  const facts = make("dl", { class: "cell-facts" });
+  const release = make("button", { type: "button", class: "text-button", title: t("Let go of the pinned cell  Esc") }, t("unpin"));
+  release.addEventListener("click", () => store.set({ pin: null }));
+  const list = make("ol", { class: "largest", "aria-label": t("Largest weights") });
+  const moreButton = make("button", { type: "button", class: "text-button" }, t("more"));
+  moreButton.addEventListener("click", () => {
+    shownCount = shownCount === initialCount ? expandedCount : initialCount;
+    showList();
+  });
+  const restElement = make("p", { class: "largest-rest" });
+  const hintElement = make("p", { class: "text-hint" });
+  const detailsElement = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, restElement, moreButton));
+  // Its height is fixed, so that the text does not move when a token is clicked.
+  const pinnedElement = make("div", { class: "pinned" }, hintElement, detailsElement);
+  // In cross-attention queries and keys are of two texts, one above the other; else the flow of the keys has both.
+  const flowsElement = make("div", { class: "flows" });
+  const headings = { query: make("h3", { class: "flow-side" }, t("Queries")), key: make("h3", { class: "flow-side" }, t("Keys")) };
+  const createSideFlow = (side) => createFlow({ label: t("Text"), uid, paint: (position) => paint(position, side), onHover: (position) => onHover(position, side), onPick: (position) => onPick(position, side) });
+  const flows = { query: createSideFlow("query"), key: createSideFlow("key") };
+  const repaint = () => Object.values(flows).forEach((flow) => flow.repaint());
+  element.classList.add("text");
+  element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, logButton), flowsElement, pinnedElement);
+
+  const getEntry = (state) => state.info.entries[state.entry];
+  const isCross = (state) => getEntry(state).kind === "cross";
+  const getFlow = (side) => flows[isCross(store.state) ? side : "key"];
+  const getOther = ({ by }) => (by === "query" ? "key" : "query");
+  const createTokenChip = (position, side) => {
+    const tokens = texts.of(store.state)[side];
+    const joined = tokens.joined(position);
+    const text = tokens.peek(position);
+    if (text === null) return "";
+    if (!joined) return make("code", { class: "token" }, showWhitespace(text));
+    const part = `${position - joined.start + 1}/${joined.stop - joined.start}`;
+    return make("code", { class: "token", title: t("part {0} of {1}", part, joined.text) }, showWhitespace(joined.text), make("small", {}, ` ${part}`));
+  };
+
+  // ------------------------------------------------------------------------------------- the row that is shown
+
+  const getActiveCell = (state) => state.pin ?? state.pointed;
+  // The coloured side of the pairs: the position of its first token, and their number.
+  function getOtherSide(state) {
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    return state.by === "query" ? { first: firstKey, count: n } : { first: firstQuery, count: m };
+  }
+  function getOwnPosition(state) {
+    const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const { i, j } = getActiveCell(state);
+    return state.by === "query" ? firstQuery + i : firstKey + j;
+  }
+
+  // The weights of the row or column of a cell.
+  async function fetchLine(state, { i, j }, signal) {
+    const { entry, head, batch, variant, by: side } = state;
+    const [name, place] = side === "query" ? ["row", { i }] : ["column", { j }];
+    const key = `${entry}/${head}/${batch}/${variant}/${name}/${i}/${j}`;
+    if (!lineCache.has(key)) {
+      const answer = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
+      const search = new Float32Array(answer.buffer);
+      lineCache.set(key, { weights: search, rounded: Boolean(answer.rounded), total: answer.total === undefined ? sumKnown(search) : answer.total });
+      if (lineCache.size > maxCachedLines) lineCache.delete(lineCache.keys().next().value);
+    }
+    return lineCache.get(key);
+  }
+
+  async function load() {
+    clearTimeout(timer);
+    controller?.abort();
+    controller = null;
+    const { state } = store;
+    sideButtons.set(state.by);
+    const activeCell = getActiveCell(state);
+    detailsElement.hidden = activeCell === null;
+    hintElement.hidden = activeCell !== null;
+    facts.hidden = release.hidden = state.pin === null;
+    if (activeCell === null) {
+      weights = null;
+      repaint();
+      return;
+    }
+    controller = new AbortController();
+    const { signal } = controller;
+    const { entry, head, batch, variant, pin } = state;
+    showSubject();
+    detailsElement.classList.add("loading");
+    texts.of(state)[state.by].prefetch(getOwnPosition(state), getOwnPosition(state) + 1);
+    try {
+      const line = fetchLine(state, activeCell, signal);
+      const cell = pin && transport.get("cell", { entry, head, batch, variant, i: pin.i, j: pin.j }, { signal });
+      cell?.catch(() => {}); // awaited below, after the row
+      const answer = await line;
+      if (signal.aborted) return;
+      ({ weights, rounded, total } = answer);
+      shownCount = initialCount;
+      repaint();
+      await showList();
+      if (!pin) return;
+      getFlow(state.by).reveal(getOwnPosition(state));
+      const { json } = await cell;
+      if (signal.aborted) return;
+      showFacts(json);
+      const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+      announce(t("Pinned query {0}, key {1}: weight {2}", formatInteger(firstQuery + pin.i), formatInteger(firstKey + pin.j), formatNumber(json.weight)));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (weights === null || error.status === 404) {
+        weights = null;
+        list.replaceChildren();
+        facts.replaceChildren();
+        repaint();
+        if (pin) getFlow(state.by).reveal(getOwnPosition(state));
+      }
+      restElement.textContent = `${error.message}.`;
+    } finally {
+      if (!signal.aborted) detailsElement.classList.remove("loading");
+    }
+  }
+  function showSubject() {
+    const { state } = store;
+    const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const { i, j } = getActiveCell(state);
+    const [q, k] = [firstQuery + i, firstKey + j];
+    const place = (position) => make("span", { class: "place" }, ` ${formatInteger(position)}`);
+    if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(q, "query"), place(q), t(" looks at"));
+    else subject.replaceChildren(t("Key "), createTokenChip(k, "key"), place(k), t(" is looked at by"));
+  }
+  function showFacts(cell) {
+    const { state } = store;
+    const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const pair = [`${formatInteger(firstQuery + state.pin.i)}, ${formatInteger(firstKey + state.pin.j)}`, t("query and key of the pinned cell")];
+    const weight = cell.weight === null ? `≤ ${formatNumber(cell.below)}` : cell.rounded ? `≈ ${formatNumber(cell.weight)}` : formatNumber(cell.weight, 4);
+    const lineCache = [[t("cell"), ...pair], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
+    if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber(cell.weight / cell.share, 4), t("norm of the key’s value")]);
+    if (cell.allowed !== false) {
+      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), t("place of the weight in its row, 1 is the largest")]);
+      if (cell.logit !== null) lineCache.push([t("logit"), formatNumber(cell.logit), t("before softmax, in nats")]);
+    }
+    lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
+    if (cell.column_mass !== null && cell.column_mass !== undefined) lineCache.push([t("key’s mass"), formatNumber(cell.column_mass), t("sum of the weights that all queries give to this key")]);
+    facts.replaceChildren(...lineCache.map(([name, value, title]) => make("div", { title }, make("dt", {}, name), make("dd", {}, value))));
+  }
+
+  async function showList() {
+    const { state } = store;
+    if (weights === null || getActiveCell(state) === null) return;
+    const { first } = getOtherSide(state);
+    const other = getOther(state);
+    const tokens = texts.of(state)[other];
+    const places = findLargest(weights, shownCount);
+    const shownWeights = weights;
+    // All texts are fetched first, so that the list does not change under the pointer.
+    await Promise.all(places.map((place) => tokens.range(first + place, first + place + 1).catch(() => [])));
+    const activeCell = getActiveCell(store.state);
+    if (shownWeights !== weights || activeCell === null) return;
+    showSubject();
+    const scale = weights[places[0]] || 1;
+    const named = places.reduce((sum, place) => sum + weights[place], 0);
+    list.replaceChildren(
+      ...places.map((place) => {
+        const weight = weights[place];
+        const bar = make("i", { class: "largest-bar" });
+        bar.style.width = `${(100 * weight) / scale}%`;
+        const button = make(
+          "button",
+          { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", formatNumber(weight, rounded ? 3 : 5), formatInteger(first + place)) },
+          createTokenChip(first + place, other),
+          make("span", { class: "place" }, formatInteger(first + place)),
+          make("span", { class: "share" }, formatAmount(weight, state)),
+          bar,
+        );
+        const cell = state.by === "query" ? { i: activeCell.i, j: place } : { i: place, j: activeCell.j };
+        const showHover = () => store.set({ hover: cell, reading: weight });
+        button.addEventListener("click", () => {
+          map.centre(cell.i, cell.j);
+          showHover();
+          getFlow(other).reveal(first + place);
+        });
+        button.addEventListener("focus", showHover);
+        button.addEventListener("pointerenter", showHover);
+        return make("li", {}, button);
+      }),
+    );
+    const remaining = countWhere(weights, (weight) => weight !== 0) - places.length;
+    restElement.textContent = places.length ? (remaining > 0 ? describeOthers(state, remaining, total, named) : "") : t("No key may be looked at here.");
+    moreButton.hidden = countWhere(weights, isKnown) <= places.length && shownCount === initialCount;
+    moreButton.textContent = shownCount === initialCount ? t("more") : t("fewer");
+  }
+
+  // ------------------------------------------------------------------------------------------------------- the flow
+
+  let rowMaximum = { of: null, value: 0 }; // the largest weight of the row
+
+  // The style of a token: its background, and classes for the active token, masked tokens and search results.
+  function paint(position, flowSide) {
+    const { state } = store;
+    const hasSide = (side) => !isCross(state) || side === flowSide;
+    const classes = [];
+    let background = "";
+    if (state.searchResult?.matches.some(([start, stop, side]) => side === flowSide && start <= position && position < stop)) classes.push("found");
+    if (getActiveCell(state) !== null && weights !== null) {
+      const weight = getWeight(position);
+      if (!hasSide(getOther(state))) background = ""; // the other text is coloured
+      else if (weight === null || weight === 0) classes.push("masked");
+      else {
+        const share = getColourShare(weight);
+        if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
+      }
+      if (hasSide(state.by) && position === getOwnPosition(state)) classes.push("own");
+    }
+    const entry = getEntry(state);
+    const { hover } = state;
+    if (hover && hasSide("query") && position === entry.first_query + hover.i) classes.push("at-query");
+    if (hover && hasSide("key") && position === entry.first_key + hover.j) classes.push("at-key");
+    return { classes, background };
+  }
+  // The weight of a token in the shown row; null where the row does not contain it.
+  function getWeight(position) {
+    const { first, count } = getOtherSide(store.state);
+    return position >= first && position < first + count ? weights[position - first] : null;
+  }
+  // The share of colour of a weight: none at 0, full at the largest weight of the row.
+  function getColourShare(weight) {
+    if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
+    if (store.state.ink === "linear") return weight / rowMaximum.value;
+    const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(store.state));
+    return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
+  }
+  // The cell of a token: in the pinned row or column, else on the diagonal; in cross-attention in the active row or column.
+  function getCell(position, side) {
+    const { state } = store;
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const [i, j] = [position - firstQuery, position - firstKey];
+    const [inRows, inColumns] = [i >= 0 && i < m, j >= 0 && j < n];
+    if (isCross(state)) {
+      const { i: row, j: column } = getActiveCell(state) ?? (side === state.by ? { i: 0, j: 0 } : {});
+      if (row === undefined || !(side === "query" ? inRows : inColumns)) return null;
+      return side === "query" ? { i, j: column } : { i: row, j };
+    }
+    if (state.pin !== null && state.by === "query") return inColumns ? { i: state.pin.i, j } : null;
+    if (state.pin !== null) return inRows ? { i, j: state.pin.j } : null;
+    return inRows || inColumns ? { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) } : null;
+  }
+  function onHover(position, side) {
+    const { state } = store;
+    const cell = position === null ? null : getCell(position, side);
+    const reads = isCross(state) ? side === getOther(state) : state.pin;
+    store.set({ hover: cell, reading: cell && reads && weights && isKnown(getWeight(position)) ? getWeight(position) : null });
+    if (cell && !state.pin && !(isCross(state) && reads)) store.set({ pointed: cell }); // not reset, so that the pointer can move to the list
+  }
+  function onPick(position, side) {
+    const { state } = store;
+    if (isCross(state)) return pinCell(getCell(position, side));
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const [i, j] = [position - firstQuery, position - firstKey];
+    if (state.by === "query" && (i < 0 || i >= m)) return announce(t("Token {0} is no query of this head", formatInteger(position)));
+    if (state.by === "key" && (j < 0 || j >= n)) return announce(t("Token {0} is no key of this head", formatInteger(position)));
+    const pin = state.by === "query" ? { i, j: clamp(state.pin?.j ?? j, 0, n - 1) } : { i: clamp(state.pin?.i ?? i, 0, m - 1), j };
+    if (state.pin === null) Object.assign(pin, { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) });
+    return pinCell(pin);
+  }
+  function pinCell(pin) {
+    if (pin === null) return;
+    store.set({ pin, hover: null, reading: null, pointed: null });
+    const view = map.visibleRegion();
+    const isVisible = pin.i >= view.r0 && pin.i < view.r1 && pin.j >= view.c0 && pin.j < view.c1;
+    if (!isVisible) map.centre(pin.i, pin.j);
+  }
+
+  const subscriptions = [
+    store.on(["entry", "batch"], showTexts),
+    store.on(["pin", "by", "entry", "head", "batch", "variant"], load),
+    store.on(["pointed"], () => {
+      clearTimeout(timer);
+      timer = setTimeout(load, store.state.pointed ? HOVER_DELAY : 0);
+    }),
+    store.on(["ink"], showInk),
+    store.on(["searchResult"], () => {
+      const { searchResult } = store.state;
+      repaint();
+      if (!searchResult || searchResult.index < 0) return;
+      const [start, , side] = searchResult.matches[searchResult.index];
+      flows[side].reveal(start);
+    }),
+    store.on(["hover"], () => {
+      const { state } = store;
+      const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+      const marks = state.hover ? { query: firstQuery + state.hover.i, key: firstKey + state.hover.j } : {};
+      for (const side of ["query", "key"]) flows[side].mark(isCross(state) ? [marks[side] ?? -1] : Object.values(marks));
+    }),
+    texts.on(() => Object.values(flows).forEach((flow) => flow.refresh())),
+  ];
+  function showInk() {
+    logButton.setAttribute("aria-pressed", String(store.state.ink === "log"));
+    repaint();
+  }
+  // Show the texts of the entry and the sequence; a text that is not known is not shown.
+  function showTexts() {
+    const { state } = store;
+    const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
+    const tokens = texts.of(state);
+    const cross = isCross(state);
+    const parts = [];
+    const ends = cross ? { query: firstQuery + m, key: firstKey + n } : { query: 0, key: Math.max(firstQuery + m, firstKey + n) };
+    for (const side of ["query", "key"]) {
+      const shown = tokens[side].length > 0 && ends[side] > 0;
+      const extent = shown ? Math.max(ends[side], tokens[side].length) : 0;
+      if (shown) parts.push(...(cross ? [headings[side]] : []), flows[side].element);
+      if (started[side]?.tokens === tokens[side] && started[side].extent === extent) continue;
+      started[side] = { tokens: tokens[side], extent };
+      flows[side].start(extent, tokens[side]);
+    }
+    const { children } = flowsElement;
+    if (parts.length !== children.length || parts.some((part, at) => part !== children[at])) flowsElement.replaceChildren(...parts);
+    logButton.hidden = !parts.length;
+    hintElement.textContent = logButton.hidden ? t("Click a cell of the map: here are the largest weights of its row.") : t("Point at a token: the text is coloured by what it looks at, in proportion to the weights. A click pins it.");
+  }
+  showTexts();
+  showInk();
+  load();
+  if (store.state.pointed) getFlow(store.state.by).reveal(getOwnPosition(store.state)); // the state may begin with a hovered token
+  return {
+    destroy() {
+      for (const unsubscribe of subscriptions) unsubscribe();
+      controller?.abort();
+      clearTimeout(timer);
+      for (const flow of Object.values(flows)) flow.destroy();
+      element.replaceChildren();
+    },
+  };
+}

@@ -1,0 +1,154 @@
+// Thumbnails of heads: fetched when they become visible, few at a time, and repainted when colours change.
+
+import { makeLut } from "../map/colour.js";
+
+const maxInFlight = 2; // the map's own requests go first
+const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
+
+export function createThumbs({ store, transport, onArrival }) {
+  const cache = new Map(); // key -> {codes, size, sampled, final, tries}
+  const items = new Map(); // canvas -> {key, entry, head}
+  const queue = new Set();
+  const inFlight = new Map(); // canvas -> AbortController
+  const timers = new Map();
+  let lut = null;
+  let size = 64;
+
+  const getViewKey = () => {
+    const { batch, variant, pool } = store.state;
+    return `${batch}:${variant}:${pool}:${size}`;
+  };
+  const getKey = ({ entry, head }) => `${entry}:${head}:${getViewKey()}`;
+
+  const visibilityObserver = new IntersectionObserver(
+    (changes) => {
+      for (const { target, isIntersecting } of changes) {
+        const item = items.get(target);
+        if (!item) continue;
+        item.visible = isIntersecting;
+        if (isIntersecting) requestThumbnail(target);
+        else {
+          queue.delete(target);
+          inFlight.get(target)?.abort();
+          clearTimeout(timers.get(target));
+        }
+      }
+    },
+    { rootMargin: "160px" },
+  );
+
+  function requestThumbnail(canvas) {
+    const item = items.get(canvas);
+    const thumbnail = cache.get(getKey(item));
+    if (thumbnail) paint(canvas, thumbnail);
+    if (!thumbnail || !thumbnail.final) schedule(canvas, thumbnail);
+  }
+  function schedule(canvas, thumbnail) {
+    clearTimeout(timers.get(canvas));
+    if (!thumbnail) {
+      queue.add(canvas);
+      startRequests();
+      return;
+    }
+    const wait = pollDelays[Math.min(thumbnail.tries, pollDelays.length - 1)];
+    timers.set(
+      canvas,
+      setTimeout(() => {
+        queue.add(canvas);
+        startRequests();
+      }, wait),
+    );
+  }
+  function startRequests() {
+    for (const canvas of queue) {
+      if (inFlight.size >= maxInFlight) return;
+      queue.delete(canvas);
+      if (!inFlight.has(canvas)) load(canvas);
+    }
+  }
+  async function load(canvas) {
+    const item = items.get(canvas);
+    const key = getKey(item);
+    const { batch, variant, pool } = store.state;
+    const controller = new AbortController();
+    inFlight.set(canvas, controller);
+    try {
+      const { entry, head } = item;
+      const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool, size }, { signal: controller.signal });
+      const thumbnail = {
+        codes: new Uint16Array(answer.buffer),
+        sampled: Boolean(answer.sampled),
+        final: answer.final || !answer.sampled,
+        tries: (cache.get(key)?.tries ?? -1) + 1,
+      };
+      thumbnail.size = Math.round(Math.sqrt(thumbnail.codes.length));
+      cache.set(key, thumbnail);
+      item.failed = false;
+      if (items.has(canvas) && getKey(item) === key) {
+        paint(canvas, thumbnail);
+        if (!thumbnail.final && item.visible) schedule(canvas, thumbnail);
+      }
+    } catch (error) {
+      if (!error.aborted && !controller.signal.aborted) {
+        item.failed = true;
+        onArrival(canvas, { sampled: false, failed: error.message });
+      }
+    } finally {
+      inFlight.delete(canvas);
+      startRequests();
+      if (items.has(canvas) && item.visible && !item.failed && getKey(item) !== key) requestThumbnail(canvas);
+    }
+  }
+  function paint(canvas, thumbnail) {
+    lut ??= makeLut(store.state);
+    const { codes, size: side } = thumbnail;
+    if (canvas.width !== side || canvas.height !== side) [canvas.width, canvas.height] = [side, side];
+    const image = new ImageData(side, side);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < codes.length; i++) pixels[i] = lut[codes[i]];
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    onArrival(canvas, { sampled: thumbnail.sampled, failed: null });
+  }
+  const repaint = () => {
+    lut = null;
+    for (const [canvas, item] of items) if (item.visible) requestThumbnail(canvas);
+  };
+  const subscriptions = [
+    store.on(["colour", "low", "high", "palette", "dark"], repaint),
+    store.on(["batch", "variant", "pool"], repaint),
+    store.on(["progress"], ({ progress }) => {
+      if (progress !== null) return;
+      // A pass has ended: sampled thumbnails can be replaced.
+      for (const [canvas, item] of items) if (item.visible && cache.get(getKey(item))?.final === false) queue.add(canvas);
+      startRequests();
+    }),
+    store.on(["info"], () => {
+      cache.clear();
+      repaint();
+    }),
+  ];
+  return {
+    show(canvas, entry, head) {
+      items.set(canvas, { entry, head, visible: false, failed: false });
+      visibilityObserver.observe(canvas);
+    },
+    resize(pixels) {
+      const next = pixels <= 64 ? 64 : pixels <= 128 ? 128 : 256;
+      if (next === size) return;
+      size = next;
+      repaint();
+    },
+    clear() {
+      visibilityObserver.disconnect();
+      for (const controller of inFlight.values()) controller.abort();
+      for (const timer of timers.values()) clearTimeout(timer);
+      items.clear();
+      queue.clear();
+      timers.clear();
+    },
+    destroy() {
+      for (const unsubscribe of subscriptions) unsubscribe();
+      this.clear();
+    },
+  };
+}
