@@ -68,6 +68,7 @@ def browse(browser: Any) -> Iterator[Callable[..., Any]]:
         wait: str = READY,
         expected: str = "\n",
         routes: dict[str, Callable[[Any], None]] | None = None,
+        script: str = "",
         **options: Any,
     ) -> Any:
         options = {"reduced_motion": "reduce", "accept_downloads": True} | options
@@ -81,6 +82,8 @@ def browse(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("request", lambda asked: asked.url.startswith(ours) or told(asked.url))
         for pattern, answer in (routes or {}).items():
             page.route(pattern, answer)
+        if script:
+            page.add_init_script(f"({script})()")
         page.goto(url)
         if wait:
             page.wait_for_selector(wait)

@@ -695,6 +695,42 @@ def test_the_page_speaks_chinese_to_a_chinese_browser(show: Callable[..., Any], 
     assert {"pin": "100.50", "m": "ratio"}.items() <= state(page).items()
 
 
+# Keeps what the page has shown, from before its first script on: texts, titles and names for screen readers.
+KEEP_SHOWN = """() => {
+  window.shown = [];
+  const keep = () => {
+    for (const part of document.querySelectorAll(".attlas button, .attlas h2, .attlas h3, .attlas [aria-label]")) {
+      window.shown.push(part.textContent, part.title, part.ariaLabel ?? "");
+    }
+  };
+  new MutationObserver(keep).observe(document, { childList: true, subtree: true, attributes: true });
+}"""
+
+
+@pytest.mark.parametrize(("locale", "files"), [("zh-CN", ["zh.json"]), ("en-US", [])])
+def test_no_text_is_shown_before_the_translations_are_there(
+    browse: Callable[..., Any], small: Atlas, locale: str, files: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer_late(route: Any) -> None:
+        asked.append(route.request.url.rpartition("/")[2])
+        page = route.request.frame.page
+        assert page.evaluate("document.querySelectorAll('.attlas > :not(noscript)').length") == 0
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.querySelectorAll('.attlas > :not(noscript)').length") == 0
+        route.continue_()
+
+    with served(small) as url:
+        page = browse(url, locale=locale, wait="", routes={"**/words/*.json": answer_late}, script=KEEP_SHOWN)
+        page.wait_for_selector(READY)
+        until(page, "document.querySelectorAll('.thumb.drawn').length === 4")
+        shown = set(page.evaluate("window.shown"))
+        browse.close()
+    assert asked == files
+    assert ("Heads" in shown, "头" in shown) == (locale == "en-US", locale == "zh-CN")
+
+
 # ------------------------------------------------------------------------------------------------- weighted by values
 
 

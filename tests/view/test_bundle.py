@@ -69,6 +69,18 @@ def test_the_widget_is_a_module_with_a_render_function(tmp_path: Path) -> None:
 
 
 @node
+@pytest.mark.parametrize(("language", "said"), [("zh-CN", "头"), ("en-US", "Heads"), ("fr-FR", "Heads")])
+def test_a_script_has_its_translations(language: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    page = bundle.offline_page()
+    script = re.search(r"<script>\(\(\) => \{(.*?)\$offline.startOffline\(\);", page, re.S)[1]
+    widget = bundle.widget_module().partition("export default")[0]
+    for joined in (script, widget):
+        navigator = f'Object.defineProperty(globalThis, "navigator", {{ value: {{ language: "{language}" }} }});\n'
+        assert run(f'{navigator}{joined}\nconsole.log(JSON.stringify($words_words.t("Heads")));', tmp_path) == said
+
+
+@node
 def test_levels_that_fit_in_an_offline_page(tmp_path: Path) -> None:
     entry = {"m": 100_000, "n": 100_000, "first_query": 0, "first_key": 0, "causal": True, "levels": 10}
     assert levels_that_fit(entry, 24 << 20) == [9, 8, 7, 6, 5]  # 1 + 3 + 10 + 28 + 91 tiles; the next level has 325

@@ -14,14 +14,14 @@ from attlas.view.statistics import _DESCRIBED, _UNKNOWN
 
 STATIC = Path(str(resources.files("attlas.view").joinpath("static")))
 USED = re.compile(r'\bt\(\s*("(?:[^"\\]|\\.)*")')
-LINE = re.compile(r'^  ("(?:[^"\\]|\\.)*"): ("(?:[^"\\]|\\.)*"),$', re.M)
 
 
 def chinese() -> dict[str, str]:
-    lines = LINE.findall(STATIC.joinpath("words", "zh.js").read_text("utf-8"))
-    found = {json.loads(key): json.loads(text) for key, text in lines}
-    assert len(found) == len(lines), "a text twice"
-    return found
+    def each_once(pairs: list[tuple[str, str]]) -> dict[str, str]:
+        assert len(dict(pairs)) == len(pairs), "a text twice"
+        return dict(pairs)
+
+    return json.loads((STATIC / "words" / "zh.json").read_text("utf-8"), object_pairs_hook=each_once)
 
 
 def texts_in_the_code() -> set[str]:

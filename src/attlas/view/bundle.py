@@ -22,6 +22,7 @@ _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', 
 _EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
 _LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
 _STYLES = ("style.css", "panels.css")
+_LANGUAGES = ("zh",)  # besides English, which is in the code
 _PAGES = {"offline": (), "corpus/offline": ("corpus.css",)}  # what starts a page without a server: its further styles
 
 
@@ -137,6 +138,12 @@ def styles(*further: str) -> str:
     return "\n".join(_read(name) for name in (*_STYLES, *further))
 
 
+def _translations() -> str:
+    """Return the statement with which a script takes the translations, of which a server has one file a language."""
+    texts = ", ".join(f"{language}: {_read(f'words/{language}.json').strip()}" for language in _LANGUAGES)
+    return f"$words_words.setTranslations({{ {texts} }});\n"
+
+
 def widget_module() -> str:
     """Return the page as the one ES module that anywidget loads.
 
@@ -150,7 +157,7 @@ def widget_module() -> str:
     >>> bundle.widget_module().splitlines()[-1]
     'export default { render: $widget.render };'
     """
-    return f"{script('widget.js')}\nexport default {{ render: $widget.render }};\n"
+    return f"{script('widget.js')}\n{_translations()}\nexport default {{ render: $widget.render }};\n"
 
 
 @cache
@@ -175,7 +182,8 @@ def offline_page(start: str = "offline") -> str:
     >>> page.count(bundle.DATA), "connect-src" in page, "http:" in page.replace("http://www.w3.org", "")
     (2, False, False)
     """
-    code = f'(() => {{\n"use strict";\n{script(f"{start}.js")}\n{_constant(start)}.startOffline();\n}})();\n'
+    modules = f"{script(f'{start}.js')}\n{_translations()}"
+    code = f'(() => {{\n"use strict";\n{modules}\n{_constant(start)}.startOffline();\n}})();\n'
     style = styles(*_PAGES[start])
     if "</script" in code.lower() or "</style" in style.lower() or DATA in code.replace(f'"{DATA}"', ""):
         raise _error("no file may hold what ends it within a page.", "</script, </style or the mark of the data")

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const at = process.env.STATIC;
+(await import(`${at}/words/words.js`)).setTranslations({});
 const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/map/geometry.js`);
 const { getZoomLimit } = await import(`${at}/data/held.js`);
 const { describeGrain, findCell, explainRefusal, createScene, getTarget } = await import(`${at}/map/scene.js`);

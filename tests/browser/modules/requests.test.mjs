@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const { backoff, createRequests } = await import(`${process.env.STATIC}/data/requests.js`);
+const { setTranslations } = await import(`${process.env.STATIC}/words/words.js`);
+setTranslations({});
 const { TransportError } = await import(`${process.env.STATIC}/data/transport.js`);
 
 const turn = () => new Promise((go) => setTimeout(go, 2));

@@ -3,10 +3,12 @@
 import { mount } from "./main.js";
 import { writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
+import { fetchTranslations } from "./words/words.js";
 
 const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
 
 let current = null;
+await fetchTranslations("./words/");
 openPage(document.querySelector(".attlas"), {});
 
 function openPage(root, initial) {

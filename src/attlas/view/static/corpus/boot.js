@@ -2,5 +2,7 @@
 
 import { mountCorpus } from "./page.js";
 import { createHttpTransport } from "../data/transport.js";
+import { fetchTranslations } from "../words/words.js";
 
+await fetchTranslations("./words/");
 mountCorpus(document.querySelector(".attlas"), createHttpTransport("./"));

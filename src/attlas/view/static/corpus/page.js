@@ -12,7 +12,7 @@ import { formatInteger } from "../data/numbers.js";
 import { createStore } from "../data/state.js";
 import { language, t } from "../words/words.js";
 
-const keys = [
+const listKeys = () => [
   [t("drag"), t("select heads; a selection can be dragged")],
   [t("click, Enter"), t("open a head")],
   ["← ↑ → ↓", t("in the scatter: from point to point, with Shift they select; in a text: from token to token")],
@@ -224,7 +224,7 @@ function createHelpDialog({ store, root, uid }) {
   dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
   const createPairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
   dialog.body.append(
-    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...createPairs(keys))),
+    make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...createPairs(listKeys()))),
     make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...createPairs(listMeasures(info, true).map(({ label, description }) => [label, description])))),
     ...info.corpora.map((corpus) => make("section", { class: "facts about" }, make("h3", {}, corpus.title), make("dl", {}, ...createPairs(corpus.about)))),
   );

@@ -31,8 +31,6 @@ const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette"
 // Fields whose change redraws the map.
 const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
-const KEYS = t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle.");
-
 // At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
 function createBudget(milliseconds) {
   const deadline = performance.now() + milliseconds;
@@ -50,7 +48,7 @@ function createBudget(milliseconds) {
 }
 
 function createStage(element, uid) {
-  const hint = make("p", { class: "unseen", id: uid("map-keys") }, KEYS);
+  const hint = make("p", { class: "unseen", id: uid("map-keys") }, t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle."));
   const base = make("canvas", { class: "base", "aria-hidden": "true" });
   const overlay = make("canvas", { class: "overlay", tabIndex: 0, role: "application", "aria-roledescription": t("attention map"), "aria-describedby": hint.id });
   const stage = make("div", { class: "stage" }, base, overlay, hint);

@@ -12,8 +12,6 @@ import { t } from "../words/words.js";
 /** The track at each side. */
 export const TRACK_OF = { top: "column_mass", left: "entropy" };
 
-const NOTHING = t("Only statistics of this layer were kept: no cells to show");
-
 /** A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing. */
 export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   const ctx = canvas.getContext("2d", { alpha: false });
@@ -190,7 +188,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     ctx.textBaseline = "middle";
     if (pane.names.upper) drawLabel(pane.names.upper, pane.right - 10, pane.top + 10, "right");
     if (pane.names.lower) drawLabel(pane.names.lower, pane.left + 10, pane.bottom - 34, "left");
-    if (!pane.readable) drawLabel(NOTHING, (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
+    if (!pane.readable) drawLabel(t("Only statistics of this layer were kept: no cells to show"), (pane.left + pane.right) / 2, (pane.top + pane.bottom) / 2 - 12, "center");
     ctx.restore();
   }
 

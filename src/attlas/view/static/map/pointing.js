@@ -4,7 +4,7 @@ import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
 import { TRACK_OF } from "./painter.js";
 import { findCell, getTarget, findTrack } from "./scene.js";
-import { TRACKS, findPeak } from "./tracks.js";
+import { describeTrack, findPeak } from "./tracks.js";
 import { t } from "../words/words.js";
 
 const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
@@ -44,7 +44,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     const name = TRACK_OF[side];
     const { values } = tracks.get(pane.source, name);
     const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
-    tip.showTrack({ source: pane.source, label: TRACKS[name].label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
+    tip.showTrack({ source: pane.source, label: describeTrack(name).label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
   // Zoomed out a pixel is a block: its largest cell is fetched and pinned.

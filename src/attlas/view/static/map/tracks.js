@@ -7,14 +7,19 @@ const FIRST_POLL_MS = 800;
 const LAST_POLL_MS = 6000;
 const MIN_LOG_RATIO = 12; // largest over median from which a track is drawn on a log scale
 
-/** What a track shows: which numbers, on which scale, and the words beside it. */
-export const TRACKS = {
-  column_mass: { label: t("column mass"), short: t("mass"), log: true },
-  column_max: { label: t("largest weight"), short: t("largest"), log: true },
-  entropy: { label: t("entropy"), short: t("entropy"), log: false },
-  effective_keys: { label: t("effective keys"), short: t("keys"), log: true },
-  max_weight: { label: t("largest weight"), short: t("largest"), log: true },
-};
+// Whether the scale of a track may be logarithmic.
+const LOGARITHMIC = { column_mass: true, column_max: true, entropy: false, effective_keys: true, max_weight: true };
+
+/** The words beside a track: which numbers it shows, and in short. */
+export function describeTrack(name) {
+  return {
+    column_mass: { label: t("column mass"), short: t("mass") },
+    column_max: { label: t("largest weight"), short: t("largest") },
+    entropy: { label: t("entropy"), short: t("entropy") },
+    effective_keys: { label: t("effective keys"), short: t("keys") },
+    max_weight: { label: t("largest weight"), short: t("largest") },
+  }[name];
+}
 
 /** Largest and mean of a range of numbers without NaN; NaN where all are NaN. */
 export function summarise(values, from, to) {
@@ -81,7 +86,7 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
       const { buffer, progress } = await transport.get("track", params);
       const values = new Float32Array(buffer);
       track.wait = Math.min(LAST_POLL_MS, track.progress === progress ? 1.6 * track.wait : track.wait);
-      Object.assign(track, { values, progress, range: computeTrackRange(values, TRACKS[params.name]) });
+      Object.assign(track, { values, progress, range: computeTrackRange(values, { log: LOGARITHMIC[params.name] }) });
       if (params.name === "entropy" && progress >= 1) track.empty = findEmptyRuns(values);
     } catch {
       track.wait = LAST_POLL_MS;
@@ -124,13 +129,13 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
 
 /** Draw the track of a side ("top" or "left") of a pane, in CSS pixels. */
 export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
-  const kind = TRACKS[name];
+  const words = describeTrack(name);
   const top = side === "top";
   const { gutter } = pane;
   const maxHeight = gutter.track - 8;
   const base = top ? pane.top - gutter.band - gutter.top : pane.left - gutter.band - gutter.left;
   const [low, high] = top ? [pane.left, pane.right] : [pane.top, pane.bottom];
-  drawLabel(ctx, pane, top, base, kind, track, look);
+  drawLabel(ctx, pane, top, base, words, track, look);
   ctx.fillStyle = look.line;
   if (top) ctx.fillRect(low, Math.round(base), high - low, 1);
   else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
@@ -174,7 +179,7 @@ function createHeightScale({ low, high, log }, maxHeight) {
   return (value) => (value >= low ? 1 + (maxHeight - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
 }
 
-function drawLabel(ctx, pane, top, base, kind, track, look) {
+function drawLabel(ctx, pane, top, base, words, track, look) {
   const { gutter } = pane;
   const narrow = gutter.track < 30;
   ctx.font = `${narrow ? 9 : 10}px ${look.sans}`;
@@ -184,10 +189,10 @@ function drawLabel(ctx, pane, top, base, kind, track, look) {
   if (top) {
     ctx.textAlign = "right";
     const x = pane.left - gutter.band - 7;
-    ctx.fillText(narrow ? kind.short : kind.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
+    ctx.fillText(narrow ? words.short : words.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
     if (range && !narrow) ctx.fillText(`${range.log ? t("log, ") : ""}≤ ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
   } else if (!narrow) {
     ctx.textAlign = "right";
-    ctx.fillText(`${kind.label}${range ? ` ≤ ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
+    ctx.fillText(`${words.label}${range ? ` ≤ ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
   }
 }

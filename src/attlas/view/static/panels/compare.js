@@ -6,7 +6,7 @@ import { holdsHead } from "../data/held.js";
 import { findCounterpart } from "../data/state.js";
 import { t } from "../words/words.js";
 
-const modes = [
+const listModes = () => [
   { value: "none", text: t("one"), title: t("The first head alone") },
   { value: "side", text: t("side by side"), title: t("Two maps that move together") },
   { value: "triangle", text: t("triangle"), title: t("The second head fills the empty triangle of a causal map") },
@@ -24,19 +24,20 @@ export function haveSameCells(a, b) {
   return ["m", "n", "first_query", "first_key"].every((field) => a[field] === b[field]);
 }
 
-const descriptions = {
+const describeMode = (compare) => ({
   none: t("Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too."),
   side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
   triangle: t("Below the diagonal the first head, above it the second, mirrored into the pairs that a causal mask leaves empty."),
   ratio: t("log₂ of the first weight over the second: orange where the first head gives more, blue where the second does."),
   difference: t("The first weight less the second: orange where the first head gives more, blue where the second does."),
-};
+})[compare];
 
 export function mountCompare(element, { store, announce, uid }) {
   const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": t("Compare two heads"), hidden: true });
   const openButton = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, t("Compare"));
   const headSelect = make("select", { "aria-label": t("Second head"), id: uid("second") });
   const swapButton = make("button", { type: "button", class: "icon", title: t("Swap the two heads"), "aria-label": t("Swap the two heads") }, "⇄");
+  const modes = listModes();
   const modeButtons = createSegmented(t("How two heads are shown"), modes, (compare) => selectMode(compare));
   const description = make("p", { class: "compare-says" });
   box.append(
@@ -111,7 +112,7 @@ export function mountCompare(element, { store, announce, uid }) {
     openButton.setAttribute("aria-expanded", String(!box.hidden));
     openButton.classList.toggle("on", compare !== "none");
     openButton.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare).text);
-    description.textContent = descriptions[compare];
+    description.textContent = describeMode(compare);
     headSelect.value = second === null ? "" : `${second.entry}:${second.head}`;
     swapButton.disabled = second === null;
     const layer = info.entries[entry];

@@ -10,13 +10,13 @@ import { describeProgress } from "./says.js";
 import { t } from "../words/words.js";
 
 const pollDelays = [1_000, 2_000, 4_000, 8_000, 15_000];
-const orders = { "=": t("in layers"), "-": t("largest first"), "+": t("smallest first") };
+const listOrders = () => [{ value: "=", text: t("in layers") }, { value: "-", text: t("largest first") }, { value: "+", text: t("smallest first") }];
 
 // The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
 function readSort(text, columns) {
   const [order, name] = [text[0], text.slice(1)];
   const column = columns.find((each) => each.name === name) ?? columns[0] ?? null;
-  return { order: order in orders && column?.name === name ? order : "=", column };
+  return { order: ["=", "-", "+"].includes(order) && column?.name === name ? order : "=", column };
 }
 
 // The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
@@ -62,7 +62,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
 
   const count = make("span", { class: "heads-count", role: "status" });
   const statistic = createPicker(t("Statistic"), [], (name) => setSort({ name }));
-  const order = createPicker(t("Order"), Object.entries(orders).map(([value, text]) => ({ value, text })), (value) => setSort({ order: value }));
+  const order = createPicker(t("Order"), listOrders(), (value) => setSort({ order: value }));
   const kind = createPicker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
   const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": t("Batch"), class: "batch" });
   const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, t("Batch")), batch);

@@ -3,7 +3,7 @@
 import { createDialog, createLanguageButton, make } from "./elements.js";
 import { t } from "../words/words.js";
 
-const keys = [
+const listKeys = () => [
   [t("Moving"), [
     ["← ↑ → ↓", t("move the map; with Shift by a screen")],
     ["+ −", t("nearer, farther")],
@@ -25,11 +25,11 @@ const keys = [
   ]],
 ];
 
-const exactNumbers = [
+const describeExact = () => [
   t("Every number is exact"),
   t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
 ];
-const facts = [
+const listFacts = () => [
   [
     t("How to read the map"),
     t("A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1."),
@@ -63,7 +63,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
   const dialog = createDialog(root, t("Keys and numbers"), uid, () => {
     if (store.state.panel === "help") store.set({ panel: "" });
   });
-  const columns = keys.map(([title, rows]) =>
+  const columns = listKeys().map(([title, rows]) =>
     make(
       "section",
       {},
@@ -71,11 +71,12 @@ export function mountHelp(element, { store, uid, root, numbers }) {
       make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...createKeyCaps(key)), make("dd", {}, does)))),
     ),
   );
+  const facts = listFacts();
   const factsSection = make(
     "section",
     { class: "facts" },
     make("h3", {}, t("Where the numbers come from")),
-    make("dl", {}, ...[facts[0], numbers ?? exactNumbers, ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+    make("dl", {}, ...[facts[0], numbers ?? describeExact(), ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
   if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);

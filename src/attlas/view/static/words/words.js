@@ -1,6 +1,4 @@
-// Translations. English texts are in the code; each other language is one file with a translation of every text.
-
-import { zh } from "./zh.js";
+// Translations. English texts are in the code; each other language is a JSON file with a translation of every text.
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -10,10 +8,23 @@ export const language = (() => {
   return chosen in LANGUAGES ? chosen : /^zh\b/.test(globalThis.navigator?.language) ? "zh" : "en";
 })();
 
-const texts = language === "zh" ? zh : {};
+let texts = null; // each English text in the language of the page; null until the page has them
+
+/** Take the translations of the page: {language: {English text: its translation}}. Texts that have none stay English. */
+export function setTranslations(translations) {
+  texts = translations[language] ?? {};
+}
+
+/** Take the translations of a server, from its folder of JSON files. No text is shown before. */
+export async function fetchTranslations(folder) {
+  if (language === "en") return setTranslations({});
+  const response = await fetch(`${folder}${language}.json`);
+  return setTranslations({ [language]: await response.json() });
+}
 
 /** A text in the language of the page; {0}, {1}, ... are the values behind it. */
 export function t(text, ...values) {
+  if (texts === null) throw new Error(`asked for before the translations were there: ${text}`);
   const translated = Object.hasOwn(texts, text) ? texts[text] : text;
   return values.length ? translated.replace(/\{(\d)\}/g, (_, at) => values[at]) : translated;
 }
