@@ -451,17 +451,6 @@ def test_pictures_are_as_dense_as_asked_for(show: Callable[..., Any]) -> None:
         data = Path(download.value.path()).read_bytes()
         width = int.from_bytes(data[16:20], "big")
         assert width == pytest.approx(times * (shape["width"] + 32), abs=times)
-    captions = page.evaluate(
-        """async () => {
-          const { formatCaption } = await import(new URL("./panels/picture.js", document.baseURI).href);
-          const info = { title: "file.py · tiny", model: "tiny", entries: [{}, { batch: 3 }] };
-          const state = { info, entry: 0, batch: 0, pool: "max", variant: "plain", compare: "none", second: null };
-          const grain = { side: 4, framed: false };
-              return [formatCaption(state, grain), formatCaption({ ...state, entry: 1, batch: 2 }, grain)];
-        }"""
-    )
-    shown = "a pixel shows the largest weight of 4 × 4 cells"
-    assert captions == [f"file.py · tiny · {shown}", f"file.py · tiny · sequence 2 of 3 · {shown}"]
 
 
 @pytest.mark.parametrize(("spread", "pool"), [(1.5, "mean"), (6.0, "max")])

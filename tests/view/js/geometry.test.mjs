@@ -1,19 +1,19 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } from "../../../src/attlas/view/static/map/geometry.js";
+import { getZoomLimit } from "../../../src/attlas/view/static/data/held.js";
+import { describeGrain, findCell, explainRefusal, createScene, getTarget } from "../../../src/attlas/view/static/map/scene.js";
+import { listWantedTiles } from "../../../src/attlas/view/static/map/layers.js";
+import { createCamera } from "../../../src/attlas/view/static/map/camera.js";
+import { computeWheelZoom, computeArrowStep } from "../../../src/attlas/view/static/map/gestures.js";
+import { createSource, createTiles, fillRatio, getTileKey } from "../../../src/attlas/view/static/map/tiles.js";
+import { findEmptyRuns, computeTrackRange, summarise } from "../../../src/attlas/view/static/map/tracks.js";
+import { formatShortRatio, formatShortWeight } from "../../../src/attlas/view/static/map/cells.js";
+import { showWhitespace, createTexts } from "../../../src/attlas/view/static/data/tokens.js";
+import { DEFAULTS, createStore } from "../../../src/attlas/view/static/data/state.js";
+import { setTranslations } from "../../../src/attlas/view/static/words/words.js";
 
-const at = process.env.STATIC;
-(await import(`${at}/words/words.js`)).setTranslations({});
-const { TILE, isBeyondDiagonal, computeFit, chooseLevel, computePanes, placePane } = await import(`${at}/map/geometry.js`);
-const { getZoomLimit } = await import(`${at}/data/held.js`);
-const { describeGrain, findCell, explainRefusal, createScene, getTarget } = await import(`${at}/map/scene.js`);
-const { listWantedTiles } = await import(`${at}/map/layers.js`);
-const { createCamera } = await import(`${at}/map/camera.js`);
-const { computeWheelZoom, computeArrowStep } = await import(`${at}/map/gestures.js`);
-const { fillRatio } = await import(`${at}/map/tiles.js`);
-const { findEmptyRuns, computeTrackRange, summarise } = await import(`${at}/map/tracks.js`);
-const { formatShortRatio, formatShortWeight } = await import(`${at}/map/cells.js`);
-const { showWhitespace, createTexts } = await import(`${at}/data/tokens.js`);
-const { DEFAULTS, createStore } = await import(`${at}/data/state.js`);
+setTranslations({});
 
 const entry = (changes = {}) => ({ heads: [0, 1], m: 5000, n: 5000, first_query: 0, first_key: 0, batch: 1, levels: 6, causal: true, readable: true, ...changes });
 const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [entry(), entry()], on_demand_level: 4 }, row: 2500, column: 2500, zoom: -3, ...changes });
@@ -246,7 +246,6 @@ test("tokens are asked for once, in chunks, and again after a failure", async ()
 });
 
 test("the cache of tiles is bounded in bytes, drops the oldest, and gives up what is not wanted", async () => {
-  const { createTiles, createSource, getTileKey } = await import(`${at}/map/tiles.js`);
   const source = createSource({ entry: 0, head: 1, batch: 0, variant: "plain", pool: "max" });
   const aborted = [];
   const asked = [];

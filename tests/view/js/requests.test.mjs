@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { backoff, createRequests } from "../../../src/attlas/view/static/data/requests.js";
+import { TransportError } from "../../../src/attlas/view/static/data/transport.js";
+import { setTranslations } from "../../../src/attlas/view/static/words/words.js";
 
-const { backoff, createRequests } = await import(`${process.env.STATIC}/data/requests.js`);
-const { setTranslations } = await import(`${process.env.STATIC}/words/words.js`);
 setTranslations({});
-const { TransportError } = await import(`${process.env.STATIC}/data/transport.js`);
 
 const turn = () => new Promise((go) => setTimeout(go, 2));
 

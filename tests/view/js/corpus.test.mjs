@@ -2,12 +2,14 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
+import { rebin } from "../../../src/attlas/view/static/corpus/charts.js";
+import { CORPUS_DEFAULTS, readCorpusHash, writeCorpusHash } from "../../../src/attlas/view/static/corpus/state.js";
+import { computeDomain, haveSameHeads, getOpenHeads, getSelection } from "../../../src/attlas/view/static/corpus/data.js";
+import { createScale, formatTick, getTints } from "../../../src/attlas/view/static/corpus/scales.js";
+import { indexWeights } from "../../../src/attlas/view/static/corpus/text.js";
+import { setTranslations } from "../../../src/attlas/view/static/words/words.js";
 
-const from = (name) => import(`${process.env.STATIC}/${name}`);
-const { rebin } = await from("corpus/charts.js");
-const { CORPUS_DEFAULTS, readCorpusHash, writeCorpusHash } = await from("corpus/state.js");
-const { computeDomain, haveSameHeads, getOpenHeads, getSelection } = await from("corpus/data.js");
-const { indexWeights } = await from("corpus/text.js");
+setTranslations({});
 
 const corpus = (rows) => ({ title: "a", measures: [{ name: "u" }, { name: "v" }], rows });
 const rows = { layer: [0, 0, 1], head: [0, 1, 0], u: [1, 2, 4], v: [0.5, null, 0.25] };
@@ -49,4 +51,29 @@ test("the weights of a window are found by query and by key", () => {
   const { getPairs } = indexWeights({ first: 10, counts: [1, 2, 2], keys: [10, 10, 3, 11, 12], weights: [1, 0.2, 0.7, 0.4, 0.5] });
   assert.deepEqual(getPairs(1), { keys: [[-7, 0.7], [0, 0.2]], queries: [[2, 0.4]] });
   assert.deepEqual(getPairs(0), { keys: [[0, 1]], queries: [[0, 1], [1, 0.2]] });
+});
+
+test("a scale leads from numbers to pixels and back, and its steps lie within it", () => {
+  for (const [domain, log] of [[[-3, 7], false], [[0.002, 40], true], [[5, 5.01], true]]) {
+    const scale = createScale(domain, log, 300, 20);
+    for (const value of domain) assert.ok(Math.abs(scale.value(scale.at(value)) / value - 1) < 1e-9);
+    assert.ok(scale.at(domain[0]) < 300 && scale.at(domain[1]) > 20 && scale.at(domain[0]) > scale.at(domain[1]));
+    const ticks = scale.ticks(6);
+    assert.ok(ticks.length >= 2 && ticks.length <= 7, `${domain}: ${ticks}`);
+    for (const tick of ticks) assert.ok(scale.at(tick) <= 300 && scale.at(tick) >= 20);
+  }
+  assert.deepEqual(createScale([0.002, 40], true, 0, 100).ticks(6), [0.01, 0.1, 1, 10]);
+  assert.deepEqual([3, -2, 0.25, 1200].map(formatTick), ["3", "−2", "0.25", "1,200"]);
+});
+
+test("heads of one kind have one hue, and unknown numbers that of nothing", () => {
+  const info = { corpora: [{ ...corpus({ ...rows, kind: ["a", "none", "a"] }), kinds: [["a", ""], ["b", ""], ["none", ""]] }] };
+  const kinds = getTints(info, info.corpora[0], { colour: "kind", dark: false }, {});
+  assert.equal(kinds.fills[0], kinds.fills[2]);
+  assert.notEqual(kinds.fills[0], kinds.fills[1]);
+  assert.deepEqual(kinds.kinds.map(({ name }) => name), ["a", "none"]);
+  const numbers = getTints(info, info.corpora[0], { colour: "v", dark: true }, { empty: "#eee" });
+  assert.equal(numbers.fills[1], "#eee");
+  assert.deepEqual(numbers.domain, [0.25, 0.5]);
+  assert.equal(new Set(numbers.fills).size, 3);
 });

@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-
-const { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } = await import(`${process.env.STATIC}/data/state.js`);
-const { repairState } = await import(`${process.env.STATIC}/main.js`);
-const { stepHead, stepLayer } = await import(`${process.env.STATIC}/panels/shell.js`);
+import { DEFAULTS, bindHash, createStore, readHash, isEqual, writeHash } from "../../../src/attlas/view/static/data/state.js";
+import { repairState } from "../../../src/attlas/view/static/main.js";
+import { stepHead, stepLayer } from "../../../src/attlas/view/static/panels/shell.js";
 
 const full = {
   entry: 3, head: "mean", batch: 1, pool: "mean", variant: "nosink", second: { entry: 2, head: 5 }, compare: "ratio", row: 60321.5, column: 102.25,

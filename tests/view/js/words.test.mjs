@@ -5,14 +5,14 @@ import { readdirSync } from "node:fs";
 import test from "node:test";
 import { fileURLToPath } from "node:url";
 
-const at = process.env.STATIC;
+const STATIC = new URL("../../../src/attlas/view/static/", import.meta.url);
 globalThis.location = { hash: "#lang=zh&e=1" };
-const words = await import(`${at}/words/words.js`);
+const words = await import(`${STATIC}words/words.js`);
 
 test("no module asks for a text while it loads", async () => {
-  const files = readdirSync(fileURLToPath(at), { recursive: true }).filter((name) => name.endsWith(".js") && !name.endsWith("boot.js"));
+  const files = readdirSync(fileURLToPath(STATIC), { recursive: true }).filter((name) => name.endsWith(".js") && !name.endsWith("boot.js"));
   assert.ok(files.length > 60);
-  for (const file of files) await import(`${at}/${file.replaceAll("\\", "/")}`);
+  for (const file of files) await import(`${STATIC}${file.replaceAll("\\", "/")}`);
   assert.throws(() => words.t("Heads"), /before the translations were there: Heads/);
 });
 

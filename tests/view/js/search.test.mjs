@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-
-const { parseQuery } = await import(`${process.env.STATIC}/panels/search.js`);
+import { parseQuery } from "../../../src/attlas/view/static/panels/search.js";
 
 test("what is typed is understood", () => {
   const cases = [

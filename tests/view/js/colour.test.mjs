@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-
-const colour = await import(`${process.env.STATIC}/map/colour.js`);
-const { DEFAULTS, PALETTES } = await import(`${process.env.STATIC}/data/state.js`);
+import * as colour from "../../../src/attlas/view/static/map/colour.js";
+import { DEFAULTS, PALETTES } from "../../../src/attlas/view/static/data/state.js";
 
 const state = (changes = {}) => ({ ...DEFAULTS, info: { entries: [{ n: 1000 }] }, ...changes });
 const parts = (css) => css.match(/\d+/g).map(Number);
