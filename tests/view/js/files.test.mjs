@@ -109,6 +109,7 @@ test("a vector picture has one path for a colour, and no token is markup", () =>
   const paths = [...svg.matchAll(/<path fill="([^"]+)" d="([^"]+)"/g)].map(([, , path]) => path);
   assert.deepEqual(paths, ["M0 0h2v1h-2zM0 1h2v1h-2z", "M2 1h1v1h-1z"]); // query 100 does not see key 101
   assert.match(svg, /&lt;q&gt;/);
+  assert.match(svg, />file\.py · every cell is drawn</);
   assert.doesNotMatch(svg, /<q>/);
 });
 

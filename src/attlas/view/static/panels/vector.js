@@ -24,7 +24,7 @@ export function createVector({ weights, cells, state, style, textOf }) {
   const unit = side / Math.max(rows, columns);
   const [width, height] = [columns * unit, rows * unit];
   const createText = (x, y, text, more = "") => `<text x="${roundTo2(x)}" y="${roundTo2(y)}" ${more}>${escapeXml(text)}</text>`;
-  const parts = [createText(left, 28, getHeadName(state.info, state.entry, state.head), `font-size="16" font-weight="600" fill="${style.ink}"`), createText(left, 48, formatCaption({ ...state, compare: "none" }, 0))];
+  const parts = [createText(left, 28, getHeadName(state.info, state.entry, state.head), `font-size="16" font-weight="600" fill="${style.ink}"`), createText(left, 48, formatCaption({ ...state, compare: "none" }, { side: 1, framed: false }))];
   parts.push(`<rect x="${left}" y="${top}" width="${roundTo2(width)}" height="${roundTo2(height)}" fill="${style.land}"/>`);
   const drawn = [...createPaths(weights, cells, entry, state)].map(([colour, path]) => `<path fill="${colour}" d="${path}"/>`);
   parts.push(`<g transform="translate(${left} ${top}) scale(${roundTo2(unit * 1e4) / 1e4})" shape-rendering="crispEdges">${drawn.join("")}</g>`);
