@@ -77,6 +77,19 @@ check: $(VENV)/.dev-ready ## Lint, format, types, import contracts, house rules
 	$(BIN)/lint-imports
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow" tests/test_house.py
 
+TYPESCRIPT := build/typescript-6.0.3
+
+.PHONY: types
+types: ## Check the types of the viewer's JavaScript; needs Node and npm
+	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
+	  echo "No Node or no npm here: the types of the viewer's page are not checked."; exit 0; \
+	fi; \
+	if [ ! -e $(TYPESCRIPT)/node_modules/.bin/tsc ]; then \
+	  mkdir -p $(TYPESCRIPT); \
+	  npm install --prefix $(TYPESCRIPT) --no-audit --no-fund --ignore-scripts --silent typescript@$(TYPESCRIPT:build/typescript-%=%); \
+	fi; \
+	$(TYPESCRIPT)/node_modules/.bin/tsc --project .
+
 .PHONY: native
 native: ## Compile the CPU kernels into src, again and again while you work on them; needs CMake and a C++ compiler
 	@cmake -S . -B build/native -DATTLAS_IN_PLACE=ON $(NINJA) >/dev/null

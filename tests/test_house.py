@@ -483,7 +483,7 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert wheel.name == f"attlas-{VERSION}-py3-none-any.whl"
     assert not source_files() - names, "missing in the wheel"
     assert not {name for name in names if not name.startswith(("attlas/", info))}, "does not belong in the wheel"
-    assert not {name for name in names if name.endswith((".pyc", ".so"))}
+    assert not {name for name in names if name.endswith((".pyc", ".so", ".d.ts"))}
     assert f"{info}licenses/LICENSE" in names
     if (PACKAGE / "models").is_dir():
         assert any(name.startswith("attlas/models/") and name.endswith(".safetensors") for name in names)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
+from tests.view.declared import check_fields
 
 import attlas
 from attlas.cli import main
@@ -61,6 +62,20 @@ def test_the_table_is_that_of_the_folder(corpus: Any) -> None:
         np.testing.assert_array_equal(values, table[measure["name"]])
     assert {measure["name"] for measure in found["measures"]} == set(table.select_dtypes("float64"))
     assert all(measure["description"] and measure["label"] for measure in found["measures"])
+
+
+def test_the_answers_are_what_the_page_declares(corpus: Any) -> None:
+    service = CorpusService([corpus])
+    info, head = ask(service, "info"), ask(service, "head", corpus=0, row=3)
+    check_fields("CorporaInfo", info)
+    check_fields("CorpusInfo", info["corpora"][0])
+    for measure in info["corpora"][0]["measures"]:
+        check_fields("Measure", measure)
+    check_fields("HeadAnswer", head)
+    for distribution in head["distributions"].values():
+        check_fields("Distribution", distribution)
+    check_fields("SampleFacts", head["samples"][0])
+    check_fields("SampleText", ask(service, "sample", corpus=0, row=3, index=0))
 
 
 def test_distributions_distances_and_tokens_keep_their_sums(corpus: Any) -> None:

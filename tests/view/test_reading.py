@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from tests.view.declared import check_fields
 
 import attlas
 from attlas import heads, models
@@ -60,6 +61,8 @@ def test_a_text_is_read_and_shown_exactly(service: ReadingService, loaded: tuple
     info = told(service, "info")
     assert info["key"] != before["key"]
     assert info["reading"]["text"] == "import os\nimport sys\n"
+    check_fields("ReadingFacts", info["reading"])
+    check_fields("ReadingStatus", status, "model", "characters")
     with attlas.record(model) as atlas, torch.no_grad():
         model(torch.tensor([ids]))
     assert service.source.texts[0].shown == [tokenizer.decode([number]) for number in ids]

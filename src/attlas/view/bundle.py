@@ -20,6 +20,7 @@ DATA = "/*data*/"  # where the packed numbers go in the offline page
 
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
+_TYPES = re.compile(r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b.*\n", re.M)  # comments that only say types
 _LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
 _STYLES = ("style.css", "panels.css")
 _LANGUAGES = ("zh",)  # besides English, which is in the code
@@ -80,7 +81,7 @@ def _wrapped(name: str, source: str) -> str:
         return f"const {{ {_names(found[1])} }} = {_constant(_resolved(name, found[2]))};"
 
     body = _IMPORT.sub(destructured, source)
-    body = _EXPORT.sub("", body)
+    body = _TYPES.sub("", _EXPORT.sub("", body))
     wrong = _LEFT.search(body)
     if wrong:
         raise _error(

@@ -1,5 +1,6 @@
 // Starts the page of `attlas view`.
 
+import { getContext } from "./map/canvas.js";
 import { mount } from "./main.js";
 import { writeHash } from "./data/state.js";
 import { createHttpTransport } from "./data/transport.js";
@@ -7,23 +8,33 @@ import { fetchTranslations } from "./words/words.js";
 
 const MAX_WAIT = 4000; // ms after which a page is shown even if its map is not drawn
 
-let current = null;
+/** @type {{ root: HTMLElement, page: ReturnType<typeof mount> }} */
+let current;
 await fetchTranslations("./words/");
-openPage(document.querySelector(".attlas"), {});
+openPage(/** @type {HTMLElement} */ (document.querySelector(".attlas")), {});
 
+/**
+ * @param {HTMLElement} root
+ * @param {Partial<State>} initial
+ */
 function openPage(root, initial) {
   current = { root, page: mount(root, createHttpTransport("./"), { hash: true, initial, reopen }) };
   return current;
 }
 
-// Builds the page of another text below this one, and replaces this one once the new map is drawn. Of a text that only
-// goes on, the numbers and thumbnails of the heads stay until the new ones are there.
+/**
+ * Builds the page of another text below this one, and replaces this one once the new map is drawn. Of a text that only
+ * goes on, the numbers and thumbnails of the heads stay until the new ones are there.
+ *
+ * @param {State} state
+ * @param {boolean} isContinued
+ */
 async function reopen(state, isContinued) {
   const { entry, head, batch, heads } = state;
   const address = writeHash({ ...state, row: null, column: null, zoom: null, pin: null, span: null, low: null, high: null });
   window.history.replaceState(window.history.state, "", `#${address}`);
   const previous = current;
-  const root = previous.root.cloneNode(false);
+  const root = /** @type {HTMLElement} */ (previous.root.cloneNode(false));
   root.classList.remove("attlas-ready");
   previous.root.after(root);
   const { page } = openPage(root, { entry, head, batch, ...(isContinued ? { heads } : {}) });
@@ -31,21 +42,29 @@ async function reopen(state, isContinued) {
   if (isContinued) keepThumbnails(previous.root, root);
   const deadline = performance.now() + MAX_WAIT;
   while (performance.now() < deadline && !root.querySelector(".overlay[aria-busy=false]")) await new Promise((resolve) => setTimeout(resolve, 30));
-  const focusedKey = previous.root.contains(document.activeElement) ? document.activeElement.dataset.keep : undefined;
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+  const focusedKey = previous.root.contains(focused) ? focused?.dataset.keep : undefined;
   previous.page.destroy();
   previous.root.remove();
-  if (focusedKey) root.querySelector(`[data-keep="${focusedKey}"]`)?.focus();
+  if (focusedKey) /** @type {HTMLElement | null} */ (root.querySelector(`[data-keep="${focusedKey}"]`))?.focus();
 }
 
-// Shows the thumbnails of one page on another one, where that has none yet.
+/**
+ * Shows the thumbnails of one page on another one, where that has none yet.
+ *
+ * @param {Element} from
+ * @param {Element} to
+ */
 function keepThumbnails(from, to) {
-  const pictures = new Map([...from.querySelectorAll("[data-head] canvas")].map((canvas) => [canvas.closest("[data-head]").dataset.head, canvas]));
-  for (const canvas of to.querySelectorAll(".thumb:not(.drawn) canvas")) {
-    const button = canvas.closest("[data-head]");
+  const listCanvases = (/** @type {Element} */ root, /** @type {string} */ selector) => /** @type {HTMLCanvasElement[]} */ ([...root.querySelectorAll(selector)]);
+  const findButton = (/** @type {Element} */ canvas) => /** @type {HTMLElement} */ (canvas.closest("[data-head]"));
+  const pictures = new Map(listCanvases(from, "[data-head] canvas").map((canvas) => [findButton(canvas).dataset.head, canvas]));
+  for (const canvas of listCanvases(to, ".thumb:not(.drawn) canvas")) {
+    const button = findButton(canvas);
     const picture = pictures.get(button.dataset.head);
     if (!picture || picture.width < 2) continue; // it was never drawn
     [canvas.width, canvas.height] = [picture.width, picture.height];
-    canvas.getContext("2d").drawImage(picture, 0, 0);
+    getContext(canvas).drawImage(picture, 0, 0);
     button.classList.add("drawn");
   }
 }

@@ -37,13 +37,18 @@ let pageCount = 0;
  * `options.hash`: keep the state in the URL; `options.initial`: fields of the state to start with; `options.numbers`:
  * what the help says of the numbers, where they are not computed for each request; `options.reopen`: builds the page
  * again once another text was read. Returns `{destroy, ready}`; `ready` resolves to the context of the panels.
+ *
+ * @param {HTMLElement} root
+ * @param {Transport} transport
+ * @param {MountOptions} [options]
  */
 export function mount(root, transport, options = {}) {
+  /** @type {(() => void)[]} */
   const cleanups = [];
   let destroyed = false;
   const page = `attlas-${++pageCount}`;
   let ids = 0;
-  const uid = (name) => `${page}-${name}-${++ids}`;
+  const uid = (/** @type {string} */ name) => `${page}-${name}-${++ids}`;
 
   const requests = createRequests(transport);
   cleanups.push(() => requests.destroy());
@@ -53,13 +58,14 @@ export function mount(root, transport, options = {}) {
   async function start() {
     // The page begins at the place of the link, else at a head chosen by the statistics.
     const readLink = () => ({ ...options.initial, ...(options.hash ? readHash(window.location.hash) : {}) });
-    const hasPlace = (fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
+    const hasPlace = (/** @type {Partial<State>} */ fields) => Object.keys(fields).some((field) => PLACE_FIELDS.includes(field));
     const [{ json: info }, heads] = await Promise.all([requests.get("info"), hasPlace(readLink()) ? null : fetchHeadsSoon(requests)]);
     if (destroyed) return null;
     const fields = { ...readLink() }; // it may have changed meanwhile
-    const bookmark = info.bookmarks?.[fields.tour];
+    const bookmark = info.bookmarks?.[fields.tour ?? -1];
     if (bookmark) Object.assign(fields, readHash(bookmark.at), { tour: fields.tour });
     const initial = { ...DEFAULTS, ...chooseStart(info, hasPlace(fields) ? null : heads), ...fields };
+    /** @type {Store} */
     const store = createStore({ ...initial, ...(hasPlace(fields) || fields.pool ? {} : await choosePooling(requests, info, initial)), info });
     if (destroyed) return null;
     cleanups.push(keepValid(store));
@@ -73,6 +79,7 @@ export function mount(root, transport, options = {}) {
       document.documentElement.lang = language;
     } else root.lang = language;
     cleanups.push(shell.connect(context));
+    /** @type {[mountPanel: (element: HTMLElement, context: PageContext) => Panel, element: HTMLElement][]} */
     const panels = [
       [mountHeads, shell.heads],
       [mountText, shell.text],
@@ -94,7 +101,7 @@ export function mount(root, transport, options = {}) {
     cleanups.push(() => bookmarks.destroy());
     cleanups.push(createKeys(root, context));
     cleanups.push(followTitle(store, options));
-    if (!hasPlace(fields) && !(heads?.progress >= 1)) cleanups.push(followTellingHead(root, context));
+    if (!hasPlace(fields) && !(heads && heads.progress >= 1)) cleanups.push(followTellingHead(root, context));
     root.classList.add("attlas-ready");
     return context;
   }
@@ -114,28 +121,35 @@ export function mount(root, transport, options = {}) {
 }
 
 // A link may name what this atlas does not have, and a range may belong to the other kind of scale.
+/** @param {Store} store */
 function keepValid(store) {
   const check = () => {
     const patch = repairState(store.state);
     if (Object.keys(patch).length) store.set(patch);
   };
   check();
+  /** @type {(keyof State)[]} */
   const fields = ["entry", "head", "batch", "pool", "variant", "second", "compare", "pin", "span", "colour", "low", "high"];
   return store.on(fields, check);
 }
 
-/** The changes that make a state refer only to what exists. */
+/**
+ * The changes that make a state refer only to what exists.
+ *
+ * @param {State} state
+ */
 export function repairState(state) {
   const { entries } = state.info;
+  /** @type {Partial<State>} */
   const patch = {};
-  const hasHead = (entry, head) => head === "mean" || head < entry.heads.length;
+  const hasHead = (/** @type {Entry} */ entry, /** @type {HeadIndex} */ head) => head === "mean" || head < entry.heads.length;
   const index = state.entry < entries.length ? state.entry : 0;
   const entry = entries[index];
   if (index !== state.entry) patch.entry = index;
   if (!hasHead(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
   if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
-  if (!holdsHead(info, index, patch.head ?? state.head)) Object.assign(patch, info.held[0]);
+  if (!holdsHead(info, index, patch.head ?? state.head)) Object.assign(patch, info.held?.[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;
   const { second } = state;
@@ -147,13 +161,18 @@ export function repairState(state) {
   if (span && !isSpanValid) patch.span = null;
   const { low, high } = getRange({ ...state, ...patch });
   if (low !== state.low || high !== state.high) Object.assign(patch, { low, high });
-  return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !isEqual(state[field], value)));
+  return Object.fromEntries(Object.entries(patch).filter(([field, value]) => !isEqual(state[/** @type {keyof State} */ (field)], value)));
 }
 
-// Keep the title of the document up to date; not in a notebook.
+/**
+ * Keep the title of the document up to date; not in a notebook.
+ *
+ * @param {Store} store
+ * @param {MountOptions} options
+ */
 function followTitle(store, options) {
   if (!options.hash) return () => {};
-  const show = ({ info, entry, head }) => {
+  const show = (/** @type {Pick<State, "info" | "entry" | "head">} */ { info, entry, head }) => {
     document.title = `${getHeadName(info, entry, head)} · ${info.title} · attlas`;
   };
   show(store.state);

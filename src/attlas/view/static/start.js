@@ -6,9 +6,15 @@ import { t } from "./words/words.js";
 
 const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes
 // Fields that are changed by a user who has begun to look around.
+/** @type {(keyof State)[]} */
 const MOVED_FIELDS = ["entry", "head", "batch", "second", "compare", "variant", "pool", "view", "pin", "tour", "panel"];
 
-/** The table of all heads if it comes soon, else null. */
+/**
+ * The table of all heads if it comes soon, else null.
+ *
+ * @param {Requests} requests
+ * @returns {Promise<HeadTable | null>}
+ */
 export async function fetchHeadsSoon(requests) {
   const controller = new AbortController();
   const timer = setTimeout(() => controller.abort(), HEADS_WAIT);
@@ -21,16 +27,28 @@ export async function fetchHeadsSoon(requests) {
   }
 }
 
-/** The most telling head where it is known, else the first readable entry; no text pane where there is no text. */
+/**
+ * The most telling head where it is known, else the first readable entry; no text pane where there is no text.
+ *
+ * @param {Info} info
+ * @param {HeadTable | null} heads
+ * @returns {{ entry: number, head: number } & Partial<View>}
+ */
 export function chooseStart(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = findCounterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
-  return { ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) };
+  return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) });
 }
 
-/** The pooling that suits the first head; the default where the server does not answer. */
+/**
+ * The pooling that suits the first head; the default where the server does not answer.
+ *
+ * @param {Transport} requests
+ * @param {Info} info
+ * @param {HeadPlace & { batch: number }} place
+ */
 export async function choosePooling(requests, info, { entry, head, batch }) {
   if (info.only || info.entries[entry]?.readable === false) return {};
   const answer = await requests.get("pooling", { entry, head, batch }).catch(() => null);
@@ -40,12 +58,17 @@ export async function choosePooling(requests, info, { entry, head, batch }) {
 /**
  * Go to the most telling head once the statistics of all heads are known, unless the user has moved meanwhile.
  * Returns the function that ends this.
+ *
+ * @param {HTMLElement} root
+ * @param {PageContext} context
  */
 export function followTellingHead(root, { store, map, transport, announce }) {
   const gestures = ["pointerdown", "wheel", "keydown"];
   const start = store.state;
+  /** @type {(() => void)[]} */
   const cleanups = [];
   const end = () => cleanups.splice(0).forEach((cleanup) => cleanup());
+  /** @param {State} state */
   async function go({ heads }) {
     if (!heads || heads.progress < 1) return;
     const { entry, head, second } = chooseStart(start.info, heads);

@@ -4,6 +4,7 @@ import { make } from "./panels/elements.js";
 import { mount } from "./main.js";
 import { createMessageTransport } from "./data/messages.js";
 
+/** @param {{ model: WidgetModel, el: HTMLElement }} options */
 export function render({ model, el }) {
   const root = document.createElement("div");
   root.className = "attlas attlas-widget";

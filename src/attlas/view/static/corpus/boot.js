@@ -5,4 +5,4 @@ import { createHttpTransport } from "../data/transport.js";
 import { fetchTranslations } from "../words/words.js";
 
 await fetchTranslations("./words/");
-mountCorpus(document.querySelector(".attlas"), createHttpTransport("./"));
+mountCorpus(/** @type {HTMLElement} */ (document.querySelector(".attlas")), createHttpTransport("./"));

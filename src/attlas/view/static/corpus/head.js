@@ -12,7 +12,14 @@ import { language, t } from "../words/words.js";
 
 const shownTokens = 12;
 
-/** One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared. */
+/**
+ * One column: a head of one corpus. `partners()` gives the answers of the heads beside it, so that axes are shared.
+ *
+ * @param {HeadContext} context
+ * @param {number} corpusIndex
+ * @param {CorpusHead} head
+ * @param {() => HeadAnswer[]} partners
+ */
 export function createHeadColumn(context, corpusIndex, head, partners) {
   const { store, transport, root, announce } = context;
   const corpus = store.state.info.corpora[corpusIndex];
@@ -20,9 +27,12 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   const row = findRow(corpus, head);
   const columnTitle = `${several ? `${LETTERS[corpusIndex]}: ` : ""}${formatHeadTitle(head)}`;
   const element = make("div", { class: "head-column" });
+  /** @type {{ element: HTMLElement, repaint: () => void, destroy: () => void }[]} */
   const samples = [];
+  /** @type {{ plot: HTMLElement, render: () => void }[]} */
   const figures = [];
-  const peakMeasure = { ...corpus.measures.find(({ name }) => name === "max_activation"), label: t("Peak of a text") };
+  const peakMeasure = /** @type {Measure} */ ({ ...corpus.measures.find(({ name }) => name === "max_activation"), label: t("Peak of a text") });
+  /** @type {HeadAnswer | null} */
   let answer = null;
   let destroyed = false;
   const controller = new AbortController();
@@ -38,11 +48,19 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   const plots = make("div", { class: "head-plots" });
   const textsElement = make("section", { class: "head-texts" });
   const loadingMessage = make("p", { class: "head-wait", role: "status" }, t("Reading …"));
-  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), headSelect) : make("div", { class: "head-of" }, headSelect, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), kindLine, numbers, loadingMessage, plots, textsElement);
+  element.append(several ? make("div", { class: "head-of" }, make("b", { class: "letter" }, LETTERS[corpusIndex]), make("span", {}, corpus.title), headSelect) : make("div", { class: "head-of" }, headSelect, make("span", {}, t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts)))), ...(kindLine ? [kindLine] : []), numbers, loadingMessage, plots, textsElement);
 
+  /**
+   * @param {() => string} title
+   * @param {() => string} explain
+   * @param {DrawFigure} draw
+   * @param {number} height
+   * @param {string} [wide]
+   */
   function addFigure(title, explain, draw, height, wide = "") {
     const plot = make("div", { class: "plot" });
     plot.style.height = height ? `${height}px` : "";
+    /** @type {SVGSVGElement | null} */
     let drawn = null;
     const get = () => drawn && { figure: drawn, look: readLook(root), title: `${columnTitle}: ${title().toLowerCase()}`, caption: `${corpus.title}, ${t("{0} over {1} texts", corpus.model, formatInteger(corpus.texts))}` };
     const [heading, explanation] = [make("h3", {}), make("p", { class: "plot-says" })];
@@ -76,21 +94,29 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
         make("span", { class: "number-name" }, formatMeasureTitle(measure)), make("span", { class: "number-value" }, formatNumber(value)), make("span", { class: "number-rank", title: t("from the highest on") }, words), drawStrip({ values, value, width: 150, look, label: `${words}, ${t("from the highest on")}` }));
       if (measure.spread) button.addEventListener("click", () => {
         store.set({ measure: measure.name });
-        numbers.querySelector('[aria-pressed="true"]')?.focus();
+        /** @type {HTMLElement | null} */ (numbers.querySelector('[aria-pressed="true"]'))?.focus();
       });
       return button;
     });
     numbers.replaceChildren(...lines);
   }
-  const getMeasure = () => corpus.measures.find(({ name }) => name === store.state.measure);
-  const getDistribution = (each, name) => (each?.distributions[name]?.texts ? each.distributions[name] : null);
-  // The spread of a measure over the texts, on an axis that all columns share.
+  const getMeasure = () => /** @type {Measure} */ (corpus.measures.find(({ name }) => name === store.state.measure));
+  const getAnswer = () => /** @type {HeadAnswer} */ (answer); // where it has come
+  const getDistribution = (/** @type {HeadAnswer | null} */ each, /** @type {string} */ name) => (each?.distributions[name]?.texts ? each.distributions[name] : null);
+  /**
+   * The spread of a measure over the texts, on an axis that all columns share.
+   *
+   * @param {() => Measure} measure
+   * @param {[low: number, high: number]} [fixed]
+   * @returns {DrawFigure}
+   */
   function createSpreadDrawer(measure, fixed) {
     return (width, height, look) => {
       const { name, label } = measure();
       const distribution = getDistribution(answer, name);
       if (!distribution) return null;
-      const all = [answer, ...partners()].map((each) => getDistribution(each, name)).filter(Boolean);
+      const all = [answer, ...partners()].map((each) => getDistribution(each, name)).filter((each) => each !== null);
+      /** @type {[low: number, high: number]} */
       let domain = fixed ?? [Math.min(...all.map(({ min }) => min)), Math.max(...all.map(({ max }) => max))];
       if (domain[0] === domain[1]) domain = [domain[0] - 0.5, domain[1] + 0.5];
       const [low, , median, , high] = distribution.box.map((value) => formatNumber(value));
@@ -98,14 +124,18 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
       return drawSpread({ distribution, domain, width, height, look, label: words, title: formatMeasureTitle(measure()), markedValue: fixed ? null : getValues(corpus, name)[row] });
     };
   }
+  /**
+   * @param {TokenSide} side
+   * @returns {DrawFigure}
+   */
   const createBarsDrawer = (side) => (width, _, look) => {
-    const shares = (answer.tokens[side] ?? []).slice(0, shownTokens).map(([token, share]) => ({ token, share }));
+    const shares = (getAnswer().tokens[side] ?? []).slice(0, shownTokens).map(([token, share]) => ({ token, share }));
     return shares.length ? drawTokenBars({ tokens: shares, width, look, label: shares.map(({ token, share }) => `${showWhitespace(token)} ${formatPercent(share)}`).join(", "), showText: showWhitespace }) : null;
   };
 
   function addFigures() {
     addFigure(() => t("{0}, text by text", getMeasure().label), () => t("{0} Bars: share of the texts; box: their middle half and median; whiskers: 5 % to 95 %; line: all texts as one.", getMeasure().description), createSpreadDrawer(getMeasure), 220);
-    addFigure(() => t("Distance to the key"), () => t("How far back the attention goes, in bins that double."), (width, height, look) => drawHistogram({ ...answer.distance, width, height, look, linear: false, title: t("Distance (tokens)"), label: t("Attention by distance") }), 220);
+    addFigure(() => t("Distance to the key"), () => t("How far back the attention goes, in bins that double."), (width, height, look) => drawHistogram({ ...getAnswer().distance, width, height, look, linear: false, title: t("Distance (tokens)"), label: t("Attention by distance") }), 220);
     addFigure(() => t("Peak of each text"), () => t("Largest weight in a text, outside of its first token. The texts below are sampled by it."), createSpreadDrawer(() => peakMeasure, [0, 1]), 220);
     addFigure(() => t("Tokens that look"), () => t("Queries by the attention that they give to their 8 favourites."), createBarsDrawer("query"), 0);
     addFigure(() => t("Favourite tokens"), () => t("Keys by the attention that they get as one of the 8 favourites."), createBarsDrawer("key"), 0);
@@ -115,14 +145,15 @@ export function createHeadColumn(context, corpusIndex, head, partners) {
   // ---------------------------------------------------------------------------------------------------- the texts
 
   function showTexts() {
-    while (samples.length) samples.pop().destroy();
+    for (const sample of samples.splice(0).reverse()) sample.destroy();
+    const answer = getAnswer();
     const intervals = [...new Set(answer.samples.map(({ interval }) => interval))].sort((a, b) => b - a);
     if (!intervals.length) {
       textsElement.replaceChildren(make("h3", {}, t("Sampled texts")), make("p", { class: "plot-none" }, store.state.info.offline ? t("This file holds no texts of this head.") : t("No texts were kept.")));
       return;
     }
     const now = intervals.includes(store.state.interval) ? store.state.interval : intervals[0];
-    const formatRange = (interval) => {
+    const formatRange = (/** @type {number} */ interval) => {
       const bounds = answer.intervals?.[interval - 1];
       return bounds ? `${formatNumber(bounds[0], 3)}–${formatNumber(bounds[1], 3)}` : String(interval);
     };

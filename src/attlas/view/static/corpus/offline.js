@@ -1,21 +1,32 @@
 // Starts the page of a corpus in a single file, on the answers that the file holds.
 
-import { unpack } from "../data/base64.js";
+import { unpack, readData } from "../data/base64.js";
 import { mountCorpus } from "./page.js";
 import { TransportError } from "../data/transport.js";
 
 export function startOffline() {
-  const data = JSON.parse(document.getElementById("attlas-data").textContent);
+  /** @type {{ root: HTMLElement, data: { answers: Record<string, PackedPart> } }} */
+  const { root, data } = readData();
+  /** @type {Map<string, Promise<unknown>>} */
   const answers = new Map();
+  /** @param {string} key */
   async function readAnswer(key) {
     if (!data.answers[key]) throw new TransportError(404, "this file does not hold it");
     return JSON.parse(new TextDecoder().decode(await unpack(data.answers[key])));
   }
-  mountCorpus(document.querySelector(".attlas"), {
+  /** @type {Transport<CorpusQuestions>} */
+  const transport = {
+    /**
+     * @template {keyof CorpusQuestions} N
+     * @param {N} name
+     * @param {Params} params
+     */
     async get(name, params = {}) {
       const key = [name, ...Object.values(params)].join(":");
-      if (!answers.has(key)) answers.set(key, readAnswer(key));
-      return { json: await answers.get(key), progress: 1, final: true };
+      const known = answers.get(key) ?? readAnswer(key);
+      answers.set(key, known);
+      return /** @type {CorpusQuestions[N]} */ ({ json: await known, progress: 1, final: true, sampled: false });
     },
-  });
+  };
+  mountCorpus(root, transport);
 }

@@ -12,6 +12,7 @@ import { formatInteger } from "../data/numbers.js";
 import { createStore } from "../data/state.js";
 import { language, t } from "../words/words.js";
 
+/** @returns {[key: string, does: string][]} */
 const listKeys = () => [
   [t("drag"), t("select heads; a selection can be dragged")],
   [t("click, Enter"), t("open a head")],
@@ -21,13 +22,19 @@ const listKeys = () => [
   ["?", t("this box")],
 ];
 
-/** Start the page in `root` on the answers of `transport`; `options.initial`: fields of the state to start with. */
+/**
+ * Start the page in `root` on the answers of `transport`; `options.initial`: fields of the state to start with.
+ *
+ * @param {HTMLElement} root
+ * @param {Transport<CorpusQuestions>} transport
+ * @param {{ initial?: Partial<CorpusState> }} [options]
+ */
 export function mountCorpus(root, transport, options = {}) {
   let ids = 0;
-  const uid = (name) => `corpus-${name}-${++ids}`;
+  const uid = (/** @type {string} */ name) => `corpus-${name}-${++ids}`;
   const liveRegion = make("div", { class: "unseen", "aria-live": "polite", "aria-atomic": "true" });
   let announceTimer = 0;
-  const announce = (text) => {
+  const announce = (/** @type {string} */ text) => {
     clearTimeout(announceTimer);
     announceTimer = setTimeout(() => {
       liveRegion.textContent = text;
@@ -42,6 +49,7 @@ export function mountCorpus(root, transport, options = {}) {
     const initial = { x: names[0], y: names[1] ?? names[0], colour: "layer", ...info.initial };
     const defaults = { ...CORPUS_DEFAULTS, ...initial, measure: initial.y, ...options.initial };
     const fields = readCorpusHash(window.location.hash);
+    /** @type {Store<CorpusState>} */
     const store = createStore({ ...defaults, ...fields, info }, CORPUS_DEFAULTS);
     keepValid(store, defaults);
     const context = { store, transport, root, uid, announce };
@@ -53,13 +61,14 @@ export function mountCorpus(root, transport, options = {}) {
     return context;
   }
 
+  /** @param {CorpusContext} context */
   function build(context) {
     const { store } = context;
     const { info } = store.state;
     const dialog = createHelpDialog(context);
     const body = make("main", { class: "corpus-body" });
     const all = make("button", { type: "button", class: "toggle all-heads", title: t("Back to the scatter of all heads  Esc") }, `‹ ${t("All heads")}`);
-    const createStepButton = (text, label, by) => {
+    const createStepButton = (/** @type {string} */ text, /** @type {string} */ label, /** @type {number} */ by) => {
       const button = make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
       button.addEventListener("click", () => stepHead(store, by));
       return button;
@@ -76,7 +85,9 @@ export function mountCorpus(root, transport, options = {}) {
     const foot = make("footer", { class: "foot corpus-foot" }, ...info.corpora.map((corpus) => make("span", {}, corpus.summary)), info.offline ? make("span", { class: "offline-words" }, describeOffline(info.offline)) : null);
     root.replaceChildren(header, body, foot, dialog, liveRegion);
 
+    /** @type {{ element: HTMLElement, destroy: () => void }[]} */
     let parts = [];
+    /** @type {string | null} */
     let opened = null;
     const clear = () => {
       parts.forEach((part) => part.destroy());
@@ -89,9 +100,13 @@ export function mountCorpus(root, transport, options = {}) {
       parts = [...scatters, table, pickers];
       body.replaceChildren(make("div", { class: "overview" }, make("div", { class: "overview-main" }, pickers.element, make("div", { class: "scatters" }, ...scatters.map(({ element }) => element))), table.element));
     }
+    /** @param {(CorpusHead | null)[]} heads */
     function showHeads(heads) {
+      /** @type {HeadAnswer[]} */
       const answers = [];
+      /** @type {ReturnType<typeof createHeadColumn>[]} */
       const columns = [];
+      /** @type {HeadContext} */
       const columnContext = {
         ...context,
         openHead: (index, head) => store.set({ open: getOpenHeads(store.state, index, head) }),
@@ -111,9 +126,9 @@ export function mountCorpus(root, transport, options = {}) {
       parts = columns.filter(Boolean);
       body.replaceChildren(make("div", { class: "head-columns" }, ...parts.map(({ element }) => element)));
       body.scrollTop = 0;
-      announce(joinNames(heads.filter(Boolean).map(formatHeadTitle)));
+      announce(joinNames(heads.filter((head) => head !== null).map(formatHeadTitle)));
     }
-    const show = ({ open }) => {
+    const show = (/** @type {Pick<CorpusState, "open">} */ { open }) => {
       const text = JSON.stringify(open);
       if (text === opened) return;
       const back = opened !== null && opened !== "null" && open === null;
@@ -123,8 +138,9 @@ export function mountCorpus(root, transport, options = {}) {
       picker.hidden = !open;
       if (open) showHeads(open);
       else showAll();
-      if (back) body.querySelector(".scatter-plot")?.focus({ preventScroll: true });
-      const name = open ? formatHeadTitle(open.find(Boolean)) : t("All heads");
+      if (back) /** @type {HTMLElement | null} */ (body.querySelector(".scatter-plot"))?.focus({ preventScroll: true });
+      const openHead = open?.find((head) => head !== null);
+      const name = openHead ? formatHeadTitle(openHead) : t("All heads");
       document.title = `${name} · ${info.corpora.map((corpus) => corpus.title).join(", ")} · attlas`;
     };
     show(store.state);
@@ -138,49 +154,64 @@ export function mountCorpus(root, transport, options = {}) {
   }) };
 }
 
+/** @param {string[]} names */
 const joinNames = (names) => names.reduce((before, name) => t("{0} and {1}", before, name));
 
-// Translate the texts that the server sends.
+/**
+ * Translate the texts that the server sends.
+ *
+ * @param {CorporaInfo} info
+ * @returns {CorporaInfo<Corpus>}
+ */
 function translateInfo(info) {
-  for (const corpus of info.corpora) {
+  const corpora = info.corpora.map((corpus) => {
     const { model, counts } = corpus;
     const problems = [counts.complete ? "" : t(", not finished"), counts.failed ? t(", {0} texts failed", formatInteger(counts.failed)) : ""];
     const size = t("{0} tokens in {1} texts of up to {2}", formatInteger(corpus.tokens), formatInteger(corpus.texts), formatInteger(counts.length)) + problems.join("");
     const heads = formatInteger(corpus.rows.layer.length);
-    corpus.summary = t("{0}: {1} layers, {2} heads; {3}", model, formatInteger(counts.layers), heads, size);
-    corpus.open = corpus.open && t(...corpus.open);
+    const summary = t("{0}: {1} layers, {2} heads; {3}", model, formatInteger(counts.layers), heads, size);
     const { type, dtype, source, made, shown } = corpus.facts;
-    corpus.about = [
+    /** @type {Corpus["about"]} */
+    const about = [
       [t("Model"), t("{0} ({1}, {2}); {3} layers with attention", model, type, dtype, formatInteger(counts.layers))],
       [t("Texts"), `${source}: ${size}`],
       [t("Sums"), t("Numbers of a head are sums over all texts, divided by counts over all texts.")],
       [t("Made with"), shown ? t("attlas {0}; shown by attlas {1}", made, shown) : `attlas ${made}`],
     ];
-    corpus.measures = corpus.measures.map((measure) => ({ ...measure, label: t(measure.label), unit: t(measure.unit), description: t(measure.description) }));
-  }
-  return info;
+    const measures = corpus.measures.map((measure) => ({ ...measure, label: t(measure.label), unit: t(measure.unit), description: t(measure.description) }));
+    return { ...corpus, open: corpus.open && t(...corpus.open), summary, about, measures };
+  });
+  return { ...info, corpora };
 }
 
+/** @param {OfflineFacts} offline */
 function describeOffline({ texts, window: tokens }) {
   if (!texts) return t("Of each head, this file holds all numbers and no text.");
   return t("Of each head, this file holds all numbers and {0} sampled texts at most: {1} tokens about the largest weight.", formatInteger(texts), formatInteger(tokens));
 }
 
-// A link may name measures and heads that this corpus does not have.
+/**
+ * A link may name measures and heads that this corpus does not have.
+ *
+ * @param {Store<CorpusState>} store
+ * @param {CorpusView} defaults
+ */
 function keepValid(store, defaults) {
   const check = () => {
     const { state } = store;
     const { info } = state;
+    /** @type {Partial<CorpusState>} */
     const patch = {};
-    const isKnown = (name) => name !== "kind" && findMeasure(info, name);
-    for (const field of ["x", "y"]) if (!isKnown(state[field])) patch[field] = defaults[field];
+    const isKnown = (/** @type {string} */ name) => name !== "kind" && findMeasure(info, name);
+    for (const field of /** @type {const} */ (["x", "y"])) if (!isKnown(state[field])) patch[field] = defaults[field];
     if (!findMeasure(info, state.colour)) patch.colour = defaults.colour;
     if (state.size && !isKnown(state.size)) patch.size = "";
     const spread = info.corpora[0].measures.filter((measure) => measure.spread && isKnown(measure.name)).map(({ name }) => name);
     if (!spread.includes(state.measure)) patch.measure = spread.includes(defaults.measure) ? defaults.measure : spread[0];
     if (state.brush && !info.corpora[state.brush.corpus]) patch.brush = null;
-    if (state.open) {
-      const open = info.corpora.map((corpus, index) => (findRow(corpus, state.open[index]) >= 0 ? state.open[index] : null));
+    const heads = state.open;
+    if (heads) {
+      const open = info.corpora.map((corpus, index) => (findRow(corpus, heads[index]) >= 0 ? heads[index] : null));
       if (JSON.stringify(open) !== JSON.stringify(state.open)) patch.open = open.some(Boolean) ? open : null;
     }
     if (Object.keys(patch).length) store.set(patch);
@@ -189,7 +220,12 @@ function keepValid(store, defaults) {
   store.on(["x", "y", "colour", "size", "measure", "brush", "open"], check);
 }
 
-// Open the next or previous head, of the selected ones where there are some.
+/**
+ * Open the next or previous head, of the selected ones where there are some.
+ *
+ * @param {Store<CorpusState>} store
+ * @param {number} by
+ */
 function stepHead(store, by) {
   const { state } = store;
   if (!state.open) return;
@@ -202,10 +238,11 @@ function stepHead(store, by) {
   store.set({ open: getOpenHeads(state, index, getHead(corpus, next)) });
 }
 
+/** @param {CorpusContext} context */
 function listenToKeys({ store }) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-    const typing = event.target.closest?.("input, textarea, select");
+    const typing = /** @type {Element} */ (event.target).closest?.("input, textarea, select");
     if (typing && event.key !== "Escape") return;
     if (event.key === "[") stepHead(store, -1);
     else if (event.key === "]") stepHead(store, 1);
@@ -216,13 +253,14 @@ function listenToKeys({ store }) {
   });
 }
 
+/** @param {CorpusContext} context */
 function createHelpDialog({ store, root, uid }) {
   const { info } = store.state;
   const dialog = createDialog(root, t("Keys and numbers"), uid, () => store.set({ panel: "" }));
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0;
-  dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
-  const createPairs = (list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
+  dialog.element.querySelector(".dialog-close")?.before(createLanguageButton(store));
+  const createPairs = (/** @type {[title: string, text: string][]} */ list) => list.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)));
   dialog.body.append(
     make("section", {}, make("h3", {}, t("Keys")), make("dl", { class: "keys" }, ...createPairs(listKeys()))),
     make("section", { class: "facts" }, make("h3", {}, t("The numbers, over all texts")), make("dl", {}, ...createPairs(listMeasures(info, true).map(({ label, description }) => [label, description])))),

@@ -1,7 +1,7 @@
 // All heads of a corpus as points: any measure on x, y, size and colour; a brush selects, a click opens.
 
 import { clamp } from "../map/geometry.js";
-import { canLog, computeDomain, getHead, formatHeadLabel, formatHeadTitle, LETTERS, haveSameHeads, findMeasure, listMeasures, getOpenHeads, formatValue, getSelection, formatMeasureTitle, getValues } from "./data.js";
+import { canLog, computeDomain, getHead, formatHeadLabel, formatHeadTitle, LETTERS, haveSameHeads, getMeasure, listMeasures, getOpenHeads, formatValue, getSelection, formatMeasureTitle, getValues, getShownValues } from "./data.js";
 import { createScale, normalise, formatTick, getTints } from "./scales.js";
 import { make } from "../panels/elements.js";
 import { createSaveButtons, createSvg, createSvgRoot } from "../panels/figure.js";
@@ -14,6 +14,10 @@ const [minRadius, maxRadius] = [3, 13]; // radii, where a measure gives them
 const maxNamed = 80; // with more heads, points have no names
 const hoverRadius = 16; // pixels within which the pointer hovers a point
 
+/**
+ * @param {CorpusContext} context
+ * @param {number} index
+ */
 export function createScatter({ store, announce, root, uid }, index) {
   const corpus = store.state.info.corpora[index];
   const several = store.state.info.corpora.length > 1;
@@ -23,14 +27,18 @@ export function createScatter({ store, announce, root, uid }, index) {
   const element = make("figure", { class: "scatter" });
   const name = make("figcaption", { class: "scatter-name" }, several ? make("b", { class: "letter" }, LETTERS[index]) : null, make("span", { class: "scatter-title" }, several ? corpus.title : t("{0} heads of {1}", formatInteger(corpus.rows.layer.length), corpus.model)));
   element.append(make("div", { class: "figure-head" }, name, createSaveButtons(t("scatter"), getFigure, announce)), plot, helpElement);
+  /** @type {ScatterScene | null} */
   let scene = null; // the last drawing: {figure, points, xScale, yScale, overlay, circles, width, height, ...}
+  /** @type {number | null} */
   let anchor = null; // the point from which Shift and the arrows select
+  /** @type {{ start: Point, moved: boolean, hold: Rectangle | null, box: Rectangle | null } | null} */
   let drag = null;
   let active = -1;
 
+  const getScene = () => /** @type {ScatterScene} */ (scene); // once it has been drawn
   function getFigure() {
     const { info, x, y } = store.state;
-    return scene && { figure: scene.figure, look: readLook(root), title: `${several ? `${LETTERS[index]}: ` : ""}${corpus.title}`, caption: t("{0} heads of {1} over {2} texts: {3} against {4}", formatInteger(corpus.rows.layer.length), corpus.model, formatInteger(corpus.texts), findMeasure(info, y).label, findMeasure(info, x).label), file: `${x} ${y}` };
+    return scene && { figure: scene.figure, look: readLook(root), title: `${several ? `${LETTERS[index]}: ` : ""}${corpus.title}`, caption: t("{0} heads of {1} over {2} texts: {3} against {4}", formatInteger(corpus.rows.layer.length), corpus.model, formatInteger(corpus.texts), getMeasure(info, y).label, getMeasure(info, x).label), file: `${x} ${y}` };
   }
 
   // ------------------------------------------------------------------------------------------------------ drawing
@@ -41,7 +49,7 @@ export function createScatter({ store, announce, root, uid }, index) {
     const [width, height] = [Math.floor(plot.clientWidth), Math.floor(plot.clientHeight)];
     if (width < 80 || height < 80) return;
     const look = readLook(root);
-    const [xMeasure, yMeasure] = [findMeasure(info, state.x), findMeasure(info, state.y)];
+    const [xMeasure, yMeasure] = [getMeasure(info, state.x), getMeasure(info, state.y)];
     const tints = getTints(info, corpus, state, look);
     const key = createLegend(state, tints, width, look);
     const margin = { ...margins, top: key.height };
@@ -71,22 +79,36 @@ export function createScatter({ store, announce, root, uid }, index) {
     showBrush();
     showHovered();
   }
+  /**
+   * @param {CorpusState} state
+   * @param {AxisScale} xScale
+   * @param {AxisScale} yScale
+   * @param {string[]} fills
+   */
   function placePoints(state, xScale, yScale, fills) {
     const { info } = state;
     const [xs, ys] = [getValues(corpus, state.x), getValues(corpus, state.y)];
-    const sizes = state.size && getValues(corpus, state.size);
-    const sizeDomain = state.size && computeDomain(info, state.size);
+    const sizes = state.size ? getValues(corpus, state.size) : null;
+    const sizeDomain = state.size ? computeDomain(info, state.size) : null;
+    /** @type {ScatterPoint[]} */
     const points = [];
     for (let row = 0; row < xs.length; row++) {
-      if (xs[row] === null || ys[row] === null) continue;
-      const share = sizes ? Math.max(0, normalise(sizes[row] ?? sizeDomain[0], sizeDomain)) : 0;
+      const [across, up] = [xs[row], ys[row]];
+      if (across === null || up === null) continue;
+      const share = sizes && sizeDomain ? Math.max(0, normalise(sizes[row] ?? sizeDomain[0], sizeDomain)) : 0;
       const radius = sizes ? Math.sqrt(minRadius ** 2 + share * (maxRadius ** 2 - minRadius ** 2)) : xs.length > 400 ? 4 : 7;
-      points.push({ row, x: xScale.at(xs[row]), y: yScale.at(ys[row]), radius, fill: fills[row] });
+      points.push({ row, x: xScale.at(across), y: yScale.at(up), radius, fill: fills[row] });
     }
     // Small points are drawn over large ones, so that none is hidden.
     return points.sort((a, b) => b.radius - a.radius || a.row - b.row);
   }
-  // Names at the right of points, else at the left, above or below; no name where it would overlap something.
+  /**
+   * Names at the right of points, else at the left, above or below; no name where it would overlap something.
+   *
+   * @param {ScatterPoint[]} points
+   * @param {number} width
+   * @param {Look} look
+   */
   function placeNames(points, width, look) {
     const occupied = points.map(({ x, y, radius }) => ({ x: x - radius, y: y - radius, width: 2 * radius, height: 2 * radius }));
     const group = createSvg("g", { "font-size": 10.5 });
@@ -99,7 +121,7 @@ export function createScatter({ store, announce, root, uid }, index) {
         { x: each.x - textWidth / 2, y: each.y - gap - textHeight },
         { x: each.x - textWidth / 2, y: each.y + gap },
       ].map((corner) => ({ ...corner, width: textWidth, height: textHeight }));
-      const overlaps = (a) => (b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+      const overlaps = (/** @type {Rectangle} */ a) => (/** @type {Rectangle} */ b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
       const box = boxes.find((candidate) => candidate.x > margins.left && candidate.x + textWidth < width && !occupied.some(overlaps(candidate)));
       if (!box) continue;
       occupied.push(box);
@@ -107,16 +129,23 @@ export function createScatter({ store, announce, root, uid }, index) {
     }
     return group;
   }
-  // The legend of colour and size above the plot: {group, height}.
+  /**
+   * The legend of colour and size above the plot: {group, height}.
+   *
+   * @param {CorpusState} state
+   * @param {Tints} tints
+   * @param {number} width
+   * @param {Look} look
+   */
   function createLegend(state, tints, width, look) {
     const { info } = state;
     const group = createSvg("g", {});
-    const measureText = (text) => 6.3 * (text.length + (text.match(/[\u3000-\uffef]/g)?.length ?? 0)); // Chinese is twice as wide
+    const measureText = (/** @type {string} */ text) => 6.3 * (text.length + (text.match(/[\u3000-\uffef]/g)?.length ?? 0)); // Chinese is twice as wide
     let [x, y] = [margins.left, 16];
-    const wrap = (needed) => {
+    const wrap = (/** @type {number} */ needed) => {
       if (x + needed > width - margins.right && x > margins.left) [x, y] = [margins.left, y + 20];
     };
-    const addText = (text, fill) => {
+    const addText = (/** @type {string} */ text, /** @type {string | undefined} */ fill = undefined) => {
       group.append(createSvg("text", { x, y: y + 4, fill }, text));
       x += measureText(text) + 7;
     };
@@ -129,7 +158,7 @@ export function createScatter({ store, announce, root, uid }, index) {
         x += 8;
       }
     } else {
-      const { label, whole: integral } = findMeasure(info, state.colour);
+      const { label, whole: integral } = getMeasure(info, state.colour);
       const [low, high] = tints.domain.map((value) => (integral ? formatInteger(value) : formatNumber(value)));
       const [steps, step] = [24, 3];
       wrap(measureText(label + low + high) + steps * step + 30);
@@ -140,7 +169,7 @@ export function createScatter({ store, announce, root, uid }, index) {
       addText(high);
     }
     if (state.size) {
-      const { label, whole: integral } = findMeasure(info, state.size);
+      const { label, whole: integral } = getMeasure(info, state.size);
       const ends = computeDomain(info, state.size).map((value) => (integral ? formatInteger(value) : formatNumber(value)));
       x += 14;
       wrap(measureText(label + ends.join("")) + 4 * maxRadius + 30);
@@ -160,17 +189,20 @@ export function createScatter({ store, announce, root, uid }, index) {
     if (!scene) return;
     const { state } = store;
     const selection = getSelection(state)[index];
-    scene.circles.forEach((circle, k) => circle.setAttribute("opacity", selection && !selection.has(scene.points[k].row) ? "0.16" : "0.88"));
+    const { circles, points } = scene;
+    circles.forEach((circle, k) => circle.setAttribute("opacity", selection && !selection.has(points[k].row) ? "0.16" : "0.88"));
     const box = drag?.box ?? (state.brush?.corpus === index ? getBrushBox(state.brush) : null);
     scene.brushed.replaceChildren(...(box ? [createSvg("rect", { x: box.x, y: box.y, width: box.width, height: box.height, fill: scene.look.accent, "fill-opacity": 0.08, stroke: scene.look.accent, "stroke-dasharray": "4 3" })] : []));
   }
+  /** @param {Brush} brush */
   function getBrushBox(brush) {
-    const replaceNonPositive = (value, log) => (log && value <= 0 ? Number.MIN_VALUE : value);
+    const replaceNonPositive = (/** @type {number} */ value, /** @type {boolean} */ log) => (log && value <= 0 ? Number.MIN_VALUE : value);
     const { state } = store;
-    const [x0, x1] = [brush.x0, brush.x1].map((value) => scene.xScale.at(replaceNonPositive(value, state.xlog && canLog(state.info, state.x))));
-    const [y0, y1] = [brush.y0, brush.y1].map((value) => scene.yScale.at(replaceNonPositive(value, state.ylog && canLog(state.info, state.y))));
-    const [left, right] = [x0, x1].map((x) => clamp(x, scene.margin.left, scene.width - scene.margin.right));
-    const [bottom, top] = [y0, y1].map((y) => clamp(y, scene.margin.top, scene.height - scene.margin.bottom));
+    const { xScale, yScale, margin, width, height } = getScene();
+    const [x0, x1] = [brush.x0, brush.x1].map((value) => xScale.at(replaceNonPositive(value, state.xlog && canLog(state.info, state.x))));
+    const [y0, y1] = [brush.y0, brush.y1].map((value) => yScale.at(replaceNonPositive(value, state.ylog && canLog(state.info, state.y))));
+    const [left, right] = [x0, x1].map((x) => clamp(x, margin.left, width - margin.right));
+    const [bottom, top] = [y0, y1].map((y) => clamp(y, margin.top, height - margin.bottom));
     return { x: left, y: top, width: right - left, height: bottom - top };
   }
   // Highlight the hovered head; it may be hovered in another scatter or in the table.
@@ -185,8 +217,9 @@ export function createScatter({ store, announce, root, uid }, index) {
     const hovered = scene.points[k];
     scene.overlay.append(createSvg("circle", { cx: hovered.x, cy: hovered.y, r: hovered.radius, fill: hovered.fill, stroke: scene.look.accent, "stroke-width": 2.5 }));
     const names = [...new Set([x, y, size, colour])].filter(Boolean);
-    const lines = names.flatMap((each) => [make("dt", {}, findMeasure(info, each).label), make("dd", {}, formatValue(findMeasure(info, each), getValues(corpus, each)[hover.row]))]);
-    tooltip.replaceChildren(make("b", {}, formatHeadTitle(getHead(corpus, hover.row))), make("dl", { class: "tip-pairs" }, ...lines));
+    const { row } = hovered;
+    const lines = names.flatMap((each) => [make("dt", {}, getMeasure(info, each).label), make("dd", {}, formatValue(getMeasure(info, each), getShownValues(corpus, each)[row]))]);
+    tooltip.replaceChildren(make("b", {}, formatHeadTitle(getHead(corpus, row))), make("dl", { class: "tip-pairs" }, ...lines));
     const [tipWidth, tipHeight] = [tooltip.offsetWidth, tooltip.offsetHeight];
     const left = hovered.x + 14 + tipWidth > scene.width ? hovered.x - 14 - tipWidth : hovered.x + 14;
     const top = Math.min(scene.height - tipHeight - 2, Math.max(2, hovered.y - tipHeight / 2));
@@ -195,24 +228,26 @@ export function createScatter({ store, announce, root, uid }, index) {
 
   // ----------------------------------------------------------------------------------------------------- pointing
 
-  const getPosition = (event) => {
+  const getPosition = (/** @type {MouseEvent} */ event) => {
     const box = plot.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
+  /** @param {Point} point */
   function findNearest({ x, y }) {
     let [best, distance] = [-1, Infinity];
-    scene.points.forEach((each, i) => {
+    getScene().points.forEach((each, i) => {
       const gap = Math.hypot(each.x - x, each.y - y) - each.radius;
       if (gap <= distance) [best, distance] = [i, gap];
     });
     return distance <= hoverRadius ? best : -1;
   }
-  const hoverRow = (row) => store.set({ hover: row === null ? null : { corpus: index, row } });
+  const hoverRow = (/** @type {number | null} */ row) => store.set({ hover: row === null ? null : { corpus: index, row } });
+  /** @param {Rectangle} box */
   function setBrush(box) {
-    const { xScale, yScale } = scene;
+    const { xScale, yScale } = getScene();
     store.set({ brush: { corpus: index, x0: xScale.value(box.x), x1: xScale.value(box.x + box.width), y0: yScale.value(box.y + box.height), y1: yScale.value(box.y) } });
   }
-  const openHead = (row) => store.set({ open: getOpenHeads(store.state, index, getHead(corpus, row)), hover: null });
+  const openHead = (/** @type {number} */ row) => store.set({ open: getOpenHeads(store.state, index, getHead(corpus, row)), hover: null });
 
   plot.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || !scene) return;
@@ -246,7 +281,7 @@ export function createScatter({ store, announce, root, uid }, index) {
     hoverRow(null);
     setBrush(drag.box);
   });
-  const endDrag = (event) => {
+  const endDrag = (/** @type {PointerEvent} */ event) => {
     const finished = drag;
     drag = null;
     if (!finished || !scene) return;
@@ -267,10 +302,16 @@ export function createScatter({ store, announce, root, uid }, index) {
 
   // --------------------------------------------------------------------------------------------------------- keys
 
-  // The nearest point in a direction; a distance across the direction counts twice.
+  /**
+   * The nearest point in a direction; a distance across the direction counts twice.
+   *
+   * @param {Point} from
+   * @param {number} dx
+   * @param {number} dy
+   */
   function findNext(from, dx, dy) {
     let [best, least] = [-1, Infinity];
-    scene.points.forEach((each, k) => {
+    getScene().points.forEach((each, k) => {
       const [along, aside] = [(each.x - from.x) * dx + (each.y - from.y) * dy, Math.abs((each.x - from.x) * dy + (each.y - from.y) * dx)];
       if (along <= 0.01) return;
       const cost = along + 2 * aside;
@@ -280,7 +321,9 @@ export function createScatter({ store, announce, root, uid }, index) {
   }
   plot.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !scene?.points.length) return;
-    const direction = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    /** @type {Record<string, [dx: number, dy: number]>} */
+    const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const direction = directions[event.key];
     if (direction) {
       const next = active < 0 ? 0 : findNext(scene.points[active], ...direction);
       if (!event.shiftKey) anchor = null;
@@ -293,8 +336,8 @@ export function createScatter({ store, announce, root, uid }, index) {
         setBrush({ x: Math.min(first.x, now.x) - 2, y: Math.min(first.y, now.y) - 2, width: Math.abs(first.x - now.x) + 4, height: Math.abs(first.y - now.y) + 4 });
       }
       const { info, x, y } = store.state;
-      const selection = anchor === null ? "" : `, ${t("{0} heads selected", getSelection(store.state)[index].size)}`;
-      announce(`${formatHeadTitle(getHead(corpus, now.row))}: ${[x, y].map((each) => `${findMeasure(info, each).label} ${formatValue(findMeasure(info, each), getValues(corpus, each)[now.row])}`).join(", ")}${selection}`);
+      const selection = anchor === null ? "" : `, ${t("{0} heads selected", getSelection(store.state)[index]?.size)}`;
+      announce(`${formatHeadTitle(getHead(corpus, now.row))}: ${[x, y].map((each) => `${getMeasure(info, each).label} ${formatValue(getMeasure(info, each), getValues(corpus, each)[now.row])}`).join(", ")}${selection}`);
     } else if (event.key === "Enter" && active >= 0) openHead(scene.points[active].row);
     else if (event.key === "Escape" && (store.state.brush || store.state.hover)) store.set({ brush: null, hover: null });
     else return;
@@ -315,17 +358,21 @@ export function createScatter({ store, announce, root, uid }, index) {
   };
 }
 
-/** The four pickers of what the points show, and what the axes mean in plain words. */
+/**
+ * The four pickers of what the points show, and what the axes mean in plain words.
+ *
+ * @param {Pick<CorpusContext, "store">} context
+ */
 export function createPickers({ store }) {
   const { info } = store.state;
-  const createOptions = (field) => listMeasures(info, field === "colour").map(({ name, label }) => make("option", { value: name }, label));
-  const pick = (field, label, none) => {
+  const createOptions = (/** @type {"x" | "y" | "colour" | "size"} */ field) => listMeasures(info, field === "colour").map(({ name, label }) => make("option", { value: name }, label));
+  const pick = (/** @type {"x" | "y" | "colour" | "size"} */ field, /** @type {string} */ label, none = "") => {
     const select = make("select", { "aria-label": label }, ...(none ? [make("option", { value: "" }, none)] : []), ...createOptions(field));
     select.addEventListener("change", () => store.set({ [field]: select.value, ...(field === "x" || field === "y" ? { brush: null } : {}) }));
     return { field, select, element: make("label", { class: "picker" }, make("span", {}, label), select) };
   };
   const picks = [pick("x", t("Across")), pick("y", t("Up")), pick("colour", t("Colour")), pick("size", t("Size"), t("the same for all"))];
-  const logs = ["x", "y"].map((axis) => {
+  const logs = /** @type {const} */ (["x", "y"]).map((axis) => {
     const label = axis === "x" ? t("Logarithmic scale across") : t("Logarithmic scale upwards");
     const button = make("button", { type: "button", class: "toggle", title: label, "aria-label": label }, t("log"));
     button.addEventListener("click", () => store.set({ [`${axis}log`]: !store.state[`${axis}log`] }));
@@ -334,14 +381,14 @@ export function createPickers({ store }) {
   const axisDescriptions = make("dl", { class: "scatter-says" });
   const parts = picks.map(({ element }, at) => make("div", { class: "pick" }, element, logs[at]?.button));
   const element = make("div", { class: "scatter-controls" }, make("div", { class: "picks" }, ...parts), axisDescriptions);
-  const show = (state) => {
+  const show = (/** @type {CorpusState} */ state) => {
     for (const { field, select } of picks) select.value = state[field];
     for (const { axis, button } of logs) {
       button.disabled = !canLog(info, state[axis]);
       button.setAttribute("aria-pressed", String(state[`${axis}log`] && !button.disabled));
     }
     const lines = [["→", state.x], ["↑", state.y]].map(([sign, name]) => {
-      const measure = findMeasure(info, name);
+      const measure = getMeasure(info, name);
       return make("div", {}, make("dt", {}, `${sign} ${measure.label}`), make("dd", {}, measure.description));
     });
     axisDescriptions.replaceChildren(...lines);

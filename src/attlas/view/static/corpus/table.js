@@ -1,6 +1,6 @@
 // The heads that are selected, or all of them, as a table beside the scatter: sorted by any column, a click opens.
 
-import { getHead, formatHeadLabel, formatHeadTitle, LETTERS, haveSameHeads, findMeasure, listMeasures, getOpenHeads, formatValue, getSelection, getValues } from "./data.js";
+import { getHead, formatHeadLabel, formatHeadTitle, LETTERS, haveSameHeads, getMeasure, listMeasures, getOpenHeads, formatValue, getSelection, getShownValues } from "./data.js";
 import { formatField } from "../data/csv.js";
 import { download, make } from "../panels/elements.js";
 import { formatInteger } from "../data/numbers.js";
@@ -8,6 +8,7 @@ import { t } from "../words/words.js";
 
 const pageSize = 100; // rows; more on request, so that thousands of heads cost nothing
 
+/** @param {CorpusContext} context */
 export function createTable({ store, announce, uid }) {
   const { info } = store.state;
   const several = info.corpora.length > 1;
@@ -32,9 +33,11 @@ export function createTable({ store, announce, uid }) {
   const element = make("section", { class: "selection" }, make("div", { class: "selection-head" }, title, clearButton, findInput, csvButton), tableFrame, empty, moreButton);
 
   // The rows of the table: {corpus, row} of each head; where corpora share their heads, of the first corpus.
+  /** @param {CorpusState} state */
   function listRows(state) {
     const selected = getSelection(state);
     const query = /^(\d+)(?:[.·](\d*))?$/.exec(state.find);
+    /** @type {CorpusPlace[]} */
     const result = [];
     for (const [corpus, each] of info.corpora.entries()) {
       if (shared && corpus > 0) break;
@@ -46,24 +49,39 @@ export function createTable({ store, announce, uid }) {
     }
     return result;
   }
-  // The columns: the measures that the scatter shows, for each corpus where they share their heads.
+  /**
+   * The columns: the measures that the scatter shows, for each corpus where they share their heads.
+   *
+   * @param {CorpusState} corpusState
+   * @returns {TableColumn[]}
+   */
   function listColumns({ x, y, size, colour }) {
     const names = [...new Set([x, y, size, colour])].filter((name) => name && name !== "layer" && !(shared && name === "kind"));
     return names.flatMap((name) => {
-      const measure = findMeasure(info, name);
-      const createColumn = (corpus) => ({ name, key: shared ? `${name}@${corpus}` : name, label: shared ? `${measure.label} ${LETTERS[corpus]}` : measure.label, title: measure.description, value: (place) => getValues(info.corpora[shared ? corpus : place.corpus], name)[place.row] });
+      const measure = getMeasure(info, name);
+      const createColumn = (/** @type {number} */ corpus) => ({ name, key: shared ? `${name}@${corpus}` : name, label: shared ? `${measure.label} ${LETTERS[corpus]}` : measure.label, title: measure.description, value: (/** @type {CorpusPlace} */ place) => getShownValues(info.corpora[shared ? corpus : place.corpus], name)[place.row] });
       return shared ? info.corpora.map((_, corpus) => createColumn(corpus)) : [createColumn(0)];
     });
   }
+  /**
+   * @param {CorpusPlace[]} heads
+   * @param {TableColumn[]} list
+   * @param {Pick<CorpusState, "sort">} state
+   */
   function sortRows(heads, list, { sort }) {
     const key = sort.replace(/^-/, "");
     const column = list.find((each) => each.key === key);
     const sign = sort.startsWith("-") ? -1 : 1;
     if (!column) return key === "head" && sign < 0 ? heads.reverse() : heads;
-    const getSortValue = (place) => column.value(place) ?? -Infinity * sign;
-    const compareValues = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+    const getSortValue = (/** @type {CorpusPlace} */ place) => column.value(place) ?? -Infinity * sign;
+    const compareValues = (/** @type {number | string} */ a, /** @type {number | string} */ b) => (typeof a === "string" ? a.localeCompare(String(b)) : a - Number(b));
     return heads.sort((a, b) => sign * compareValues(getSortValue(a), getSortValue(b)) || a.corpus - b.corpus || a.row - b.row);
   }
+  /**
+   * @param {string} label
+   * @param {string} key
+   * @param {string} hint
+   */
   function createHeading(label, key, hint) {
     const { sort } = store.state;
     const isSorted = sort.replace(/^-/, "") === key || (key === "head" && !sort);
@@ -73,10 +91,14 @@ export function createTable({ store, announce, uid }) {
       // The first click sorts numbers descending, and heads and kinds ascending.
       const first = key === "head" ? "" : key.startsWith("kind") ? key : `-${key}`;
       store.set({ sort: sort !== first ? first : first.startsWith("-") ? key : `-${key}` });
-      headElement.querySelector(`[data-key="${CSS.escape(key)}"] button`)?.focus();
+      /** @type {HTMLElement | null} */ (headElement.querySelector(`[data-key="${CSS.escape(key)}"] button`))?.focus();
     });
     return make("th", { scope: "col", "data-key": key, "aria-sort": isSorted ? (ascending ? "ascending" : "descending") : "none" }, button);
   }
+  /**
+   * @param {CorpusPlace} place
+   * @param {TableColumn[]} list
+   */
   function createRow(place, list) {
     const corpus = info.corpora[place.corpus];
     const open = make("button", { type: "button", class: "head-link", "aria-label": formatHeadTitle(getHead(corpus, place.row)) }, several && !shared ? `${LETTERS[place.corpus]} ` : "", formatHeadLabel(corpus, place.row));
@@ -118,7 +140,7 @@ export function createTable({ store, announce, uid }) {
     for (const place of heads) {
       for (const corpus of shared ? info.corpora.keys() : [place.corpus]) {
         const each = info.corpora[corpus];
-        lines.push([...(several ? [formatField(each.title)] : []), each.rows.layer[place.row], each.rows.head[place.row], ...names.map((name) => getValues(each, name)[place.row] ?? "")].join());
+        lines.push([...(several ? [formatField(each.title)] : []), each.rows.layer[place.row], each.rows.head[place.row], ...names.map((name) => getShownValues(each, name)[place.row] ?? "")].join());
       }
     }
     download("heads.csv", new Blob([`${lines.join("\n")}\n`], { type: "text/csv;charset=utf-8" }));

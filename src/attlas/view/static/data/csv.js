@@ -6,7 +6,13 @@ import { formatFloat32 } from "./numbers.js";
 export const csvLimit = 1_000_000; // cells: what a spreadsheet holds
 const maxRequestCells = 65_536; // cells that one request may ask for
 
-// The whole cells of a region of the map, inside the matrix.
+/**
+ * The whole cells of a region of the map, inside the matrix.
+ *
+ * @param {Region} region
+ * @param {{ m: number, n: number }} size
+ * @returns {Region}
+ */
 export function clampRegion(region, { m, n }) {
   return {
     r0: clamp(Math.floor(region.r0), 0, m),
@@ -15,12 +21,15 @@ export function clampRegion(region, { m, n }) {
     c1: clamp(Math.ceil(region.c1), 0, n),
   };
 }
+/** @param {Region} region */
 export function countCells({ r0, r1, c0, c1 }) {
   return Math.max(0, r1 - r0) * Math.max(0, c1 - c0);
 }
 
 // Split a region into parts that one request may return each: bands of rows, or parts of rows.
+/** @param {Region} region */
 function splitRegion({ r0, r1, c0, c1 }) {
+  /** @type {Region[]} */
   const parts = [];
   const width = Math.min(c1 - c0, maxRequestCells);
   const height = Math.max(1, Math.floor(maxRequestCells / width));
@@ -30,7 +39,14 @@ function splitRegion({ r0, r1, c0, c1 }) {
   return parts;
 }
 
-// The weights of a region, row-major, and whether they are rounded; `onPart(share done)` after each request.
+/**
+ * The weights of a region, row-major, and whether they are rounded; `onPart(share done)` after each request.
+ *
+ * @param {Transport} transport
+ * @param {HeadPlace & Params} shared
+ * @param {Region} region
+ * @param {{ signal?: AbortSignal, onPart?: (share: number) => void }} options
+ */
 export async function fetchRegion(transport, shared, region, { signal, onPart = () => {} }) {
   const width = region.c1 - region.c0;
   const weights = new Float32Array((region.r1 - region.r0) * width);
@@ -50,12 +66,20 @@ export async function fetchRegion(transport, shared, region, { signal, onPart = 
 }
 
 // A token as a field: its JSON text. Whitespace is unambiguous, and no field can be read as a formula.
+/** @param {string} text */
 export function formatField(text) {
   return `"${JSON.stringify(text).replaceAll('"', '""')}"`;
 }
 
-// One line for each cell: positions, tokens, and the weight in each head, {name, weights, rounded}. Numbers read back as
-// the same float32; rounded numbers have three digits.
+/**
+ * One line for each cell: positions, tokens, and the weight in each head, {name, weights, rounded}. Numbers read back as
+ * the same float32; rounded numbers have three digits.
+ *
+ * @param {TableHead[]} heads
+ * @param {Region} region
+ * @param {Entry} entry
+ * @param {TextOf} textOf
+ */
 export function formatTable(heads, region, entry, textOf) {
   const names = heads.length === 1 ? ["weight"] : heads.map(({ name }) => `weight_${name}`);
   const lines = [`query,key,query_token,key_token,${names.join()}`];

@@ -2,26 +2,35 @@
 
 import { t } from "../words/words.js";
 
+/** @type {Record<string, string>} */
 const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
 // 60321 -> "60,321"
 const integerFormat = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
+/** @param {number} number */
 export function formatInteger(number) {
   return integerFormat.format(Math.round(number));
 }
 
 // 1 -> "st", 11 -> "th"
+/** @param {number} rank */
 export function getOrdinalSuffix(rank) {
   return rank % 100 > 10 && rank % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][rank % 10] ?? "th");
 }
 
 // -7 -> "⁻⁷"
+/** @param {number} number */
 export function formatSuperscript(number) {
   return [...String(number)].map((digit) => SUPERSCRIPTS[digit] ?? digit).join("");
 }
 
-// A weight or another positive number with three digits: 0.0312, 3.12 × 10⁻⁷.
+/**
+ * A weight or another positive number with three digits: 0.0312, 3.12 × 10⁻⁷.
+ *
+ * @param {number | null | undefined} value
+ * @param {number} [precision]
+ */
 export function formatNumber(value, precision = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -38,6 +47,7 @@ export function formatNumber(value, precision = 3) {
 }
 
 // A share in percent: 42.1 %, 3.1 %, 0.02 %.
+/** @param {number} weight */
 export function formatPercent(weight) {
   if (weight === 0) return "0 %";
   if (weight >= 0.0995) return `${(100 * weight).toFixed(1)} %`;
@@ -45,6 +55,7 @@ export function formatPercent(weight) {
 }
 
 // Bytes: 31.2 MB.
+/** @param {number} count */
 export function formatBytes(count) {
   if (count < 1000) return `${count} bytes`;
   const units = ["kB", "MB", "GB"];
@@ -54,6 +65,7 @@ export function formatBytes(count) {
 }
 
 // The shortest decimal that reads back as the same float32, as NumPy prints it.
+/** @param {number} value */
 export function formatFloat32(value) {
   for (let precision = 6; precision < 9; precision++) {
     const text = value.toPrecision(precision);
@@ -62,19 +74,30 @@ export function formatFloat32(value) {
   return String(Number(value.toPrecision(9)));
 }
 
-// Round steps of an axis between two numbers: 1, 2 or 5 times a power of ten.
+/**
+ * Round steps of an axis between two numbers: 1, 2 or 5 times a power of ten.
+ *
+ * @param {number} low
+ * @param {number} high
+ * @param {number} maxTicks
+ */
 export function computeTicks(low, high, maxTicks) {
   const width = high - low;
   if (!(width > 0)) return [low];
   const minStep = width / Math.max(1, maxTicks);
   const power = 10 ** Math.floor(Math.log10(minStep));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= minStep * 0.999);
+  const step = power * ([1, 2, 5].find((factor) => factor * power >= minStep * 0.999) ?? 10);
   const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) values.push(Number((k * step).toPrecision(12)));
   return values;
 }
 
-// The name of a layer: "Layer 3 (cross)".
+/**
+ * The name of a layer: "Layer 3 (cross)".
+ *
+ * @param {Info} info
+ * @param {number} entry
+ */
 export function getLayerName(info, entry) {
   const entryInfo = info.entries[entry];
   const several = info.entries.some((other) => other !== entryInfo && other.recording === entryInfo.recording && other.layer === entryInfo.layer && other.kind === entryInfo.kind);
@@ -84,7 +107,13 @@ export function getLayerName(info, entry) {
   return entryInfo.recording ? `${entryInfo.recording}: ${layer}` : layer;
 }
 
-// The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
+/**
+ * The name of a head: "Layer 3, head 5", "Layer 3 (cross), mean of 12 heads".
+ *
+ * @param {Info} info
+ * @param {number} entry
+ * @param {HeadIndex} head
+ */
 export function getHeadName(info, entry, head) {
   const entryInfo = info.entries[entry];
   if (!entryInfo) return "";
@@ -92,7 +121,13 @@ export function getHeadName(info, entry, head) {
   return head === "mean" ? t("{0}, mean of {1} heads", layer, entryInfo.heads.length) : t("{0}, head {1}", layer, entryInfo.heads[head] ?? head);
 }
 
-// The short name that stands under a thumbnail: "3·5".
+/**
+ * The short name that stands under a thumbnail: "3·5".
+ *
+ * @param {Info} info
+ * @param {number} entry
+ * @param {HeadIndex} head
+ */
 export function getHeadMark(info, entry, head) {
   const entryInfo = info.entries[entry];
   return `${entryInfo.recording ? "② " : ""}${entryInfo.layer}·${head === "mean" ? "mean" : entryInfo.heads[head] ?? head}`;

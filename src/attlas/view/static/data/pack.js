@@ -4,7 +4,12 @@ const CELL_ZOOM = 0; // from this zoom on a cell is a pixel
 
 export const dataMark = "/*data*/"; // the place of the packed numbers in a page
 
-// The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
+/**
+ * The tiles of a level that hold an allowed pair: those above the diagonal of a causal map are left out.
+ *
+ * @param {Pick<Entry, "m" | "n" | "first_query" | "first_key" | "causal">} entry
+ * @param {number} level
+ */
 export function listTiles(entry, level) {
   const side = 256 * 2 ** level;
   const tiles = [];
@@ -17,27 +22,45 @@ export function listTiles(entry, level) {
   return tiles;
 }
 
-// The shown heads: the first, and the second where two are compared.
+/**
+ * The shown heads: the first, and the second where two are compared.
+ *
+ * @param {Pick<State, "entry" | "head" | "second" | "compare">} state
+ * @returns {HeadPlace[]}
+ */
 export function listPackedHeads({ entry, head, second, compare }) {
   const first = { entry, head };
   return second !== null && compare !== "none" && !(second.entry === entry && second.head === head) ? [first, second] : [first];
 }
 
-/** The parameters of the request for an offline page: the shown heads, the view, the pinned cell, and the middle of the map where it shows cells. */
+/**
+ * The parameters of the request for an offline page: the shown heads, the view, the pinned cell, and the middle of the map where it shows cells.
+ *
+ * @param {State} state
+ */
 export function createPackQuery(state) {
   const [first, second] = listPackedHeads(state);
   const { batch, variant, pool, pin, row, column, zoom } = state;
   const other = second ? { second_entry: second.entry, second_head: second.head } : {};
-  return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}), ...(zoom >= CELL_ZOOM ? { r: Math.floor(row), c: Math.floor(column) } : {}) };
+  return { ...first, ...other, batch, variant, pool, ...(pin ? { i: pin.i, j: pin.j } : {}), ...(zoom !== null && zoom >= CELL_ZOOM ? { r: Math.floor(row ?? 0), c: Math.floor(column ?? 0) } : {}) };
 }
 
-/** The state with which the offline page begins: without the fields of the open page. */
+/**
+ * The state with which the offline page begins: without the fields of the open page.
+ *
+ * @param {State} state
+ */
 export function getViewState(state) {
   const { info, grain, heads, hover, reading, pointed, progress, panel, step, pairs, dark, ...view } = state;
   return view;
 }
 
-// The file: the page with the data in place of the marker. "<" is escaped, so that no token ends the script.
+/**
+ * The file: the page with the data in place of the marker. "<" is escaped, so that no token ends the script.
+ *
+ * @param {string} page
+ * @param {unknown} data
+ */
 export function createFile(page, data) {
   const text = JSON.stringify(data).replaceAll("<", "\\u003c").replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
   const start = page.indexOf(dataMark);

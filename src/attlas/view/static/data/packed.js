@@ -8,13 +8,27 @@ import { TransportError } from "./transport.js";
 import { isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
 import { t } from "../words/words.js";
 
+/** @param {string} what */
 const createMissingError = (what) => new TransportError(404, t("This file does not hold {0}", what));
 const tileSide = 256;
 
-// Whether some cells of a patch lie in a tile of level 0.
+/**
+ * Whether some cells of a patch lie in a tile of level 0.
+ *
+ * @param {Region} region
+ * @param {number} y
+ * @param {number} x
+ */
 const isInTile = ({ r0, r1, c0, c1 }, y, x) => r0 < (y + 1) * tileSide && r1 > y * tileSide && c0 < (x + 1) * tileSide && c1 > x * tileSide;
 
-// A tile of level 0 with the cells of patches; the others count as masked, as the map draws none of them.
+/**
+ * A tile of level 0 with the cells of patches; the others count as masked, as the map draws none of them.
+ *
+ * @param {(Region & { weights: Float32Array })[]} patches
+ * @param {number} y
+ * @param {number} x
+ * @param {number} unit
+ */
 function createPatchTile(patches, y, x, unit) {
   const codes = new Uint16Array(tileSide * tileSide).fill(MASKED);
   for (const { r0, r1, c0, c1, weights } of patches) {
@@ -28,30 +42,43 @@ function createPatchTile(patches, y, x, unit) {
   return codes.buffer;
 }
 
+/**
+ * @param {PackedData} data
+ * @returns {Transport}
+ */
 export function createPackedTransport(data) {
   const { parts } = data;
   const { batch, variant, pool } = data.state;
   // `held` and `only`: what the page may offer, as the file holds nothing else.
   const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
   const unit = getUnit({ info, variant });
+  /** @type {Map<string, Promise<ArrayBuffer>>} */
   const unpackedParts = new Map();
 
   // A part by its name, unpacked once.
+  /** @param {string} name */
   async function getPart(name) {
     if (!(name in parts)) return null;
-    if (!unpackedParts.has(name)) unpackedParts.set(name, unpack(parts[name]));
-    return unpackedParts.get(name);
+    const known = unpackedParts.get(name) ?? unpack(/** @type {PackedPart} */ (parts[name]));
+    unpackedParts.set(name, known);
+    return known;
   }
-  // The packed head of a request, or an error where the file does not hold it.
+  /**
+   * The packed head of a request, or an error where the file does not hold it.
+   *
+   * @param {Params} params
+   * @returns {PackedHead}
+   */
   function findHead({ entry, head, batch, variant }) {
     const packedHead = data.packed.find((each) => String(each.entry) === String(entry) && String(each.head) === String(head));
     if (!packedHead) throw createMissingError(t("this head"));
     if (String(batch ?? 0) !== String(data.state.batch)) throw createMissingError(t("this batch"));
-    if ((variant ?? "plain") !== data.state.variant) throw createMissingError(variant === "nosink" ? t("rows without the first key") : getNumberName({ variant }));
+    if ((variant ?? "plain") !== data.state.variant) throw createMissingError(variant === "nosink" ? t("rows without the first key") : getNumberName({ variant: String(variant) }));
     return { ...packedHead, name: `${packedHead.entry}:${packedHead.head}`, entryInfo: info.entries[packedHead.entry] };
   }
-  const toNumber = (text) => Number(text);
+  const toNumber = (/** @type {Params[string]} */ text) => Number(text);
 
+  /** @param {Params} params */
   async function getTile(params) {
     const head = findHead(params);
     const [level, y, x] = [params.level, params.y, params.x].map(toNumber);
@@ -65,9 +92,19 @@ export function createPackedTransport(data) {
     if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
     return new Uint16Array(tileSide * tileSide).fill(MASKED).buffer; // masked tiles are not stored
   }
+  // A part that the file has, as those of a patch or of kept weights that it names.
+  const getOwnPart = async (/** @type {string} */ name) => /** @type {ArrayBuffer} */ (await getPart(name));
   // The weights of the cells of a patch, NaN where masked.
-  const getPatch = async (head, { r0, c0 }) => new Float32Array(await getPart(`patch:${head.name}:${r0}:${c0}`));
-  // The weights of a region within one patch, NaN where masked; null where the region is in none.
+  const getPatch = async (/** @type {PackedHead} */ head, /** @type {Region} */ { r0, c0 }) => new Float32Array(await getOwnPart(`patch:${head.name}:${r0}:${c0}`));
+  /**
+   * The weights of a region within one patch, NaN where masked; null where the region is in none.
+   *
+   * @param {PackedHead} head
+   * @param {number} r0
+   * @param {number} r1
+   * @param {number} c0
+   * @param {number} c1
+   */
   async function getPatchWeights(head, r0, r1, c0, c1) {
     const patch = head.patches.find((each) => r0 >= each.r0 && r1 <= each.r1 && c0 >= each.c0 && c1 <= each.c1);
     if (!patch) return null;
@@ -77,21 +114,37 @@ export function createPackedTransport(data) {
     for (let r = r0; r < r1; r++) out.set(weights.subarray((r - patch.r0) * width + c0 - patch.c0, (r - patch.r0) * width + c1 - patch.c0), (r - r0) * (c1 - c0));
     return out;
   }
-  // A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
+  /**
+   * A row of which the file holds only the largest weights: other allowed weights are NaN, masked ones 0.
+   *
+   * @param {PackedHead} head
+   * @param {number} i
+   */
   async function getKeptRow(head, i) {
     const { entryInfo, kept: keptCount } = head;
-    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${head.name}`), getPart(`kept:${head.name}`)]);
+    const [gapBytes, codes] = await Promise.all([getOwnPart(`gaps:${head.name}`), getOwnPart(`kept:${head.name}`)]);
     const row = new Float32Array(entryInfo.n).fill(NaN);
     if (entryInfo.causal) row.fill(0, Math.max(0, entryInfo.first_query + i - entryInfo.first_key + 1));
     const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
     for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
     return row;
   }
-  // The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
+  /**
+   * The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
+   *
+   * @param {PackedHead} packedHead
+   * @param {number} r0
+   * @param {number} r1
+   * @param {number} c0
+   * @param {number} c1
+   * @returns {Promise<WeightedCell[]>}
+   */
   async function findKeptLargest({ entryInfo, kept: keptCount, name }, r0, r1, c0, c1) {
-    const [gapBytes, codes] = await Promise.all([getPart(`gaps:${name}`), getPart(`kept:${name}`)]);
+    const [gapBytes, codes] = await Promise.all([getOwnPart(`gaps:${name}`), getOwnPart(`kept:${name}`)]);
     const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
-    let [best, largestMissing] = [null, ZERO];
+    /** @type {WeightedCell | null} */
+    let best = null;
+    let largestMissing = ZERO;
     for (let i = r0; i < r1; i++) {
       const allowed = entryInfo.causal ? Math.min(entryInfo.n, entryInfo.first_query + i - entryInfo.first_key + 1) : entryInfo.n;
       if (allowed > keptCount) largestMissing = Math.max(largestMissing, code[(i + 1) * keptCount - 1]);
@@ -102,8 +155,17 @@ export function createPackedTransport(data) {
     }
     return best && best[2] >= largestMissing ? [[best[0], best[1], unit * decode(best[2])]] : [];
   }
-  // The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
-  // of the largest weights of a row.
+  /**
+   * The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
+   * of the largest weights of a row.
+   *
+   * @param {Params} params
+   * @param {number} r0
+   * @param {number} r1
+   * @param {number} c0
+   * @param {number} c1
+   * @returns {Promise<PackedWeights>}
+   */
   async function getWeights(params, r0, r1, c0, c1) {
     const head = findHead(params);
     const { n } = head.entryInfo;
@@ -139,13 +201,17 @@ export function createPackedTransport(data) {
     }
     return { weights: out, rounded: true };
   }
-  const getBounds = ({ r0, r1, c0, c1 }) => [r0, r1, c0, c1].map(toNumber);
+  const getBounds = (/** @type {Params} */ { r0, r1, c0, c1 }) => /** @type {[r0: number, r1: number, c0: number, c1: number]} */ ([r0, r1, c0, c1].map(toNumber));
 
+  /**
+   * @param {Params} params
+   * @returns {Promise<CellDetails>}
+   */
   async function getCell(params) {
     const head = findHead(params);
     const [i, j] = [toNumber(params.i), toNumber(params.j)];
     const stored = parts[`cell:${head.name}:${i}:${j}`];
-    if (stored) return stored;
+    if (stored) return /** @type {CellDetails} */ (stored);
     const { weights: row, rounded, partial } = await getWeights(params, i, i + 1, 0, head.entryInfo.n);
     const [own] = (await getPatchWeights(head, i, i + 1, j, j + 1)) ?? []; // exact, where the row is not
     if (own !== undefined) row[j] = own || 0;
@@ -159,11 +225,15 @@ export function createPackedTransport(data) {
       lse: null,
       allowed: !masked,
       rounded: rounded && own === undefined,
-      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + (weight > row[j]), 0),
-      row_entropy: entropy,
+      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + Number(weight > row[j]), 0),
+      row_entropy: entropy ?? null,
       column_mass: mass ? new Float32Array(mass)[j] : null,
     };
   }
+  /**
+   * @param {Params} params
+   * @returns {Promise<{ cells: WeightedCell[], rounded: boolean }>}
+   */
   async function findLargest(params) {
     const [r0, r1, c0, c1] = getBounds(params);
     const head = findHead(params);
@@ -176,9 +246,11 @@ export function createPackedTransport(data) {
   }
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
   // of several tokens is one unit.
+  /** @param {Params} params */
   function searchText({ of, text, limit }) {
-    const { tokens, joined } = data.texts[of];
+    const { tokens, joined } = data.texts[String(of)];
     const groups = new Map(joined.map(([start, stop, characters]) => [start, { stop, whole: characters }]));
+    /** @type {{ start: number, stop: number, from: number }[]} */
     const units = [];
     let all = "";
     for (let start = 0; start < tokens.length; ) {
@@ -187,7 +259,7 @@ export function createPackedTransport(data) {
       all += characters.toLowerCase();
       start = stop;
     }
-    const findUnit = (place) => {
+    const findUnit = (/** @type {number} */ place) => {
       let [low, high] = [0, units.length - 1];
       while (low < high) {
         const middle = (low + high + 1) >> 1;
@@ -196,7 +268,8 @@ export function createPackedTransport(data) {
       }
       return units[low];
     };
-    const wanted = text.toLowerCase();
+    const wanted = String(text).toLowerCase();
+    /** @type {[start: number, stop: number][]} */
     const matches = [];
     let total = 0;
     for (let at = wanted ? all.indexOf(wanted) : -1; at >= 0; at = all.indexOf(wanted, at + wanted.length)) {
@@ -205,11 +278,17 @@ export function createPackedTransport(data) {
     }
     return { matches, total };
   }
+  /** @param {Params} params */
   function getTokens({ of, start, stop }) {
     const [from, to] = [toNumber(start), toNumber(stop)];
-    const { tokens, joined } = data.texts[of];
+    const { tokens, joined } = data.texts[String(of)];
     return { start: from, tokens: tokens.slice(from, to), joined: joined.filter(([a, b]) => b > from && a < to) };
   }
+  /**
+   * @param {Params} params
+   * @param {"row" | "column"} name
+   * @returns {Promise<PackedWeights>}
+   */
   async function getLine(params, name) {
     const head = findHead(params);
     const place = toNumber(name === "row" ? params.i : params.j);
@@ -220,17 +299,22 @@ export function createPackedTransport(data) {
     return { ...result, total: name === "row" ? (head.entryInfo.sink ? null : 1) : mass && new Float32Array(mass)[place] };
   }
   // The weight that each head of an entry gives from one query to some keys; null where the file does not hold it.
+  /** @param {Params} params */
   async function getPair({ entry, i, j0, j1, with_entry: otherEntry, with_head: otherHead, batch, variant }) {
-    const fetchRow = (entryIndex, head) => getLine({ entry: entryIndex, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
-    const sum = (row) => row.reduce((total, weight) => total + weight, 0);
-    const toFinite = (value) => (Number.isFinite(value) ? value : null);
+    const fetchRow = (/** @type {Params[string]} */ entryIndex, /** @type {Params[string]} */ head) => getLine({ entry: entryIndex, head, batch, variant, i }, "row").then(({ weights }) => weights, () => null);
+    const sum = (/** @type {Float32Array} */ row) => row.reduce((total, weight) => total + weight, 0);
+    const toFinite = (/** @type {number} */ value) => (Number.isFinite(value) ? value : null);
     const other = otherEntry === undefined ? null : await fetchRow(otherEntry, otherHead);
-    const rows = await Promise.all(info.entries[entry].heads.map((_, head) => fetchRow(entry, head)));
+    const rows = await Promise.all(info.entries[toNumber(entry)].heads.map((_, head) => fetchRow(entry, head)));
     return {
-      weights: rows.map((row) => row && toFinite(sum(row.subarray(j0, j1)))),
+      weights: rows.map((row) => row && toFinite(sum(row.subarray(toNumber(j0), toNumber(j1))))),
       agreement: other && rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
     };
   }
+  /**
+   * @param {string} name
+   * @param {string} what
+   */
   async function getStoredPart(name, what) {
     const result = await getPart(name);
     if (!result) throw createMissingError(what);
@@ -238,12 +322,14 @@ export function createPackedTransport(data) {
   }
 
   // The file holds thumbnails of more heads than the packed ones.
+  /** @param {Params} params */
   function findThumbnail({ entry, head, variant, pool }) {
     if (variant !== data.state.variant || pool !== data.state.pool) throw createMissingError(t("thumbnails of this kind"));
     return `${entry}:${head}`;
   }
 
-  const createAnswer = ({ weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
+  const createAnswer = (/** @type {PackedWeights} */ { weights, rounded, total }) => ({ buffer: weights.buffer, rounded, total });
+  /** @type {{ [N in keyof Questions]?: (params: Params) => Partial<Questions[N]> | Promise<Partial<Questions[N]>> }} */
   const answers = {
     info: () => ({ json: info }),
     heads: () => ({ json: { ...data.heads, progress: 1 } }),
@@ -263,16 +349,28 @@ export function createPackedTransport(data) {
     offline: () => ({ json: { data } }),
   };
   return {
+    /**
+     * @template {keyof Questions} N
+     * @param {N} name
+     * @param {Params} params
+     * @param {GetOptions} options
+     */
     async get(name, params = {}, { signal } = {}) {
-      if (!(name in answers)) throw createMissingError(name);
-      const answer = await answers[name](params);
+      const answerQuestion = answers[name];
+      if (!answerQuestion) throw createMissingError(name);
+      const answer = await answerQuestion(params);
       if (signal?.aborted) throw new TransportError(499, "given up", true);
-      return { ...answer, progress: 1, final: true, sampled: false };
+      return /** @type {Questions[N]} */ ({ ...answer, progress: 1, final: true, sampled: false });
     },
   };
 }
 
-/** How exact the numbers of the file are, for the help: [title, text]. */
+/**
+ * How exact the numbers of the file are, for the help: [title, text].
+ *
+ * @param {Pick<PackedData, "packed">} data
+ * @returns {[title: string, text: string]}
+ */
 export function describeNumbers({ packed }) {
   const computed = t("were computed from queries and keys when the page was written");
   if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
@@ -281,6 +379,7 @@ export function describeNumbers({ packed }) {
 }
 
 // What the file holds, for its footer.
+/** @param {PackedData} data */
 export function describeMissing(data) {
   const { info, packed, state } = data;
   const heads = info.entries.reduce((sum, entry) => sum + entry.heads.length, 0);

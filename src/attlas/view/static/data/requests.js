@@ -8,14 +8,24 @@ const MAX_SLOW_REQUESTS = 2; // pictures of whole heads are slow; they must not 
 const MAX_TRIES = 5;
 
 /** Ranks of requests: the lowest is sent first; within a rank, the one nearest the centre of the view. */
+/** @type {Record<string, number>} */
 export const RANK = { tokens: 1, track: 2, top: 2, tile: 3, pair: 4, thumbnail: 4, heads: 4 };
 
-/** Milliseconds before retry number `count` (from 1), with jitter so that retries do not come at once. */
+/**
+ * Milliseconds before retry number `count` (from 1), with jitter so that retries do not come at once.
+ *
+ * @param {number} count
+ * @param {number} [random]
+ */
 export function backoff(count, random = Math.random()) {
   return Math.min(8000, 250 * 2 ** (count - 1)) * (0.75 + 0.5 * random);
 }
 
-/** Whether a retry can help: no answer, or an error of the server. */
+/**
+ * Whether a retry can help: no answer, or an error of the server.
+ *
+ * @param {import("./transport.js").TransportError} error
+ */
 function isRetryable(error) {
   return !error.aborted && (error.status === 0 || error.status === 429 || error.status === 499 || error.status >= 500);
 }
@@ -26,21 +36,30 @@ function isRetryable(error) {
  * `get(name, params, {signal, distance, rank})` as in any transport. `rank` replaces the rank of the name;
  * `distance()` is the distance of the answer from the centre of the view, read whenever a request can be sent.
  * `trouble(listener)` calls `listener(text)` while requests are retried, and `listener(null)` when all is well.
+ *
+ * @param {Transport} transport
+ * @param {{ limit?: number, wait?: (count: number) => number }} [options]
+ * @returns {Requests}
  */
 export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay = backoff } = {}) {
+  /** @type {Set<QueuedRequest>} */
   const waiting = new Set();
+  /** @type {Set<QueuedRequest>} */
   const inFlight = new Set();
+  /** @type {Set<(text: string | null) => void>} */
   const listeners = new Set();
+  /** @type {Set<QueuedRequest>} */
   const retrying = new Set(); // waiting for a retry
   let failingCount = 0;
   let unreachable = false; // whether the last request got no answer
   let closed = false;
 
-  const reportTrouble = (text) => listeners.forEach((listener) => listener(text));
-  const isSlow = (job) => job.rank >= RANK.thumbnail;
+  const reportTrouble = (/** @type {string | null} */ text) => listeners.forEach((listener) => listener(text));
+  const isSlow = (/** @type {QueuedRequest} */ job) => job.rank >= RANK.thumbnail;
 
   function chooseNext() {
     const slowCount = [...inFlight].filter(isSlow).length;
+    /** @type {QueuedRequest | null} */
     let chosen = null;
     for (const job of waiting) {
       if (isSlow(job) && slowCount >= MAX_SLOW_REQUESTS) continue;
@@ -60,6 +79,7 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     }
   }
 
+  /** @param {QueuedRequest} job */
   async function sendRequest(job) {
     try {
       const answer = await transport.get(job.name, job.params, { signal: job.controller.signal });
@@ -70,6 +90,10 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     }
   }
 
+  /**
+   * @param {QueuedRequest} job
+   * @param {import("./transport.js").TransportError} error
+   */
   function handleFailure(job, error) {
     inFlight.delete(job);
     if (job.controller.signal.aborted || !isRetryable(error) || job.tries + 1 >= MAX_TRIES || closed) {
@@ -94,7 +118,12 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     startRequests();
   }
 
-  // A request is no longer retried; reports that all is well when no other is and the server has answered.
+  /**
+   * A request is no longer retried; reports that all is well when no other is and the server has answered.
+   *
+   * @param {QueuedRequest} job
+   * @param {boolean} [stillFailing]
+   */
   function handleRecovery(job, stillFailing = false) {
     if (job.tries) failingCount -= 1;
     if (stillFailing) return;
@@ -103,6 +132,10 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     if (!failingCount && !unreachable) reportTrouble(null);
   }
 
+  /**
+   * @param {QueuedRequest} job
+   * @param {() => void} callback
+   */
   function settleJob(job, callback) {
     inFlight.delete(job);
     waiting.delete(job);
@@ -113,17 +146,24 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
     startRequests();
   }
 
+  /**
+   * @template {keyof Questions} N
+   * @param {N} name
+   * @param {Params} params
+   * @param {QueueOptions} options
+   * @returns {Promise<Questions[N]>}
+   */
   function get(name, params = {}, { signal, distance, rank = RANK[name] ?? 0 } = {}) {
     return new Promise((resolve, reject) => {
-      const job = { name, params, signal, distance, resolve, reject, rank, tries: 0, timer: 0 };
-      job.controller = new AbortController();
-      job.cancel = () => {
+      const cancel = () => {
         const wasSent = inFlight.has(job);
         job.controller.abort();
         if (wasSent) return; // the transport rejects
         if (job.tries) handleRecovery(job);
         settleJob(job, () => reject(new TransportError(499, "given up", true)));
       };
+      /** @type {QueuedRequest} */
+      const job = { name, params, signal, distance, resolve: /** @type {QueuedRequest["resolve"]} */ (resolve), reject, rank, cancel, tries: 0, timer: 0, currentDistance: 0, controller: new AbortController() };
       if (closed || signal?.aborted) {
         reject(new TransportError(499, "given up", true));
         return;
@@ -136,7 +176,11 @@ export function createRequests(transport, { limit = MAX_REQUESTS, wait: getDelay
 
   return {
     get,
-    /** Call `listener(text | null)` when requests begin to fail, and when they no longer do. */
+    /**
+     * Call `listener(text | null)` when requests begin to fail, and when they no longer do.
+     *
+     * @param {(text: string | null) => void} listener
+     */
     trouble(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);

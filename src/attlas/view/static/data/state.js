@@ -8,6 +8,7 @@ export const ZOOM_MAX = 6;
 export const PALETTES = ["depth", "viridis", "magma", "cividis", "grey"];
 
 /** What a page shows before anything is chosen. `row`, `column` and `zoom` are null until the map has been fitted. */
+/** @type {Readonly<Omit<State, "info"> & { info: null }>} */
 export const DEFAULTS = Object.freeze({
   entry: 0, // index in info.entries
   head: 0, // index in entry.heads, or "mean"
@@ -52,25 +53,44 @@ export const DEFAULTS = Object.freeze({
   dark: false, // the theme that is shown
 });
 
+/** @type {Codec<number>} */
 const integerCodec = { write: String, read: (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined) };
+/**
+ * @param {number} low
+ * @param {number} high
+ * @param {number} digits
+ */
 const createDecimalCodec = (low, high, digits) => ({
-  write: (value) => String(Number(value.toFixed(digits))),
-  read: (text) => {
+  write: (/** @type {number} */ value) => String(Number(value.toFixed(digits))),
+  read: (/** @type {string} */ text) => {
     const value = text === "" ? NaN : Number(text);
     return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : undefined;
   },
 });
-const createEnumCodec = (...values) => ({ write: String, read: (text) => (values.includes(text) ? text : undefined) });
+/**
+ * @template {string} T
+ * @param {...T} values
+ * @returns {Codec<T>}
+ */
+export const createEnumCodec = (...values) => ({ write: String, read: (text) => values.find((value) => value === text) });
+/** @type {Codec<HeadIndex>} */
 const headCodec = { write: String, read: (text) => (text === "mean" ? text : integerCodec.read(text)) };
+/**
+ * @template {object} T
+ * @param {keyof T & string} first
+ * @param {keyof T & string} second
+ * @returns {Codec<T>}
+ */
 const createPairCodec = (first, second) => ({
   write: (value) => Object.values(value).join("."),
   read: (text) => {
     const parts = text.split(".");
     const a = integerCodec.read(parts[0]);
     const b = parts.length === 2 ? (second === "head" ? headCodec : integerCodec).read(parts[1]) : undefined;
-    return a === undefined || b === undefined ? undefined : { [first]: a, [second]: b };
+    return a === undefined || b === undefined ? undefined : /** @type {T} */ ({ [first]: a, [second]: b });
   },
 });
+/** @type {Codec<string>} */
 const textCodec = {
   write: (value) => (typeof value === "string" ? value : `~${JSON.stringify(value)}`),
   read: (text) => {
@@ -84,6 +104,7 @@ const textCodec = {
 };
 
 // Name in the URL, and how the value is written and read there. Short names keep links short.
+/** @type {Fields<View>} */
 const FIELDS = {
   entry: ["e", integerCodec],
   head: ["h", headCodec],
@@ -115,11 +136,17 @@ const FIELDS = {
   tour: ["tour", integerCodec],
   aside: ["a", createEnumCodec("both", "heads", "text", "none", "grid")],
 };
+const FIELD_LIST = /** @type {[keyof View, [param: string, codec: Codec<unknown>]][]} */ (Object.entries(FIELDS));
+const FIELD_NAMES = FIELD_LIST.map(([field]) => field);
 
-/** The state as the text after `#`: fields at their defaults are left out. */
+/**
+ * The state as the text after `#`: fields at their defaults are left out.
+ *
+ * @param {View} state
+ */
 export function writeHash(state) {
   const parts = [];
-  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
+  for (const [field, [param, codec]] of FIELD_LIST) {
     const value = state[field];
     if (value === null || value === undefined || isEqual(value, DEFAULTS[field])) continue;
     parts.push(`${param}=${encodeURIComponent(codec.write(value))}`);
@@ -127,54 +154,109 @@ export function writeHash(state) {
   return parts.join("&");
 }
 
-/** What is looked at, as the hash of a link or a bookmark: without open dialogs, a tour, and the settings of the page. */
+/**
+ * What is looked at, as the hash of a link or a bookmark: without open dialogs, a tour, and the settings of the page.
+ *
+ * @param {View} state
+ */
 export function writeView(state) {
   return writeHash({ ...state, panel: "", tour: null, theme: "auto", language: null, aside: "both" });
 }
 
-/** The fields that a hash holds; what cannot be read is left out. */
+/**
+ * The fields that a hash holds; what cannot be read is left out.
+ *
+ * @param {string} text
+ * @returns {Partial<View>}
+ */
 export function readHash(text) {
+  /** @type {Record<string, unknown>} */
   const fields = {};
   const params = new URLSearchParams(text.replace(/^#/, ""));
-  for (const [field, [param, codec]] of Object.entries(FIELDS)) {
-    if (!params.has(param)) continue;
-    const value = codec.read(params.get(param));
+  for (const [field, [param, codec]] of FIELD_LIST) {
+    const text = params.get(param);
+    if (text === null) continue;
+    const value = codec.read(text);
     if (value !== undefined) fields[field] = value;
   }
   return fields;
 }
 
-/** The fields that a hash sets. Settings of the page are not reset, nor the position unless the hash has one. */
+/**
+ * The fields that a hash sets. Settings of the page are not reset, nor the position unless the hash has one.
+ *
+ * @param {string} hash
+ * @returns {Partial<View>}
+ */
 export function readView(hash) {
   const unchanged = ["row", "column", "zoom", "theme", "aside", "language"];
-  const fields = Object.keys(FIELDS).filter((field) => !unchanged.includes(field));
+  const fields = FIELD_NAMES.filter((field) => !unchanged.includes(field));
   return { ...Object.fromEntries(fields.map((field) => [field, DEFAULTS[field]])), ...readHash(hash) };
 }
 
-/** Whether a comparison shows the differences of two heads, in diverging colours. */
+/**
+ * The heads of an entry, and the mean of all.
+ *
+ * @param {Pick<Entry, "heads">} entry
+ */
+export const listHeads = (entry) => /** @type {HeadIndex[]} */ ([...entry.heads.keys(), "mean"]);
+
+/**
+ * The place of the map, which is known from the moment that the map has been fitted.
+ *
+ * @param {Readonly<State>} state
+ */
+export const getPlace = (state) => /** @type {Place} */ (state);
+
+/**
+ * Whether a comparison shows the differences of two heads, in diverging colours.
+ *
+ * @param {Compare} compare
+ * @returns {compare is "ratio" | "difference"}
+ */
 export function isContrast(compare) {
   return compare === "ratio" || compare === "difference";
 }
 
-/** The entry of the other recording that has the same place in its model; null where there is none. */
+/**
+ * The entry of the other recording that has the same place in its model; null where there is none.
+ *
+ * @param {Info} info
+ * @param {number} entry
+ */
 export function findCounterpart(info, entry) {
   const shownEntry = info.entries[entry];
+  /** @type {(keyof Entry)[]} */
   const compared = ["layer", "kind", "call", "m", "n"];
   const index = info.entries.findIndex((other) => (other.recording ?? "") !== (shownEntry.recording ?? "") && compared.every((field) => other[field] === shownEntry[field]));
   return index < 0 ? null : index;
 }
 
-/** Whether two values of the state are equal; its objects are small and flat, or replaced as a whole. */
+/**
+ * Whether two values of the state are equal; its objects are small and flat, or replaced as a whole.
+ *
+ * @param {unknown} a
+ * @param {unknown} b
+ */
 export function isEqual(a, b) {
   if (Object.is(a, b)) return true;
   if (typeof a !== "object" || typeof b !== "object" || !a || !b || Array.isArray(a)) return false;
-  const keys = Object.keys(a);
-  return keys.length <= 4 && keys.length === Object.keys(b).length && keys.every((key) => Object.is(a[key], b[key]));
+  const [first, second] = /** @type {Record<string, unknown>[]} */ ([a, b]);
+  const keys = Object.keys(first);
+  return keys.length <= 4 && keys.length === Object.keys(second).length && keys.every((key) => Object.is(first[key], second[key]));
 }
 
-/** A store of one frozen state; listeners of changed fields are called after the whole patch is applied. */
+/**
+ * A store of one frozen state; listeners of changed fields are called after the whole patch is applied.
+ *
+ * @template {object} S
+ * @param {NoInfer<Partial<S>>} [initial]
+ * @param {object} [defaults]
+ * @returns {Store<S>}
+ */
 export function createStore(initial = {}, defaults = DEFAULTS) {
-  let state = Object.freeze({ ...defaults, ...initial });
+  let state = Object.freeze(/** @type {S} */ ({ ...defaults, ...initial }));
+  /** @type {Set<{ keys: (keyof S)[] | null, listener: (state: Readonly<S>, changed: (keyof S)[]) => unknown }>} */
   const listeners = new Set();
   return {
     get state() {
@@ -182,23 +264,28 @@ export function createStore(initial = {}, defaults = DEFAULTS) {
     },
     /** Change fields; a field set to an equal value calls no listener. */
     set(patch) {
-      const changed = Object.keys(patch).filter((key) => !isEqual(state[key], patch[key]));
+      const changed = /** @type {(keyof S)[]} */ (Object.keys(patch)).filter((key) => !isEqual(state[key], patch[key]));
       if (!changed.length) return;
       state = Object.freeze({ ...state, ...Object.fromEntries(changed.map((key) => [key, patch[key]])) });
-      for (const { keys, callback } of [...listeners]) {
-        if (!keys || keys.some((key) => changed.includes(key))) callback(state, changed);
+      for (const { keys, listener } of [...listeners]) {
+        if (!keys || keys.some((key) => changed.includes(key))) listener(state, changed);
       }
     },
-    /** Call `callback(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
-    on(keys, callback) {
-      const listener = { keys: typeof keys === "string" ? [keys] : keys, callback };
-      listeners.add(listener);
-      return () => listeners.delete(listener);
+    /** Call `listener(state, changed)` when one of `keys` (null: any) has changed; returns the function that ends it. */
+    on(keys, listener) {
+      const entry = { keys: Array.isArray(keys) || keys === null ? keys : [keys], listener };
+      listeners.add(entry);
+      return () => listeners.delete(entry);
     },
   };
 }
 
-/** Keep the URL hash and the store in step; `replaceState`, so that Back still leaves the page. */
+/**
+ * Keep the URL hash and the store in step; `replaceState`, so that Back still leaves the page.
+ *
+ * @param {Store} store
+ * @param {LinkWindow} [view]
+ */
 export function bindHash(store, view = window) {
   let timer = 0;
   const write = () => {
@@ -212,7 +299,7 @@ export function bindHash(store, view = window) {
   const restore = () => {
     store.set(readView(view.location.hash));
   };
-  const unsubscribe = store.on(Object.keys(FIELDS), scheduleWrite);
+  const unsubscribe = store.on(FIELD_NAMES, scheduleWrite);
   view.addEventListener("hashchange", restore);
   scheduleWrite();
   return () => {

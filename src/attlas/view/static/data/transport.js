@@ -4,7 +4,7 @@ import { t } from "../words/words.js";
 
 /** A request that failed: `status` as in HTTP (0: nobody answered), `aborted` when the page itself gave it up. */
 export class TransportError extends Error {
-  constructor(status, message, aborted = false) {
+  constructor(/** @type {number} */ status, /** @type {string} */ message, /** @type {boolean} */ aborted = false) {
     super(message);
     this.name = "TransportError";
     this.status = status;
@@ -12,10 +12,22 @@ export class TransportError extends Error {
   }
 }
 
-/** Answers over HTTP from `<base>api/<name>?key=value`. */
+/**
+ * Answers over HTTP from `<base>api/<name>?key=value`.
+ *
+ * @template {{ info: JsonAnswer<{ key: string }> }} Q
+ * @param {string} base
+ * @returns {Required<Transport<Q>>}
+ */
 export function createHttpTransport(base = "./") {
+  /** @type {string | null} */
   let key = null; // from info: part of each address, so that cached answers change with the content
 
+  /**
+   * @param {string} name
+   * @param {Params} params
+   * @param {AbortSignal | undefined} signal
+   */
   async function request(name, params, signal) {
     const query = new URLSearchParams();
     for (const [field, value] of Object.entries(params)) query.set(field, String(value));
@@ -28,8 +40,10 @@ export function createHttpTransport(base = "./") {
     }
   }
 
+  /** @param {Response} response */
   async function readReason(response) {
     try {
+      /** @type {{ error?: string, reason?: [text: string, ...values: TextValue[]] }} */
       const { error, reason } = await response.json();
       return reason ? t(...reason) : (error ?? response.statusText);
     } catch {
@@ -38,9 +52,16 @@ export function createHttpTransport(base = "./") {
   }
 
   return {
+    /**
+     * @template {keyof Q & string} N
+     * @param {N} name
+     * @param {Params} params
+     * @param {GetOptions} options
+     */
     async get(name, params = {}, { signal } = {}) {
       const response = await request(name, params, signal);
       if (!response.ok) throw new TransportError(response.status, await readReason(response));
+      /** @type {AnswerFacts & Partial<JsonAnswer<{ key: string }> & BinaryAnswer>} */
       const answer = {
         progress: Number(response.headers.get("Attlas-Progress") ?? 1),
         sampled: response.headers.get("Attlas-Sampled") === "1",
@@ -53,8 +74,8 @@ export function createHttpTransport(base = "./") {
         const aborted = error.name === "AbortError";
         throw new TransportError(aborted ? 499 : 0, aborted ? "given up" : t("the answer broke off"), aborted);
       }
-      if (name === "info") key = answer.json.key;
-      return answer;
+      if (name === "info" && answer.json) key = answer.json.key;
+      return /** @type {Q[N]} */ (answer);
     },
     /** Send something to keep or to do, as JSON. */
     async send(name, content) {

@@ -7,7 +7,13 @@ import { t } from "../words/words.js";
 
 const truncatedTexts = new Map(); // font, width and text -> the text cut to that width
 
-/** The text, cut with an ellipsis where it is wider than `maxWidth` pixels. */
+/**
+ * The text, cut with an ellipsis where it is wider than `maxWidth` pixels.
+ *
+ * @param {Context} ctx
+ * @param {string} text
+ * @param {number} maxWidth
+ */
 export function truncate(ctx, text, maxWidth) {
   const key = `${ctx.font}|${maxWidth}|${text}`;
   const cached = truncatedTexts.get(key);
@@ -28,7 +34,12 @@ export function truncate(ctx, text, maxWidth) {
   return truncated;
 }
 
-/** The label of the token at a position. A token that is a part of a character shows the character and its number. */
+/**
+ * The label of the token at a position. A token that is a part of a character shows the character and its number.
+ *
+ * @param {Tokens} tokens
+ * @param {number} position
+ */
 export function formatTokenLabel(tokens, position) {
   const text = tokens.peek(position);
   if (text === null) return null;
@@ -37,8 +48,16 @@ export function formatTokenLabel(tokens, position) {
   return `${showWhitespace(joined.text)} ${position - joined.start + 1}/${joined.stop - joined.start}`;
 }
 
-/** Draw both axes of a pane, in CSS pixels. `tokens`: {query, key}; `spans`: `[{name, start, stop}]` in text positions. */
+/**
+ * Draw both axes of a pane, in CSS pixels. `tokens`: {query, key}; `spans`: `[{name, start, stop}]` in text positions.
+ *
+ * @param {Context} ctx
+ * @param {ScenePane} pane
+ * @param {Entry} entry
+ * @param {{ scale: number, tokens: SideTokens, spans: NamedSpan[], look: Look }} options
+ */
 export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
+  /** @type {Axis[]} */
   const axes = [
     { across: true, side: "key", first: entry.first_key, from: pane.region.c0, to: pane.region.c1, origin: pane.top, length: pane.gutter.top },
     { across: false, side: "query", first: entry.first_query, from: pane.region.r0, to: pane.region.r1, origin: pane.left, length: pane.gutter.left },
@@ -55,7 +74,15 @@ export function drawAxes(ctx, pane, entry, { scale, tokens, spans, look }) {
   drawNames(ctx, pane, look);
 }
 
-// Draw at a position along an axis, `distance` pixels away from the map: above it or to its left.
+/**
+ * Draw at a position along an axis, `distance` pixels away from the map: above it or to its left.
+ *
+ * @param {Context} ctx
+ * @param {PlacedAxis} axis
+ * @param {number} position
+ * @param {number} distance
+ * @param {() => void} draw
+ */
 function drawAlong(ctx, { across, origin }, position, distance, draw) {
   ctx.save();
   if (across) ctx.translate(position, origin - distance);
@@ -64,6 +91,11 @@ function drawAlong(ctx, { across, origin }, position, distance, draw) {
   ctx.restore();
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedAxis} axis
+ * @param {NamedSpan[]} spans
+ */
 function drawSpans(ctx, axis, spans) {
   const { toPixel, low, high, band, first, across, origin, look } = axis;
   ctx.font = `10px ${look.sans}`;
@@ -86,6 +118,10 @@ function drawSpans(ctx, axis, spans) {
   });
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedAxis} axis
+ */
 function drawTicks(ctx, axis) {
   const { toPixel, low, high, band, first, across, from, to, scale, look } = axis;
   const maxTicks = (high - low) / (across ? 86 : 44);
@@ -113,6 +149,11 @@ function drawTicks(ctx, axis) {
   }
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedAxis} axis
+ * @param {Tokens} tokens
+ */
 function drawTokens(ctx, axis, tokens) {
   const { toPixel, low, high, band, first, across, from, to, scale, length, look } = axis;
   tokens.prefetch(from + first, to + first);
@@ -145,7 +186,13 @@ function drawTokens(ctx, axis, tokens) {
   ctx.restore();
 }
 
-// The corner says which axis is which.
+/**
+ * The corner says which axis is which.
+ *
+ * @param {Context} ctx
+ * @param {ScenePane} pane
+ * @param {Look} look
+ */
 function drawNames(ctx, pane, look) {
   ctx.font = `11px ${look.sans}`;
   ctx.fillStyle = look.faint;

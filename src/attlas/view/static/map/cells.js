@@ -9,7 +9,12 @@ const BLOCK = 32; // cells of a side that are fetched together
 const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
 
-/** A weight that fits into a cell of `pixels`, with at most three digits, which codes have too. */
+/**
+ * A weight that fits into a cell of `pixels`, with at most three digits, which codes have too.
+ *
+ * @param {number} weight
+ * @param {number} pixels
+ */
 export function formatShortWeight(weight, pixels) {
   if (weight === 0) return "0";
   const decimals = pixels >= 54 && weight < 0.1 ? 4 : 3;
@@ -19,25 +24,42 @@ export function formatShortWeight(weight, pixels) {
   return weight.toExponential(pixels >= 54 ? 1 : 0).replace("-", "−");
 }
 
-/** A difference in log2, with its sign. */
+/**
+ * A difference in log2, with its sign.
+ *
+ * @param {number} log2
+ */
 export function formatShortRatio(log2) {
   if (!Number.isFinite(log2)) return log2 > 0 ? "∞" : log2 < 0 ? "−∞" : "";
   return `${log2 > 0 ? "+" : log2 < 0 ? "−" : ""}${Math.abs(log2).toFixed(1)}`;
 }
 
-/** A cache of exact weights: fetched in blocks for the numbers in cells, one by one for the hovered cell. */
+/**
+ * A cache of exact weights: fetched in blocks for the numbers in cells, one by one for the hovered cell.
+ *
+ * @param {Pick<Requests, "get">} transport
+ * @param {{ changed: () => void }} options
+ */
 export function createCells(transport, { changed }) {
+  /** @type {Map<string, { values: Float32Array, width: number } | null>} */
   const blocks = new Map();
   const cells = new Map();
   let destroyed = false;
 
-  const evictOldest = (map, max) => {
+  const evictOldest = (/** @type {Map<string, unknown>} */ map, /** @type {number} */ max) => {
     for (const key of map.keys()) {
       if (map.size <= max) return;
       map.delete(key);
     }
   };
 
+  /**
+   * @param {string} key
+   * @param {Source} source
+   * @param {Entry} entry
+   * @param {number} y
+   * @param {number} x
+   */
   async function fetchBlock(key, source, entry, y, x) {
     const { head, batch, variant } = source;
     const [r0, c0] = [y * BLOCK, x * BLOCK];
@@ -52,10 +74,17 @@ export function createCells(transport, { changed }) {
     }
   }
 
-  const getCellKey = ({ entry, head, batch, variant }, i, j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
+  const getCellKey = (/** @type {Source} */ { entry, head, batch, variant }, /** @type {number} */ i, /** @type {number} */ j) => `${entry}/${head}/${batch}/${variant}/${i}/${j}`;
 
   return {
-    /** The exact weight of a cell if its block is loaded; else null, and the block is requested. */
+    /**
+     * The exact weight of a cell if its block is loaded; else null, and the block is requested.
+     *
+     * @param {Source} source
+     * @param {Entry} entry
+     * @param {number} i
+     * @param {number} j
+     */
     weight(source, entry, i, j) {
       const [y, x] = [Math.floor(i / BLOCK), Math.floor(j / BLOCK)];
       const key = `${source.entry}/${source.head}/${source.batch}/${source.variant}/${y}/${x}`;
@@ -67,8 +96,15 @@ export function createCells(transport, { changed }) {
       return block ? block.values[(i - y * BLOCK) * block.width + (j - x * BLOCK)] : null;
     },
     /** The details of a cell if they are cached, else null. */
-    known: (source, i, j) => cells.get(getCellKey(source, i, j)) ?? null,
-    /** Fetch the details of one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}. */
+    known: (/** @type {Source} */ source, /** @type {number} */ i, /** @type {number} */ j) => cells.get(getCellKey(source, i, j)) ?? null,
+    /**
+     * Fetch the details of one cell: {weight, logit, lse, allowed, rank, row_entropy, column_mass}.
+     *
+     * @param {Source} source
+     * @param {number} i
+     * @param {number} j
+     * @param {AbortSignal} [signal]
+     */
     async exact(source, i, j, signal) {
       const key = getCellKey(source, i, j);
       if (!cells.has(key)) {
@@ -79,7 +115,13 @@ export function createCells(transport, { changed }) {
       }
       return cells.get(key);
     },
-    /** Fetch the largest cell of a block: [i, j, weight, whether the weight is rounded], or null. */
+    /**
+     * Fetch the largest cell of a block: [i, j, weight, whether the weight is rounded], or null.
+     *
+     * @param {Source} source
+     * @param {Region} region
+     * @param {AbortSignal} [signal]
+     */
     async largest(source, { r0, r1, c0, c1 }, signal) {
       const key = `top/${source.entry}/${source.head}/${source.batch}/${source.variant}/${r0}/${r1}/${c0}/${c1}`;
       if (!cells.has(key)) {
@@ -96,7 +138,13 @@ export function createCells(transport, { changed }) {
   };
 }
 
-/** Lines between blocks of `side` cells, in device pixels, where the blocks are large enough. */
+/**
+ * Lines between blocks of `side` cells, in device pixels, where the blocks are large enough.
+ *
+ * @param {Context} ctx
+ * @param {Pick<PlacedPane, "region" | "px" | "py">} pane
+ * @param {{ scale: number, dpr: number, look: Look, side: number }} options
+ */
 export function drawGrid(ctx, pane, { scale, dpr, look, side }) {
   const pixels = scale * side;
   if (pixels < GRID_FROM) return;
@@ -105,13 +153,20 @@ export function drawGrid(ctx, pane, { scale, dpr, look, side }) {
   ctx.fillStyle = look.paper;
   ctx.globalAlpha = Math.min(0.8, (pixels - GRID_FROM) / 24 + 0.12);
   const [left, right, top, bottom] = [px(region.c0), px(region.c1), py(region.r0), py(region.r1)];
-  const getNext = (place) => (Math.floor(place / side) + 1) * side;
+  const getNext = (/** @type {number} */ place) => (Math.floor(place / side) + 1) * side;
   for (let j = getNext(region.c0); j < region.c1; j += side) ctx.fillRect(px(j), top, lineWidth, bottom - top);
   for (let i = getNext(region.r0); i < region.r1; i += side) ctx.fillRect(left, py(i), right - left, lineWidth);
   ctx.globalAlpha = 1;
 }
 
-/** Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` returns the head and cell whose number is shown. */
+/**
+ * Exact numbers in the cells where they fit, in CSS pixels. `targetAt(i, j)` returns the head and cell whose number is shown.
+ *
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {Cells} cells
+ * @param {{ scale: number, look: Look, state: State, targetAt: (i: number, j: number) => Target | null, layers: Layer[] }} options
+ */
 export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, layers }) {
   if (scale < NUMBERS_FROM) return;
   const { region, X, Y } = pane;
@@ -126,7 +181,7 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
       if (!target || !target.allowed || target.side > 1) continue;
       const weight = cells.weight(target.source, target.entry, target.i, target.j);
       if (weight === null) continue;
-      let [text, colour] = [null, null];
+      let [text, colour] = ["", ""];
       if (otherSource) {
         const other = cells.weight(otherSource, target.entry, target.i, target.j);
         if (other === null) continue;

@@ -19,6 +19,10 @@ const MOST_ROWS = 4096; // side of the largest block whose largest cell is reque
 /**
  * Draw crosshair and pin into the fields of all panes, in CSS pixels. `block`: the cells that one pixel stands for,
  * where it is not known which of them is the largest.
+ *
+ * @param {Context} ctx
+ * @param {ScenePane[]} panes
+ * @param {{ scale: number, hover: Cell | null, block: Region | null, pin: Cell | null, look: Look, keyboard: boolean }} options
  */
 export function drawCrosshair(ctx, panes, { scale, hover, block, pin, look, keyboard }) {
   for (const pane of panes) {
@@ -44,9 +48,18 @@ export function drawCrosshair(ctx, panes, { scale, hover, block, pin, look, keyb
   }
 }
 
-// Lines through the middle of a cell that leave the cell itself free; the edges of its row and column where cells are large.
+/**
+ * Lines through the middle of a cell that leave the cell itself free; the edges of its row and column where cells are large.
+ *
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {Cell} cell
+ * @param {number} scale
+ * @param {string} style
+ * @param {string} shade
+ */
 function drawLines(ctx, pane, { i, j }, scale, style, shade) {
-  const toPixel = (at) => Math.floor(at) + 0.5;
+  const toPixel = (/** @type {number} */ at) => Math.floor(at) + 0.5;
   ctx.beginPath();
   if (scale >= MIN_BAND_SCALE) {
     for (const y of [pane.Y(i), pane.Y(i + 1)]) {
@@ -69,13 +82,21 @@ function drawLines(ctx, pane, { i, j }, scale, style, shade) {
     ctx.lineTo(toPixel(x), pane.bottom);
   }
   // A light line within a dark one can be seen on every colour.
-  for (const [width, colour] of [[3, shade], [1, style]]) {
+  for (const { width, colour } of [{ width: 3, colour: shade }, { width: 1, colour: style }]) {
     ctx.lineWidth = width;
     ctx.strokeStyle = colour;
     ctx.stroke();
   }
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {Cell} cell
+ * @param {number} scale
+ * @param {Look} look
+ * @param {boolean} keyboard
+ */
 function drawBox(ctx, pane, { i, j }, scale, look, keyboard) {
   const side = Math.max(scale, 8);
   const [x, y] = [pane.X(j + 0.5) - side / 2, pane.Y(i + 0.5) - side / 2];
@@ -87,9 +108,16 @@ function drawBox(ctx, pane, { i, j }, scale, look, keyboard) {
   ctx.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {Cell} cell
+ * @param {number} scale
+ * @param {Look} look
+ */
 function drawRing(ctx, pane, { i, j }, scale, look) {
   const radius = Math.max(6, scale * 0.62);
-  for (const [width, style] of [[4, look.card], [2, look.accent]]) {
+  for (const { width, style } of [{ width: 4, style: look.card }, { width: 2, style: look.accent }]) {
     ctx.lineWidth = width;
     ctx.strokeStyle = style;
     ctx.beginPath();
@@ -98,13 +126,22 @@ function drawRing(ctx, pane, { i, j }, scale, look) {
   }
 }
 
-// The positions of the crosshair, on the axes.
+/**
+ * The positions of the crosshair, on the axes.
+ *
+ * @param {Context} ctx
+ * @param {ScenePane} pane
+ * @param {Cell} cell
+ * @param {Region | null} block
+ * @param {number} scale
+ * @param {Look} look
+ */
 function drawBadges(ctx, pane, { i, j }, block, scale, look) {
   const x = pane.X(j + 0.5);
   const y = pane.Y(i + 0.5);
   ctx.font = `600 11px ${look.sans}`;
   ctx.textBaseline = "middle";
-  const drawBadge = (text, cx, cy, align) => {
+  const drawBadge = (/** @type {string} */ text, /** @type {number} */ cx, /** @type {number} */ cy, /** @type {"left" | "right" | "center"} */ align) => {
     const width = ctx.measureText(text).width + 10;
     const start = { right: cx - width, left: cx, center: cx - width / 2 }[align];
     ctx.fillStyle = look.ink;
@@ -123,10 +160,26 @@ function drawBadges(ctx, pane, { i, j }, block, scale, look) {
   if (y >= pane.top && y <= pane.bottom) drawBadge(block ? formatPositions(block.r0, block.r1, pane.firstQuery) : formatInteger(i + pane.firstQuery), pane.left - band - away.left, y, tokens ? "left" : "right");
 }
 
-// The positions of the rows or columns from `from` to `to` - 1.
+/**
+ * The positions of the rows or columns from `from` to `to` - 1.
+ *
+ * @param {number} from
+ * @param {number} to
+ * @param {number} first
+ */
 const formatPositions = (from, to, first) => (to - from > 1 ? `${formatInteger(first + from)}–${formatInteger(first + to - 1)}` : formatInteger(first + from));
 
-/** The value that the map shows for a cell at a level; null where its tile is not loaded. */
+/**
+ * The value that the map shows for a cell at a level; null where its tile is not loaded.
+ *
+ * @param {Tiles} tiles
+ * @param {Source} source
+ * @param {number} level
+ * @param {number} i
+ * @param {number} j
+ * @param {number} [unit]
+ * @returns {BlockValue | null}
+ */
 function getBlockValue(tiles, source, level, i, j, unit = 1) {
   const size = TILE * 2 ** level;
   const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
@@ -134,10 +187,16 @@ function getBlockValue(tiles, source, level, i, j, unit = 1) {
   if (!tile) return null;
   const row = Math.floor((i - y * size) / 2 ** level);
   const code = tile.codes[row * TILE + Math.floor((j - x * size) / 2 ** level)];
-  return code === PENDING ? { pending: true } : { masked: code === 0, weight: unit * decode(code) };
+  return code === PENDING ? { pending: true, weight: NaN } : { masked: code === 0, weight: unit * decode(code) };
 }
 
-/** One sentence about a cell, for screen readers. */
+/**
+ * One sentence about a cell, for screen readers.
+ *
+ * @param {Target} target
+ * @param {SideTokens} tokens
+ * @param {{ masked?: boolean, pending?: boolean, weight: number | null } | null} value
+ */
 function describeCell(target, tokens, value) {
   const query = t("query {0} {1}", formatInteger(target.query), formatTokenLabel(tokens.query, target.query) ?? "");
   const key = t("key {0} {1}", formatInteger(target.key), formatTokenLabel(tokens.key, target.key) ?? "");
@@ -145,7 +204,12 @@ function describeCell(target, tokens, value) {
   return value && !value.pending ? t("{0}, {1}: weight {2}", query, key, formatNumber(value.weight)) : `${query}, ${key}`;
 }
 
-// The weight in the tooltip: of the cell, or of the block of a pixel; null where there is none.
+/**
+ * The weight in the tooltip: of the cell, or of the block of a pixel; null where there is none.
+ *
+ * @param {Pick<Target, "side">} target
+ * @param {TipDetails} tipDetails
+ */
 function getWeight({ side }, { pool, block, exact, largest }) {
   if (side > 1 && pool === "max" && largest) return largest[2];
   if (side === 1 && exact) return exact.allowed ? exact.weight : null;
@@ -155,14 +219,22 @@ function getWeight({ side }, { pool, block, exact, largest }) {
 /**
  * The tooltip. `show(target, place, options)` fills it; exact numbers are fetched when the pointer rests, and
  * `changed()` is called when they have arrived.
+ *
+ * @param {HTMLElement} stage
+ * @param {{ cells: Cells, tiles: Tiles, texts: Texts, announce: Announce, changed: () => void, size: () => { width: number, height: number }, unitOfSource: (source: Source) => number }} options
  */
 export function createTip(stage, { cells, tiles, texts, announce, changed, size, unitOfSource }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
+  /** @type {number[]} */
   let timers = [];
+  /** @type {AbortController | null} */
   let controller = null;
+  /** @type {Target | null} */
   let shownTarget = null;
+  /** @type {TipDetails | null} */
   let shownDetails = null; // the numbers of the shown target
+  /** @type {Point | null} */
   let position = null; // of the tooltip
 
   function clear() {
@@ -178,6 +250,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
     element.hidden = true;
   }
 
+  /** @param {Point} place */
   function moveTo(place) {
     position = place;
     const { x, y } = place;
@@ -188,10 +261,19 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
     element.style.transform = width < 2 * MAX_WIDTH ? `translate(max(4px, min(${Math.round(x)}px - 50%, ${width - 4}px - 100%)), ${down})` : `translate(${across}, ${down})`;
   }
 
+  /**
+   * @param {Target} target
+   * @param {TipDetails} details
+   */
   function fill(target, details) {
     element.replaceChildren(...createHeadline(target, details), createPlaces(target, texts.of(target.source), details), ...createNotes(target, details));
   }
 
+  /**
+   * @param {(signal: AbortSignal) => Promise<void>} load
+   * @param {Target} target
+   * @param {TipDetails} details
+   */
   async function fetchDetails(load, target, details) {
     const request = (controller ??= new AbortController());
     try {
@@ -199,7 +281,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
     } catch {
       return; // requested again at the next movement; the queue reports a lost server
     }
-    if (request.signal.aborted || shownTarget !== target) return;
+    if (request.signal.aborted || shownTarget !== target || !position) return;
     fill(target, details);
     moveTo(position);
     changed();
@@ -212,7 +294,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
      * the cells that its pixel stands for, and the weight.
      */
     reading() {
-      if (!shownTarget) return { cell: null, block: null, weight: null };
+      if (!shownTarget || !shownDetails) return { cell: null, block: null, weight: null };
       const { i, j, side, block } = shownTarget;
       const weight = getWeight(shownTarget, shownDetails);
       if (side === 1) return { cell: shownTarget.toPaneCell(i, j), block: null, weight };
@@ -221,8 +303,13 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       return { cell: null, block: { r0: first.i, r1: last.i + 1, c0: first.j, c1: last.j + 1 }, weight };
     },
     /** The largest cell [i, j, weight] of the block of a target, in rows and columns of its head. */
-    largest: (target) => cells.largest(target.source, target.block),
-    /** The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel. */
+    largest: (/** @type {Target} */ target) => cells.largest(target.source, target.block),
+    /**
+     * The exact number of a track under the pointer: that of one row or column, or the largest of those of a pixel.
+     *
+     * @param {{ source: Source, label: string, axis: Side, first: number, from: number, to: number, best: { index: number, value: number } | null }} options
+     * @param {Point} place
+     */
     showTrack({ source, label, axis, first, from, to, best }, place) {
       clear();
       shownTarget = shownDetails = null;
@@ -239,7 +326,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       element.replaceChildren(createLine("tip-more tip-head", words), value, pairs);
       moveTo(place);
     },
-    show(target, place, { pool, spoken = false }) {
+    show(/** @type {Target} */ target, /** @type {Point} */ place, /** @type {{ pool: Pool, spoken?: boolean }} */ { pool, spoken = false }) {
       const unchanged = shownTarget && shownTarget.source.key === target.source.key && shownTarget.level === target.level && shownTarget.block.r0 === target.block.r0 && shownTarget.block.c0 === target.block.c0;
       if (unchanged) {
         moveTo(place);
@@ -248,6 +335,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       clear();
       shownTarget = target;
       const { level, side } = target;
+      /** @type {TipDetails} */
       const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, unitOfSource(target.source)), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
       if (target.other) {
         details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, unitOfSource(target.other));
@@ -259,14 +347,15 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       moveTo(place);
       if (spoken) announce(describeCell(target, texts.of(target.source), side === 1 ? details.block : details.exact));
       if (!target.allowed) return;
-      const loadExact = async (signal) => {
-        details.exact = await cells.exact(target.source, target.i, target.j, signal);
+      const loadExact = async (/** @type {AbortSignal} */ signal) => {
+        const exact = await cells.exact(target.source, target.i, target.j, signal);
+        details.exact = exact;
         if (target.other) details.other = await cells.exact(target.other, target.i, target.j, signal);
-        if (spoken && !signal.aborted) announce(describeCell(target, texts.of(target.source), { weight: details.exact.weight, masked: !details.exact.allowed }));
+        if (spoken && !signal.aborted) announce(describeCell(target, texts.of(target.source), { weight: exact.weight, masked: !exact.allowed }));
       };
       if (side === 1 || spoken) timers.push(setTimeout(() => fetchDetails(loadExact, target, details), EXACT_DELAY));
       if (side > 1 && side <= MOST_ROWS && !details.block?.masked && !details.block?.pending) {
-        const loadLargest = async (signal) => {
+        const loadLargest = async (/** @type {AbortSignal} */ signal) => {
           details.largest = await cells.largest(target.source, target.block, signal);
         };
         timers.push(setTimeout(() => fetchDetails(loadLargest, target, details), LARGEST_DELAY));
@@ -279,16 +368,37 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
   };
 }
 
+/**
+ * @param {string} name
+ * @param {...Child} children
+ */
 const createLine = (name, ...children) => make("div", { class: name }, ...children);
-// The shortest decimal that reads back as this float32; a rounded weight has three digits.
+/**
+ * The shortest decimal that reads back as this float32; a rounded weight has three digits.
+ *
+ * @param {number} weight
+ * @param {boolean} [rounded]
+ */
 function formatExact(weight, rounded = false) {
   if (rounded) return `≈ ${formatNumber(weight)}`;
   const text = formatFloat32(weight);
   const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
   return short.replace(/e\+?(.*)/, (_, power) => ` × 10${formatSuperscript(Number(power))}`);
 }
-const formatWeight = ({ weight, rounded }, source) => [formatExact(weight, rounded), isWeighted(source) ? make("small", {}, ` ${getNumberName(source)}`) : weight >= 1e-4 && weight < 1 ? make("small", {}, ` ${formatPercent(weight)}`) : ""];
+/**
+ * @param {CellDetails} cell
+ * @param {Source} source
+ */
+function formatWeight({ weight, rounded }, source) {
+  if (weight === null) return [`${rounded ? "≈ " : ""}${formatNumber(weight)}`];
+  const more = isWeighted(source) ? ` ${getNumberName(source)}` : weight >= 1e-4 && weight < 1 ? ` ${formatPercent(weight)}` : "";
+  return [formatExact(weight, rounded), more ? make("small", {}, more) : ""];
+}
 
+/**
+ * @param {Target} target
+ * @param {TipDetails} details
+ */
 function createHeadline(target, details) {
   const { pool, block, exact, other, otherBlock, largest } = details;
   if (!target.allowed || exact?.allowed === false || (block?.masked && target.side === 1)) {
@@ -318,12 +428,24 @@ function createHeadline(target, details) {
   return lines;
 }
 
-const createQuotient = (first, second) => (first > 0 && second > 0 ? [createLine("tip-more", t("first ÷ second = {0}, first − second = {1}", formatNumber(first / second), formatNumber(first - second)))] : []);
+/**
+ * @param {number | null | undefined} first
+ * @param {number | null | undefined} second
+ */
+function createQuotient(first, second) {
+  if (!first || !second || first < 0 || second < 0) return [];
+  return [createLine("tip-more", t("first ÷ second = {0}, first − second = {1}", formatNumber(first / second), formatNumber(first - second)))];
+}
 
+/**
+ * @param {Target} target
+ * @param {SideTokens} tokens
+ * @param {TipDetails} tipDetails
+ */
 function createPlaces(target, tokens, { largest }) {
   const pairs = make("dl");
   // Add the positions from `from` to `to` - 1; a single position with its token.
-  const add = (word, first, from, to) => {
+  const add = (/** @type {Side} */ word, /** @type {number} */ first, /** @type {number} */ from, /** @type {number} */ to) => {
     const label = to - from > 1 ? null : formatTokenLabel(tokens[word], first + from);
     pairs.append(make("dt", {}, t(word)), make("dd", { class: "text" }, label ?? ""), make("dd", { class: "place" }, formatPositions(from, to, first)));
   };
@@ -334,12 +456,16 @@ function createPlaces(target, tokens, { largest }) {
   return pairs;
 }
 
+/**
+ * @param {Target} target
+ * @param {TipDetails} tipDetails
+ */
 function createNotes(target, { exact, largest, pool }) {
   const lines = [];
   if (largest && pool === "mean") lines.push(t("the largest of them: {0}", formatExact(largest[2], largest[3])));
   if (exact?.allowed && target.side === 1) {
     const parts = [];
-    if (exact.share) parts.push(t("weight {0} × norm {1}", formatNumber(exact.share), formatNumber(exact.weight / exact.share)));
+    if (exact.share) parts.push(t("weight {0} × norm {1}", formatNumber(exact.share), formatNumber(exact.weight === null ? null : exact.weight / exact.share)));
     if (exact.rank) parts.push(t("{0} of its row", formatOrdinal(exact.rank)));
     if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(t("entropy {0}", formatNumber(exact.row_entropy)));
     if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(t("column mass {0}", formatNumber(exact.column_mass)));
@@ -348,6 +474,7 @@ function createNotes(target, { exact, largest, pool }) {
   return lines.map((text) => createLine("tip-more", text));
 }
 
+/** @param {number} rank */
 function formatOrdinal(rank) {
   if (rank === 1) return t("largest");
   if (language !== "en") return t("{0}th largest", formatInteger(rank));

@@ -2,7 +2,13 @@
 
 export const TILE = 256;
 
-/** The value between `low` and `high` that is nearest to `value`. */
+/**
+ * The value between `low` and `high` that is nearest to `value`.
+ *
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ */
 export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // CSS pixels. Beside the map, from the inside out: the band of named spans, ticks or tokens, the track.
@@ -13,23 +19,43 @@ const SIZES = {
 const TOKENS_FROM = 11; // pixels of a cell at which its token can be read
 const NARROW = 560;
 
-/** The level whose blocks are at least one device pixel wide, and less than two; none finer than `finest`. */
+/**
+ * The level whose blocks are at least one device pixel wide, and less than two; none finer than `finest`.
+ *
+ * @param {number} pixels
+ * @param {number} levels
+ * @param {number} [finest]
+ */
 export function chooseLevel(pixels, levels, finest = 0) {
   const level = Math.ceil(-Math.log2(pixels) - 1e-6);
   return Math.min(levels - 1, Math.max(finest, level));
 }
 
-/** How far the gutters have opened for tokens: 0 zoomed out, 1 from TOKENS_FROM pixels a cell on. */
+/**
+ * How far the gutters have opened for tokens: 0 zoomed out, 1 from TOKENS_FROM pixels a cell on.
+ *
+ * @param {number} scale
+ */
 export function getGutterOpening(scale) {
   const progress = Math.min(1, Math.max(0, (scale / TOKENS_FROM - 0.75) * 4));
   return progress * progress * (3 - 2 * progress);
 }
 
-/** Whether tokens are written at this scale. */
+/**
+ * Whether tokens are written at this scale.
+ *
+ * @param {number} scale
+ */
 export function showsTokens(scale) {
   return scale >= TOKENS_FROM;
 }
 
+/**
+ * @param {number} width
+ * @param {number} scale
+ * @param {boolean} hasSpans
+ * @returns {Gutter}
+ */
 function computeGutters(width, scale, hasSpans) {
   const size = SIZES[width < NARROW ? "narrow" : "wide"];
   const band = hasSpans ? size.band : 0;
@@ -46,8 +72,17 @@ function computeGutters(width, scale, hasSpans) {
   };
 }
 
-/** The panes of a stage: one, or two beside each other (above each other where it is tall). */
+/**
+ * The panes of a stage: one, or two beside each other (above each other where it is tall).
+ *
+ * @param {number} width
+ * @param {number} height
+ * @param {number} scale
+ * @param {{ side?: boolean, hasSpans?: boolean }} [options]
+ * @returns {Pane[]}
+ */
 export function computePanes(width, height, scale, { side = false, hasSpans = false } = {}) {
+  /** @type {Box[]} */
   const boxes = [];
   if (!side) boxes.push({ x: 0, y: 0, w: width, h: height });
   else if (width > 1.1 * height) {
@@ -69,12 +104,18 @@ export function computePanes(width, height, scale, { side = false, hasSpans = fa
   });
 }
 
-/** A pane with its conversions from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels. */
+/**
+ * A pane with its conversions from cells to pixels: X, Y in CSS pixels, px, py rounded to whole device pixels.
+ *
+ * @param {Pane} pane
+ * @param {Pick<Place, "row" | "column"> & { scale: number, dpr: number, m: number, n: number }} options
+ * @returns {PlacedPane}
+ */
 export function placePane(pane, { row, column, scale, dpr, m, n }) {
   const ox = pane.cx - column * scale;
   const oy = pane.cy - row * scale;
-  const X = (j) => ox + j * scale;
-  const Y = (i) => oy + i * scale;
+  const X = (/** @type {number} */ j) => ox + j * scale;
+  const Y = (/** @type {number} */ i) => oy + i * scale;
   const { field } = pane;
   const region = {
     r0: Math.max(0, Math.floor((field.y - oy) / scale)),
@@ -86,10 +127,10 @@ export function placePane(pane, { row, column, scale, dpr, m, n }) {
     ...pane,
     X,
     Y,
-    px: (j) => Math.round(dpr * X(j)),
-    py: (i) => Math.round(dpr * Y(i)),
-    row: (y) => (y - oy) / scale,
-    column: (x) => (x - ox) / scale,
+    px: (/** @type {number} */ j) => Math.round(dpr * X(j)),
+    py: (/** @type {number} */ i) => Math.round(dpr * Y(i)),
+    row: (/** @type {number} */ y) => (y - oy) / scale,
+    column: (/** @type {number} */ x) => (x - ox) / scale,
     region,
     // The axes stay at the edge of the matrix while it is in view.
     left: Math.min(Math.max(X(0), field.x), field.x + field.w),
@@ -99,11 +140,20 @@ export function placePane(pane, { row, column, scale, dpr, m, n }) {
   };
 }
 
-/** Centre and zoom that show the whole matrix. */
+/**
+ * Centre and zoom that show the whole matrix.
+ *
+ * @param {number} width
+ * @param {number} height
+ * @param {{ m: number, n: number }} size
+ * @param {{ side?: boolean, hasSpans?: boolean }} options
+ * @param {number} maximum
+ * @returns {Place}
+ */
 export function computeFit(width, height, { m, n }, options, maximum) {
   const closed = computePanes(width, height, 0, options)[0];
   const edge = closed.gutter.edge;
-  const computeScale = ({ field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
+  const computeScale = (/** @type {Pane} */ { field }) => Math.min(Math.max(1, field.w - edge) / n, Math.max(1, field.h - edge) / m, 2 ** maximum);
   let scale = computeScale(closed);
   let open = closed;
   if (getGutterOpening(scale) > 0) {
@@ -116,12 +166,22 @@ export function computeFit(width, height, { m, n }, options, maximum) {
   return { row: m / 2 - shiftY / scale, column: n / 2 - shiftX / scale, zoom: Math.log2(scale) };
 }
 
-/** Where the allowed part of a causal matrix ends: key j is seen by query i when j <= i + offset. */
+/**
+ * Where the allowed part of a causal matrix ends: key j is seen by query i when j <= i + offset.
+ *
+ * @param {Pick<Entry, "first_query" | "first_key">} entry
+ */
 export function getCausalOffset(entry) {
   return entry.first_query - entry.first_key;
 }
 
-/** Whether the causal mask hides all cells of a block: rows before `r1`, columns from `c0` on. */
+/**
+ * Whether the causal mask hides all cells of a block: rows before `r1`, columns from `c0` on.
+ *
+ * @param {Pick<Entry, "causal" | "first_query" | "first_key">} entry
+ * @param {number} r1
+ * @param {number} c0
+ */
 export function isBeyondDiagonal(entry, r1, c0) {
   return entry.causal && c0 > r1 - 1 + getCausalOffset(entry);
 }

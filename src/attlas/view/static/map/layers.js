@@ -8,6 +8,12 @@ const FINER_LEVELS = 2; // levels of finer tiles that may replace a missing one
 /**
  * A layer: `source` drawn into `pane`. `transposed` mirrors it at the text's diagonal, as the second head of a causal
  * matrix is drawn into the empty triangle of the first. `other`: the source that it is divided by.
+ *
+ * @param {PlacedPane} pane
+ * @param {Source} source
+ * @param {Entry} entry
+ * @param {{ scale: number, dpr: number, transposed?: boolean, shift?: number, other?: Source | null, finest?: number }} options
+ * @returns {Layer}
  */
 export function createLayer(pane, source, entry, { scale, dpr, transposed = false, shift = 0, other = null, finest = 0 }) {
   const level = chooseLevel(scale * dpr, entry.levels, finest);
@@ -20,8 +26,8 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
     other,
     level,
     transposed,
-    toX: (c) => pane.py(c - shift),
-    toY: (r) => pane.px(r + shift),
+    toX: (/** @type {number} */ c) => pane.py(c - shift),
+    toY: (/** @type {number} */ r) => pane.px(r + shift),
     region: {
       r0: clamp(region.c0 - shift, 0, entry.m),
       r1: clamp(region.c1 - shift, 0, entry.m),
@@ -31,7 +37,13 @@ export function createLayer(pane, source, entry, { scale, dpr, transposed = fals
   };
 }
 
-/** The cells of a patch on a layer that shows blocks; null where none of them is in view. */
+/**
+ * The cells of a patch on a layer that shows blocks; null where none of them is in view.
+ *
+ * @param {Layer} layer
+ * @param {Region} patch
+ * @returns {PatchLayer | null}
+ */
 export function createPatchLayer({ pane, source, entry, other, transposed, toX, toY, region }, patch) {
   const part = {
     r0: Math.max(region.r0, patch.r0),
@@ -43,11 +55,16 @@ export function createPatchLayer({ pane, source, entry, other, transposed, toX, 
   return { pane, source, entry, other, level: 0, transposed, toX, toY, region: part, patch };
 }
 
-// The tiles of a level that overlap a region, without those that the causal mask hides.
+/**
+ * The tiles of a level that overlap a region, without those that the causal mask hides.
+ *
+ * @param {Pick<Layer, "entry" | "region" | "level">} layer
+ * @param {number} [margin]
+ */
 function* iterateTiles({ entry, region, level }, margin = 0) {
   const size = TILE * 2 ** level;
   if (region.r1 <= region.r0 || region.c1 <= region.c0) return;
-  const getLastTile = (count) => Math.ceil(count / size) - 1;
+  const getLastTile = (/** @type {number} */ count) => Math.ceil(count / size) - 1;
   const y1 = Math.min(getLastTile(entry.m), Math.ceil(region.r1 / size) - 1 + margin);
   const x1 = Math.min(getLastTile(entry.n), Math.ceil(region.c1 / size) - 1 + margin);
   for (let y = Math.max(0, Math.floor(region.r0 / size) - margin); y <= y1; y++) {
@@ -57,18 +74,32 @@ function* iterateTiles({ entry, region, level }, margin = 0) {
   }
 }
 
+/**
+ * @param {Source} source
+ * @param {number} level
+ * @param {number} y
+ * @param {number} x
+ * @param {number} distance
+ * @returns {TileRequest}
+ */
 function createTileRequest(source, level, y, x, distance) {
   const { entry, head, batch, variant, pool } = source;
   return { key: getTileKey(source, level, y, x), name: "tile", params: { entry, head, batch, variant, pool, level, y, x }, distance };
 }
 
-/** The tiles that a layer needs; with `settled`, also those around the view. The distance orders them. */
+/**
+ * The tiles that a layer needs; with `settled`, also those around the view. The distance orders them.
+ *
+ * @param {Layer} layer
+ * @param {boolean} settled
+ */
 export function listWantedTiles(layer, settled) {
   const { region, level, source, other, entry } = layer;
   const size = TILE * 2 ** level;
   const centre = { r: (region.r0 + region.r1) / 2, c: (region.c0 + region.c1) / 2 };
+  /** @type {TileRequest[]} */
   const items = [];
-  const addRequest = (requestLevel, y, x, distance) => {
+  const addRequest = (/** @type {number} */ requestLevel, /** @type {number} */ y, /** @type {number} */ x, /** @type {number} */ distance) => {
     items.push(createTileRequest(source, requestLevel, y, x, distance));
     if (other) items.push(createTileRequest(other, requestLevel, y, x, distance));
   };
@@ -85,14 +116,25 @@ export function listWantedTiles(layer, settled) {
   return items;
 }
 
-/** The request for the sampled picture of a source, shown before its tiles are computed. */
+/**
+ * The request for the sampled picture of a source, shown before its tiles are computed.
+ *
+ * @param {Pick<Layer, "source" | "entry">} layer
+ * @returns {TileRequest}
+ */
 export function createThumbnailRequest({ source, entry }) {
   const { head, batch, variant, pool } = source;
   const params = { entry: source.entry, head, batch, variant, pool, size: TILE };
   return { key: `${source.key}/thumbnail/${entry.m}`, name: "thumbnail", params, distance: -1 };
 }
 
-// The lower triangle of a causal matrix (the upper one of its mirror image), as far as it is in view.
+/**
+ * The lower triangle of a causal matrix (the upper one of its mirror image), as far as it is in view.
+ *
+ * @param {Context} ctx
+ * @param {Layer} layer
+ * @param {number} shift
+ */
 function traceTriangle(ctx, { pane, entry, transposed }, shift) {
   const { X, Y, region } = pane;
   const edge = getCausalOffset(entry) + 1;
@@ -111,6 +153,10 @@ function traceTriangle(ctx, { pane, entry, transposed }, shift) {
 
 /**
  * Draw a layer into the field of its pane, in device pixels. Returns whether something is missing or still pending.
+ *
+ * @param {Context} ctx
+ * @param {Layer} layer
+ * @param {{ tiles: Tiles, palette: Palette, budget: Budget, dpr: number, tone: string }} options
  */
 export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
   const { level, source, other, toX, toY } = layer;
@@ -122,7 +168,7 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
     if (picture && !picture.pending) complete.push({ y, x, surface: picture.surface });
     else gaps.push({ y, x, surface: picture?.surface ?? null });
   }
-  const drawTile = (surface, y, x, span, sub = null) => {
+  const drawTile = (/** @type {HTMLCanvasElement} */ surface, /** @type {number} */ y, /** @type {number} */ x, /** @type {number} */ span, /** @type {{ x: number, y: number, size: number } | null} */ sub = null) => {
     const u0 = toX(x * span);
     const v0 = toY(y * span);
     const w = toX((x + 1) * span) - u0;
@@ -149,6 +195,13 @@ export function drawLayer(ctx, layer, { tiles, palette, budget, dpr, tone }) {
   return { missing: gaps.filter((gap) => !gap.surface).length, pending: gaps.some((gap) => gap.surface), source, level };
 }
 
+/**
+ * @param {Layer} layer
+ * @param {number} level
+ * @param {number} y
+ * @param {number} x
+ * @param {TilePaint} options
+ */
 function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) {
   const first = tiles.get(getTileKey(source, level, y, x));
   if (!first) return null;
@@ -162,11 +215,19 @@ function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) 
   return surface && { surface, pending: first.pending || second.pending };
 }
 
-// Draws a replacement where a tile is missing or incomplete: the nearest coarser tile, else the sampled picture
-// under a pale overlay; then finer tiles where they are cached.
+/**
+ * Draws a replacement where a tile is missing or incomplete: the nearest coarser tile, else the sampled picture
+ * under a pale overlay; then finer tiles where they are cached.
+ *
+ * @param {Context} ctx
+ * @param {Layer} layer
+ * @param {{ y: number, x: number, surface: HTMLCanvasElement | null }} gap
+ * @param {TilePaint & { tone: string, drawTile: DrawTile, size: number }} options
+ */
 function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget, tone, drawTile, size }) {
   const { level, entry, source, other, toX, toY } = layer;
   const options = { tiles, palette, budget };
+  /** @type {{ surface: HTMLCanvasElement, pending: boolean, sub: { x: number, y: number, size: number } } | null} */
   let coarser = null;
   for (let levelsUp = 1; level + levelsUp < entry.levels && !coarser; levelsUp++) {
     const picture = getPicture(layer, level + levelsUp, y >> levelsUp, x >> levelsUp, options);
@@ -179,6 +240,7 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
   if (!isComplete && !other) {
     const r1 = Math.min(entry.m, (y + 1) * size);
     const c1 = Math.min(entry.n, (x + 1) * size);
+    /** @type {[x: number, y: number, width: number, height: number]} */
     const box = [toX(x * size), toY(y * size), toX(c1) - toX(x * size), toY(r1) - toY(y * size)];
     const thumbnail = tiles.get(createThumbnailRequest(layer).key);
     const sampled = thumbnail && tiles.surface(thumbnail, palette, budget);
@@ -194,7 +256,7 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
       ctx.globalAlpha = 1;
     }
   }
-  if (isComplete || (coarser && !surface)) drawTile(coarser.surface, y, x, size, coarser.sub);
+  if (coarser && (!coarser.pending || !surface)) drawTile(coarser.surface, y, x, size, coarser.sub);
   if (surface) drawTile(surface, y, x, size);
   for (let levelsDown = Math.min(FINER_LEVELS, level); levelsDown >= 1; levelsDown--) {
     for (let dy = 0; dy < 2 ** levelsDown; dy++) {

@@ -1,5 +1,6 @@
 // The theme: its choice, its colours for canvases, and the patterns and tables made of them.
 
+import { getContext } from "./canvas.js";
 import { t } from "../words/words.js";
 import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
 
@@ -9,18 +10,28 @@ const NAMES = {
   spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
 };
 
-/** Read the custom properties of style.css at an element. */
+/**
+ * Read the custom properties of style.css at an element.
+ *
+ * @param {Element} element
+ */
 export function readLook(element) {
   const style = getComputedStyle(element);
-  return Object.fromEntries(Object.entries(NAMES).map(([name, token]) => [name, style.getPropertyValue(token).trim()]));
+  const values = Object.entries(NAMES).map(([name, token]) => [name, style.getPropertyValue(token).trim()]);
+  return /** @type {Record<keyof typeof NAMES, string>} */ (Object.fromEntries(values));
 }
 
-/** A tile of the hatching of masked areas, for a pattern. */
+/**
+ * A tile of the hatching of masked areas, for a pattern.
+ *
+ * @param {Look} look
+ * @param {number} dpr
+ */
 export function createHatching(look, dpr) {
   const side = Math.round(7 * dpr);
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = side;
-  const ctx = canvas.getContext("2d");
+  const ctx = getContext(canvas);
   ctx.fillStyle = look.land;
   ctx.fillRect(0, 0, side, side);
   ctx.strokeStyle = look.hatch;
@@ -34,8 +45,9 @@ export function createHatching(look, dpr) {
   return { canvas, side };
 }
 
+/** @param {string} colour */
 const toPixel = (colour) => {
-  const ctx = document.createElement("canvas").getContext("2d");
+  const ctx = getContext(document.createElement("canvas"));
   ctx.fillStyle = colour;
   ctx.fillRect(0, 0, 1, 1);
   return new Uint32Array(ctx.getImageData(0, 0, 1, 1).data.buffer)[0];
@@ -45,14 +57,25 @@ const VEIL_ALPHA = 150; // of 255: opacity over the replacement of a tile
 
 let versions = 0;
 
-/** The colour tables of tiles. The version tells whether a tile was painted with older tables. */
+/**
+ * The colour tables of tiles. The version tells whether a tile was painted with older tables.
+ *
+ * @param {State} state
+ * @param {Look} look
+ * @returns {Palette}
+ */
 export function makePalette(state, look) {
   const lut = makeLut(state);
   lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // half covers the replacement below it
   return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
 }
 
-/** Keep the theme of the page at the chosen one, or at that of the system. Returns the function that ends it. */
+/**
+ * Keep the theme of the page at the chosen one, or at that of the system. Returns the function that ends it.
+ *
+ * @param {HTMLElement} root
+ * @param {ThemeStore} store
+ */
 export function followTheme(root, store) {
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const show = () => {
@@ -70,10 +93,17 @@ export function followTheme(root, store) {
   };
 }
 
-/** Let a button show the chosen theme, and choose the next one. Returns the function that ends it. */
+/**
+ * Let a button show the chosen theme, and choose the next one. Returns the function that ends it.
+ *
+ * @param {HTMLButtonElement} button
+ * @param {ThemeStore} store
+ */
 export function connectThemeButton(button, store) {
-  button.addEventListener("click", () => store.set({ theme: { auto: "light", light: "dark", dark: "auto" }[store.state.theme] }));
-  const show = ({ theme }) => {
+  /** @type {Record<Theme, Theme>} */
+  const next = { auto: "light", light: "dark", dark: "auto" };
+  button.addEventListener("click", () => store.set({ theme: next[store.state.theme] }));
+  const show = (/** @type {Pick<State, "theme">} */ { theme }) => {
     const label = t("Theme: {0}", { auto: t("following the system"), light: t("light"), dark: t("dark") }[theme]);
     button.textContent = { auto: "◐", light: "○", dark: "●" }[theme];
     button.title = label;

@@ -1,5 +1,6 @@
 // The map: an attention matrix to pan and zoom. Draws only when something has changed.
 
+import { getContext } from "./canvas.js";
 import { createCamera } from "./camera.js";
 import { createCells } from "./cells.js";
 import { createTip, drawCrosshair } from "./crosshair.js";
@@ -13,7 +14,7 @@ import { TRACK_OF, createPainter } from "./painter.js";
 import { createPointing } from "./pointing.js";
 import { formatInteger } from "../data/numbers.js";
 import { computeBox, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
-import { ZOOM_MAX } from "../data/state.js";
+import { ZOOM_MAX, getPlace } from "../data/state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
 import { getUnit } from "../data/weighting.js";
@@ -25,13 +26,18 @@ const ZOOM_REQUEST_DELAY = 90; // ms between two tile requests while zooming
 const PICTURE_TIMEOUT = 6000; // ms without a new tile after which a picture is made of the loaded ones
 const LABEL_DELAY = 400; // ms after a movement before the label of the canvas changes
 
+/** @type {(keyof State)[]} */
 const PLACE_FIELDS = ["row", "column", "zoom"];
+/** @type {(keyof State)[]} */
 const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare"]; // whose change may need another zoom
+/** @type {(keyof State)[]} */
 const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
 // Fields whose change redraws the map.
+/** @type {(keyof State)[]} */
 const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 // At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
+/** @param {number} milliseconds */
 function createBudget(milliseconds) {
   const deadline = performance.now() + milliseconds;
   let painted = 0;
@@ -47,6 +53,10 @@ function createBudget(milliseconds) {
   };
 }
 
+/**
+ * @param {HTMLElement} element
+ * @param {MakeId} uid
+ */
 function createStage(element, uid) {
   const hint = make("p", { class: "unseen", id: uid("map-keys") }, t("Arrow keys move, Shift with arrows moves further, plus and minus zoom, 0 shows all, Enter pins the cell in the middle."));
   const base = make("canvas", { class: "base", "aria-hidden": "true" });
@@ -56,8 +66,12 @@ function createStage(element, uid) {
   return { stage, base, overlay };
 }
 
+/**
+ * @param {HTMLElement} element
+ * @param {Pick<AttentionMap, "zoomBy" | "diagonal" | "fit">} map
+ */
 function createTools(element, map) {
-  const createButton = (text, label, run) => {
+  const createButton = (/** @type {string} */ text, /** @type {string} */ label, /** @type {() => void} */ run) => {
     const element = make("button", { type: "button", title: label, "aria-label": label }, text);
     element.addEventListener("click", run);
     return element;
@@ -67,17 +81,22 @@ function createTools(element, map) {
   const placeButtons = make("div", {}, createButton(t("Diagonal"), t("Go to the diagonal  d"), () => map.diagonal()), createButton(t("Fit"), t("Show the whole matrix  0"), () => map.fit()));
   element.append(placeButtons, zoom);
   return {
-    show(isClosest, side) {
+    show(/** @type {boolean} */ isClosest, /** @type {number} */ side) {
       zoomInButton.disabled = isClosest;
       zoomInButton.title = isClosest && side > 1 ? t("This file has blocks of {0} × {0} cells here, and no smaller ones", formatInteger(side)) : t("Zoom in  +");
     },
   };
 }
 
-/** Mount the map in `element`; the returned object is the `map` of the page's context. */
+/**
+ * Mount the map in `element`; the returned object is the `map` of the page's context.
+ *
+ * @param {HTMLElement} element
+ * @param {Pick<PageContext, "store" | "transport" | "texts" | "announce" | "uid" | "tools">} context
+ */
 export function createMap(element, { store, transport, texts, announce, uid, tools: toolsElement }) {
   const { stage, base, overlay } = createStage(element, uid);
-  const overlayContext = overlay.getContext("2d");
+  const overlayContext = getContext(overlay);
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
   const { info } = store.state;
   const spans = Object.entries(info.spans ?? {})
@@ -88,13 +107,15 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   const size = { width: 1, height: 1, dpr: 1 };
   const timers = { rest: 0, label: 0, churn: 0 };
   let look = readLook(element);
-  let palette = null;
+  let palette = makePalette(store.state, look);
+  /** @type {Scene | null} */
   let drawnScene = null; // the scene that is on the canvas
   let needsDraw = true;
   let frameRequest = 0;
   let overlayEmpty = false;
   let lastRequestTime = 0;
   let incompleteTiles = { missing: 0, pending: false };
+  /** @type {Scene | null} */
   let exportScene = null; // a denser scene whose tiles are wanted too
   let matrixShape = "";
   let destroyed = false;
@@ -109,8 +130,8 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   const getEntry = () => info.entries[store.state.entry];
   const computeScene = () => createScene(store.state, size.width, size.height, size.dpr, hasSpans);
   const getScene = () => drawnScene ?? computeScene();
-  const computeFitted = (side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasSpans }, ZOOM_MAX);
-  const paneAt = (x, y) => {
+  const computeFitted = (/** @type {boolean} */ side = store.state.compare === "side") => computeFit(size.width, size.height, getEntry(), { side, hasSpans }, ZOOM_MAX);
+  const paneAt = (/** @type {number} */ x, /** @type {number} */ y) => {
     const { panes } = getScene();
     return panes.find((pane) => x >= pane.x && x < pane.x + pane.w && y >= pane.y && y < pane.y + pane.h) ?? panes[0];
   };
@@ -132,6 +153,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
 
   // ---- frames
 
+  /** @param {number} now */
   function drawFrame(now) {
     frameRequest = 0;
     if (destroyed || store.state.zoom === null) return;
@@ -149,7 +171,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     if (budget.short()) invalidate(); // tiles wait for their colours
     requestTiles();
     const grain = describeGrain(drawnScene);
-    tools.show(store.state.zoom >= camera.limit() - 0.001, grain.side);
+    tools.show(getPlace(store.state).zoom >= camera.limit() - 0.001, grain.side);
     store.set({ grain });
     const busy = String(!isSettled());
     if (overlay.getAttribute("aria-busy") !== busy) overlay.setAttribute("aria-busy", busy);
@@ -181,14 +203,15 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     }
     lastRequestTime = now;
     const incomplete = incompleteTiles.missing > 0 || incompleteTiles.pending;
+    /** @type {Map<string, TileRequest>} */
     const items = new Map();
-    const add = (item) => {
+    const add = (/** @type {TileRequest} */ item) => {
       const existing = items.get(item.key);
       if (!existing || item.distance < existing.distance) items.set(item.key, item);
     };
-    const layersOf = ({ panes }) => panes.flatMap((pane) => (pane.readable ? [...pane.layers, ...pane.patches] : []));
+    const layersOf = (/** @type {Scene} */ { panes }) => panes.flatMap((pane) => (pane.readable ? [...pane.layers, ...pane.patches] : []));
     if (exportScene) for (const layer of layersOf(exportScene)) listWantedTiles(layer, false).forEach(add);
-    for (const layer of layersOf(drawnScene)) {
+    for (const layer of layersOf(getScene())) {
       listWantedTiles(layer, !incomplete && !camera.moving()).forEach(add);
       const thumbnail = createThumbnailRequest(layer);
       if (incomplete && needsPass(info, layer.level) && !tiles.has(thumbnail.key)) add(thumbnail);
@@ -227,13 +250,15 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     invalidate();
   }
 
+  /** @param {boolean} [side] */
   function isFitted(side) {
-    const { row, column, zoom } = store.state;
+    const { row, column, zoom } = getPlace(store.state);
     const fit = computeFitted(side);
     return Math.abs(fit.zoom - zoom) < 0.01 && Math.abs(fit.row - row) * 2 ** zoom < 2 && Math.abs(fit.column - column) * 2 ** zoom < 2;
   }
 
   // A window that moves to a denser screen keeps its size in CSS pixels.
+  /** @type {MediaQueryList | null} */
   let density = null;
   function watchDensity() {
     density?.removeEventListener("change", watchDensity);
@@ -248,6 +273,10 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     overlay.setAttribute("aria-label", t("Attention map, queries {0} to {1}, keys {2} to {3}", query + r0, query + r1 - 1, key + c0, key + c1 - 1));
   }
 
+  /**
+   * @param {State} state
+   * @param {(keyof State)[]} changed
+   */
   function update(state, changed) {
     if (changed.includes("dark")) look = readLook(element);
     if (changed.some((field) => COLOUR_FIELDS.includes(field))) palette = makePalette(state, look);
@@ -273,7 +302,13 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       return { r0: row(field.y), r1: row(field.y + field.h), c0: column(field.x), c1: column(field.x + field.w), scale };
     },
     visibleRegion: () => getRegion(getScene()),
-    /** Bring cell (i, j) to the middle. */
+    /**
+     * Bring cell (i, j) to the middle.
+     *
+     * @param {number} i
+     * @param {number} j
+     * @param {{ zoom?: number }} [options]
+     */
     centre(i, j, { zoom } = {}) {
       camera.goTo(i + 0.5, j + 0.5, zoom);
     },
@@ -283,17 +318,21 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     },
     /** Keep the row, go to the key that stands for the same token; closer, when all is in view. */
     diagonal() {
-      const { row, zoom } = store.state;
+      const { row, zoom } = getPlace(store.state);
       const { m, n, first_query: query, first_key: key } = getEntry();
       const position = Math.min(m - 0.5, Math.max(0.5, Math.floor(row) + 0.5));
       const column = Math.min(n - 0.5, Math.max(0.5, position + query - key));
       camera.goTo(position, column, isFitted() ? Math.min(ZOOM_MAX, zoom + 3) : zoom);
     },
-    zoomBy(doublings) {
+    zoomBy(/** @type {number} */ doublings) {
       const { x, y } = pointing.centre();
       camera.zoomBy(doublings, x, y);
     },
-    /** The keyboard crosshair: its cell, or null; called with null it goes away. */
+    /**
+     * The keyboard crosshair: its cell, or null; called with null it goes away.
+     *
+     * @param {null} [value]
+     */
     crosshair(value) {
       if (value === null) pointing.setKeyboard(false);
       return pointing.cell();
@@ -309,7 +348,13 @@ export function createMap(element, { store, transport, texts, announce, uid, too
       const names = Object.values(TRACK_OF);
       return incompleteTiles.pending || getScene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
     },
-    /** What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, grain, box}. */
+    /**
+     * What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, grain, box}.
+     *
+     * @param {number} dpr
+     * @param {AbortSignal} signal
+     * @returns {Promise<MapPicture>}
+     */
     async picture(dpr, signal) {
       const { width, height } = size;
       const canvas = make("canvas", { width: Math.round(width * dpr), height: Math.round(height * dpr) });
@@ -345,20 +390,20 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   const tools = createTools(toolsElement, map);
   const resizeObserver = new ResizeObserver(resize);
   const handleBlur = () => pointing.setKeyboard(false);
+  /** @type {(() => void)[]} */
   const cleanups = [
     store.on(DRAW_FIELDS, update),
     store.on(["hover", "pin"], requestDraw),
     texts.on(invalidate),
     createGestures(overlay, pointing),
     () => resizeObserver.disconnect(),
-    () => density.removeEventListener("change", watchDensity),
+    () => density?.removeEventListener("change", watchDensity),
     () => overlay.removeEventListener("blur", handleBlur),
   ];
   overlay.addEventListener("blur", handleBlur);
   resizeObserver.observe(stage);
   matrixShape = `${getEntry().m} x ${getEntry().n}`;
   watchDensity();
-  palette = makePalette(store.state, look);
   if (store.state.zoom !== null) camera.hold();
   describe();
   scheduleFocus();

@@ -1,14 +1,24 @@
 // Conversions between sRGB and Oklab, for palettes whose steps look equal.
 
+/** @param {number} x */
 const cube = (x) => x * x * x;
-/** An sRGB channel, 0 to 1, as linear light. */
+/**
+ * An sRGB channel, 0 to 1, as linear light.
+ *
+ * @param {number} c
+ */
 export const toLinear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+/** @param {number} c */
 const encodeSrgb = (c) => {
   const bounded = Math.min(1, Math.max(0, c));
   return Math.round(255 * (bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055));
 };
 
-/** A colour "#rrggbb" in Oklab, where equal steps look equal. */
+/**
+ * A colour "#rrggbb" in Oklab, where equal steps look equal.
+ *
+ * @param {string} hex
+ */
 export function hexToOklab(hex) {
   const [r, g, b] = [1, 3, 5].map((i) => toLinear(parseInt(hex.slice(i, i + 2), 16) / 255));
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
@@ -21,7 +31,11 @@ export function hexToOklab(hex) {
   ];
 }
 
-/** The three bytes of a colour in Oklab. */
+/**
+ * The three bytes of a colour in Oklab.
+ *
+ * @param {number[]} colour
+ */
 export function oklabToSrgb([L, a, b]) {
   const l = cube(L + 0.3963377774 * a + 0.2158037573 * b);
   const m = cube(L - 0.1055613458 * a - 0.0638541728 * b);

@@ -1,5 +1,6 @@
 // One frame of the map on its canvas: hatching, heads, numbers, tracks, axes, frame and names.
 
+import { getContext } from "./canvas.js";
 import { drawAxes, truncate } from "./axes.js";
 import { drawGrid, drawNumbers } from "./cells.js";
 import { drawLayer } from "./layers.js";
@@ -9,14 +10,27 @@ import { getTarget } from "./scene.js";
 import { drawTrack } from "./tracks.js";
 import { t } from "../words/words.js";
 
-/** The track at each side. */
+/**
+ * The track at each side.
+ *
+ * @type {Record<"top" | "left", TrackName>}
+ */
 export const TRACK_OF = { top: "column_mass", left: "entropy" };
+const TRACK_SIDES = /** @type {const} */ (["top", "left"]);
 
-/** A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing. */
+/**
+ * A painter on `canvas`. `draw(scene, options)` draws a scene and returns what was missing.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {{ tiles: Tiles, tracks: Tracks, cells: Cells, texts: Texts, spans: NamedSpan[] }} options
+ */
 export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
-  const ctx = canvas.getContext("2d", { alpha: false });
-  let frameOptions = null; // {look, palette, budget, state} of the frame that is being drawn
-  let scene = null;
+  const ctx = getContext(canvas, { alpha: false });
+  /** @type {FrameOptions} */
+  let frameOptions; // {look, palette, budget, state} of the frame that is being drawn
+  /** @type {Scene} */
+  let scene;
+  /** @type {{ all: HTMLCanvasElement, side: number, look: Look, dpr: number, width: number, height: number } | null} */
   let sheet = null;
 
   // Hatching as large as the canvas: copying it is much faster than filling with a pattern.
@@ -28,21 +42,30 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
       const { canvas: pattern, side } = createHatching(look, dpr);
       const all = document.createElement("canvas");
       [all.width, all.height] = [width + side, height + side];
-      const paint = all.getContext("2d", { alpha: false });
-      paint.fillStyle = paint.createPattern(pattern, "repeat");
+      const paint = getContext(all, { alpha: false });
+      paint.fillStyle = paint.createPattern(pattern, "repeat") ?? look.land;
       paint.fillRect(0, 0, all.width, all.height);
       sheet = { all, side, look, dpr, width, height };
     }
     return sheet;
   }
 
-  // The hatching belongs to the matrix: it moves with it.
+  /**
+   * The hatching belongs to the matrix: it moves with it.
+   *
+   * @param {ScenePane} pane
+   * @param {number} x0
+   * @param {number} y0
+   * @param {number} x1
+   * @param {number} y1
+   */
   function drawHatching(pane, x0, y0, x1, y1) {
     const { all, side } = getHatchSheet();
-    const getOffset = (value, origin) => (((value - origin) % side) + side) % side;
+    const getOffset = (/** @type {number} */ value, /** @type {number} */ origin) => (((value - origin) % side) + side) % side;
     ctx.drawImage(all, getOffset(x0, pane.px(0)), getOffset(y0, pane.py(0)), x1 - x0, y1 - y0, x0, y0, x1 - x0, y1 - y0);
   }
 
+  /** @param {ScenePane} pane */
   function drawPane(pane) {
     const drawn = { missing: 0, pending: false };
     const { region } = pane;
@@ -58,6 +81,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   }
 
   // Nothing is drawn beyond the matrix, in whole device pixels.
+  /** @param {ScenePane} pane */
   function clipTo(pane) {
     const { dpr } = scene;
     ctx.setTransform(1, 0, 0, 1, 0, 0);
@@ -69,6 +93,10 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     if (x1 > x0 && y1 > y0) drawHatching(pane, x0, y0, x1, y1);
   }
 
+  /**
+   * @param {ScenePane} pane
+   * @param {Drawn} drawn
+   */
   function drawHeads(pane, drawn) {
     const { dpr, scale } = scene;
     const { look, palette, budget, state } = frameOptions;
@@ -81,14 +109,26 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     drawEmptyRows(pane);
     drawGrids(pane);
     ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-    const layers = [pane.layers.at(-1)];
+    const layers = pane.layers.slice(-1);
     drawNumbers(ctx, pane, cells, { scale, look, state, layers, targetAt: (i, j) => getTarget(scene, pane, i, j) });
   }
 
-  // The rectangle of a patch in device pixels: [x, y, width, height].
+  /**
+   * The rectangle of a patch in device pixels.
+   *
+   * @param {ScenePane} pane
+   * @param {PatchLayer} layer
+   * @returns {[x: number, y: number, width: number, height: number]}
+   */
   const getPatchBox = ({ px, py }, { patch: { r0, r1, c0, c1 } }) => [px(c0), py(r0), px(c1) - px(c0), py(r1) - py(r0)];
 
-  // The cells of a patch over the blocks of its head.
+  /**
+   * The cells of a patch over the blocks of its head.
+   *
+   * @param {ScenePane} pane
+   * @param {PatchLayer} layer
+   * @param {Drawn} drawn
+   */
   function drawPatch(pane, layer, drawn) {
     const { look, palette, budget } = frameOptions;
     const [x, y, width, height] = getPatchBox(pane, layer);
@@ -105,6 +145,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   }
 
   // Lines between blocks, and in the patches between cells; each patch has a frame.
+  /** @param {ScenePane} pane */
   function drawGrids(pane) {
     const { dpr, scale } = scene;
     const { look } = frameOptions;
@@ -124,6 +165,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     }
   }
 
+  /** @param {ScenePane} pane */
   function drawEmptyRows(pane) {
     const { region, px, py } = pane;
     ctx.fillStyle = frameOptions.look.empty;
@@ -134,6 +176,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     }
   }
 
+  /** @param {ScenePane} pane */
   function drawMargins(pane) {
     const { dpr, scale } = scene;
     const { look } = frameOptions;
@@ -144,12 +187,13 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     ctx.rect(pane.x, pane.y, pane.w, pane.h);
     ctx.clip();
     drawFrame(pane);
-    for (const [side, name] of Object.entries(TRACK_OF)) drawTrack(ctx, pane, side, name, tracks.get(pane.source, name), { scale, look });
+    for (const side of TRACK_SIDES) drawTrack(ctx, pane, side, TRACK_OF[side], tracks.get(pane.source, TRACK_OF[side]), { scale, look });
     drawAxes(ctx, pane, pane.entry, { scale, tokens: texts.of(pane.source), spans, look });
     ctx.restore();
   }
 
   // A line around the matrix, where its edges are in view.
+  /** @param {ScenePane} pane */
   function drawFrame(pane) {
     const { dpr } = scene;
     ctx.save();
@@ -165,9 +209,10 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   }
 
   // The names of two shown heads, or the reason why nothing is drawn.
+  /** @param {ScenePane} pane */
   function drawWords(pane) {
     const { look } = frameOptions;
-    const drawLabel = (name, x, y, align) => {
+    const drawLabel = (/** @type {string} */ name, /** @type {number} */ x, /** @type {number} */ y, /** @type {"left" | "right" | "center"} */ align) => {
       const text = truncate(ctx, name, pane.right - pane.left - 36);
       const width = ctx.measureText(text).width + 16;
       const left = { right: x - width, left: x, center: x - width / 2 }[align];
@@ -193,7 +238,12 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   }
 
   return {
-    /** Draw a scene; `options`: {look, palette, budget, state}. Returns {missing, pending}: tiles not loaded, not final. */
+    /**
+     * Draw a scene; `options`: {look, palette, budget, state}. Returns {missing, pending}: tiles not loaded, not final.
+     *
+     * @param {Scene} newScene
+     * @param {FrameOptions} options
+     */
     draw(newScene, options) {
       [scene, frameOptions] = [newScene, options];
       tiles.begin();

@@ -1,5 +1,6 @@
 // The perceptual maps of matplotlib (viridis, magma: CC0; cividis: CC0), 256 colours each as six hex digits.
 
+/** @type {Record<string, string>} */
 const TABLES = {
   viridis:
     "44015444025645045745055946075a46085c460a5d460b5e470d60470e6147106347116447136548146748166848176948186a481a6c481b6d481c6e" +
@@ -45,13 +46,17 @@ const TABLES = {
     "f0d846f1d945f2da44f3db42f5dc41f6dd3ff7de3ef8df3cf9e03afbe138fce236fde334fee434fee535fee636fee838",
 };
 
+/** @type {Map<string, Uint8Array>} */
 const paletteCache = new Map();
 
-/** The 256 colours of a named map, as 768 bytes. */
+/**
+ * The 256 colours of a named map, as 768 bytes.
+ *
+ * @param {string} name
+ */
 export function getPaletteBytes(name) {
-  if (!paletteCache.has(name)) {
-    const text = TABLES[name];
-    paletteCache.set(name, Uint8Array.from({ length: 768 }, (_, i) => parseInt(text.slice(2 * i, 2 * i + 2), 16)));
-  }
-  return paletteCache.get(name);
+  const text = TABLES[name];
+  const known = paletteCache.get(name) ?? Uint8Array.from({ length: 768 }, (_, i) => parseInt(text.slice(2 * i, 2 * i + 2), 16));
+  paletteCache.set(name, known);
+  return known;
 }

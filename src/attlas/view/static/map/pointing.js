@@ -1,5 +1,6 @@
 // Hover, tooltip and pin: by the pointer, or by keys at the centre of the map.
 
+import { getPlace } from "../data/state.js";
 import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
 import { TRACK_OF } from "./painter.js";
@@ -12,11 +13,15 @@ const DOUBLE_CLICK = 500; // ms in which two clicks may be a double click
 /**
  * `scene()` returns what is drawn; `changed()` requests a frame; `waits(on)` shows that a click waits. The result is
  * also the target of the gestures.
+ *
+ * @param {{ store: Store, scene: () => Scene, camera: Camera, tip: Tip, tracks: Tracks, announce: Announce, changed: () => void, waits: (on: boolean) => void }} options
  */
 export function createPointing({ store, scene: getScene, camera, tip, tracks, announce, changed, waits }) {
+  /** @type {Point | null} */
   let pointer = null; // where the pointer is, in CSS pixels
   let keyboard = false; // whether the crosshair is at the centre, moved by keys
   let ownsHover = false; // whether the hover was set here
+  /** @type {Cell | null} */
   let pinBefore = null;
   let clickedAt = -Infinity;
   let clickCount = 0;
@@ -24,7 +29,8 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
   function getCentreCell() {
     const [pane] = getScene().panes;
     if (!pane.readable) return null;
-    return { pane, i: clamp(Math.floor(store.state.row), 0, pane.entry.m - 1), j: clamp(Math.floor(store.state.column), 0, pane.entry.n - 1) };
+    const { row, column } = getPlace(store.state);
+    return { pane, i: clamp(Math.floor(row), 0, pane.entry.m - 1), j: clamp(Math.floor(column), 0, pane.entry.n - 1) };
   }
 
   function clearHover() {
@@ -33,6 +39,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     ownsHover = false;
   }
 
+  /** @param {boolean} on */
   function setKeyboard(on) {
     if (keyboard === on) return;
     keyboard = on;
@@ -40,14 +47,20 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     changed();
   }
 
+  /**
+   * @param {TrackHit} trackHit
+   * @param {Point} place
+   */
   function showTrack({ pane, side, from, to }, place) {
     const name = TRACK_OF[side];
     const { values } = tracks.get(pane.source, name);
-    const [axis, first] = side === "top" ? ["key", pane.firstKey] : ["query", pane.firstQuery];
+    const axis = side === "top" ? "key" : "query";
+    const first = side === "top" ? pane.firstKey : pane.firstQuery;
     tip.showTrack({ source: pane.source, label: describeTrack(name).label, axis, first, from, to, best: values && findPeak(values, from, to) }, place);
   }
 
   // Zoomed out a pixel is a block: its largest cell is fetched and pinned.
+  /** @param {Hit | null} hit */
   async function pin(hit) {
     const click = ++clickCount;
     waits(false);
@@ -74,16 +87,25 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     announce(unpin ? t("Let go") : t("Pinned query {0}, key {1}", cell.i + hit.pane.firstQuery, cell.j + hit.pane.firstKey));
   }
 
+  /**
+   * @param {number} rows
+   * @param {number} columns
+   */
   function moveCrosshair(rows, columns) {
     setKeyboard(true);
     pointer = null;
     camera.stop();
     const { entry } = getScene().panes[0];
-    const { row, column } = store.state;
+    const { row, column } = getPlace(store.state);
     store.set({ row: clamp(Math.floor(row + rows) + 0.5, 0.5, entry.m - 0.5), column: clamp(Math.floor(column + columns) + 0.5, 0.5, entry.n - 0.5) });
   }
 
-  // The rows and columns by which each key moves.
+  /**
+   * The rows and columns by which each key moves.
+   *
+   * @param {boolean} shift
+   * @returns {Record<string, [rows: number, columns: number]>}
+   */
   function getSteps(shift) {
     const { scale, panes } = getScene();
     const { field, entry } = panes[0];
@@ -108,7 +130,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       const place = keyboard ? null : pointer;
       if (!keyboard && !place) return;
       const drawnScene = getScene();
-      const hit = keyboard ? getCentreCell() : findCell(drawnScene, place.x, place.y);
+      const hit = place ? findCell(drawnScene, place.x, place.y) : getCentreCell();
       const target = hit && getTarget(drawnScene, hit.pane, hit.i, hit.j);
       ownsHover = true;
       if (!target) {
@@ -128,7 +150,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
     },
     /** The block of the hovered pixel, until its largest cell is known. */
     block: () => (keyboard || pointer ? tip.reading().block : null),
-    point(x, y) {
+    point(/** @type {number} */ x, /** @type {number} */ y) {
       pointer = { x, y };
       setKeyboard(false);
       changed();
@@ -139,20 +161,20 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
       clearHover();
       changed();
     },
-    click(x, y) {
+    click(/** @type {number} */ x, /** @type {number} */ y) {
       const now = performance.now();
       if (now - clickedAt > DOUBLE_CLICK) pinBefore = store.state.pin;
       clickedAt = now;
       pointing.point(x, y);
       pin(findCell(getScene(), x, y));
     },
-    double(x, y, out) {
+    double(/** @type {number} */ x, /** @type {number} */ y, /** @type {boolean} */ out) {
       clickCount += 1;
       waits(false);
       store.set({ pin: pinBefore }); // the two clicks of a double click were not meant to pin
       camera.zoomBy(out ? -1 : 1, x, y);
     },
-    key(name, shift) {
+    key(/** @type {string} */ name, /** @type {boolean} */ shift) {
       const step = getSteps(shift)[name];
       if (step) moveCrosshair(...step);
       else if (name !== "Enter") return false;

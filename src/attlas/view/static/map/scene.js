@@ -5,13 +5,17 @@ import { createLayer, createPatchLayer } from "./layers.js";
 import { getHeadName } from "../data/numbers.js";
 import { haveSameCells } from "../panels/compare.js";
 import { findPatch, getFinestLevel, getBlockSide, listPatches } from "../data/held.js";
-import { isContrast } from "../data/state.js";
+import { isContrast, getPlace } from "../data/state.js";
 import { createSource } from "./tiles.js";
 import { t } from "../words/words.js";
 
 const TICK_ROOM = 14; // CSS pixels that the number of the last tick reaches over the edge
 
-/** Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen. */
+/**
+ * Why the chosen comparison cannot be drawn, in words; null when it can, or when none is chosen.
+ *
+ * @param {Pick<State, "info" | "entry" | "second" | "compare">} state
+ */
 export function explainRefusal({ info, entry, second, compare }) {
   if (compare === "none") return null;
   if (!second) return t("choose a second head to compare with");
@@ -22,36 +26,54 @@ export function explainRefusal({ info, entry, second, compare }) {
   return null;
 }
 
-// The names written into a pane where two heads are shown: at its upper right and lower left.
+/**
+ * The names written into a pane where two heads are shown: at its upper right and lower left.
+ *
+ * @param {Info} info
+ * @param {Compare} compare
+ * @param {Source} source
+ * @param {Source | null} other
+ */
 function getPaneNames(info, compare, source, other) {
-  const getName = ({ entry, head }) => getHeadName(info, entry, head);
+  const getName = (/** @type {HeadPlace} */ { entry, head }) => getHeadName(info, entry, head);
   if (compare === "side") return { upper: getName(source) };
+  if (!other) return {};
   if (compare === "triangle") return { upper: getName(other), lower: getName(source) };
   if (isContrast(compare)) return { upper: `${getName(source)} ${compare === "ratio" ? "÷" : "−"} ${getName(other)}` };
   return {};
 }
 
-/** The scene of a state on a stage of `width` x `height` CSS pixels. */
+/**
+ * The scene of a state on a stage of `width` x `height` CSS pixels.
+ *
+ * @param {State} state
+ * @param {number} width
+ * @param {number} height
+ * @param {number} dpr
+ * @param {boolean} hasSpans
+ * @returns {Scene}
+ */
 export function createScene(state, width, height, dpr, hasSpans) {
-  const { info, row, column, zoom, batch, variant, pool, second } = state;
+  const { info, batch, variant, pool, second } = state;
+  const { row, column, zoom } = getPlace(state);
   const scale = 2 ** zoom;
   const refusal = explainRefusal(state);
   const compare = refusal ? "none" : state.compare;
   const first = createSource({ entry: state.entry, head: state.head, batch, variant, pool });
   const other = second && compare !== "none" ? createSource({ ...second, batch, variant, pool }) : null;
-  const sources = compare === "side" ? [first, other] : [first];
+  const sources = compare === "side" && other ? [first, other] : [first];
   const finest = getFinestLevel(info, first, ...(other ? [other] : []));
   const boxes = computePanes(width, height, scale, { side: compare === "side", hasSpans });
   const panes = boxes.map((box, index) => {
     const source = sources[index];
     const entry = info.entries[source.entry];
-    const pane = placePane(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
-    Object.assign(pane, { source, entry, firstKey: entry.first_key, firstQuery: entry.first_query });
+    const placed = placePane(box, { row, column, scale, dpr, m: entry.m, n: entry.n });
+    const pane = /** @type {ScenePane} */ (Object.assign(placed, { source, entry, firstKey: entry.first_key, firstQuery: entry.first_query }));
     // Of some layers only statistics were kept: there is nothing to draw.
     pane.readable = entry.readable !== false && (!other || info.entries[other.entry].readable !== false);
     pane.names = getPaneNames(info, compare, source, other);
     pane.layers = [createLayer(pane, source, entry, { scale, dpr, finest, other: isContrast(compare) ? other : null })];
-    if (compare === "triangle") {
+    if (compare === "triangle" && other) {
       const shift = getCausalOffset(entry);
       pane.layers.unshift(createLayer(pane, other, info.entries[other.entry], { scale, dpr, finest, transposed: true, shift }));
     }
@@ -59,18 +81,30 @@ export function createScene(state, width, height, dpr, hasSpans) {
     return pane;
   });
   const level = chooseLevel(scale * dpr, panes[0].entry.levels, finest);
-  return { info, panes, scale, dpr, level, compare, refusal, width, height };
+  return { info, panes: /** @type {Scene["panes"]} */ (panes), scale, dpr, level, compare, refusal, width, height };
 }
 
-// The patches in view of a pane that shows blocks elsewhere, once a cell is a device pixel wide.
+/**
+ * The patches in view of a pane that shows blocks elsewhere, once a cell is a device pixel wide.
+ *
+ * @param {Info} info
+ * @param {Layer[]} layers
+ * @param {Compare} compare
+ * @param {number} pixels
+ */
 function createPatchLayers(info, layers, compare, pixels) {
   const [main] = layers;
   if (compare === "triangle" || pixels < 1 || getBlockSide(info, main.source, main.level) === 1) return [];
   const sources = main.other ? [main.source, main.other] : [main.source];
-  return listPatches(info, ...sources).map((patch) => createPatchLayer(main, patch)).filter(Boolean);
+  return listPatches(info, ...sources).map((patch) => createPatchLayer(main, patch)).filter((layer) => layer !== null);
 }
 
-/** What a pixel shows: `side`, cells along a side of its block; `framed`, whether single cells are drawn within frames. */
+/**
+ * What a pixel shows: `side`, cells along a side of its block; `framed`, whether single cells are drawn within frames.
+ *
+ * @param {Scene} scene
+ * @returns {Grain}
+ */
 export function describeGrain({ info, panes: [pane], level }) {
   const { r0, r1, c0, c1 } = pane.region;
   const isCovered = pane.patches.some(({ region }) => region.r0 === r0 && region.r1 === r1 && region.c0 === c0 && region.c1 === c1);
@@ -80,16 +114,25 @@ export function describeGrain({ info, panes: [pane], level }) {
 /**
  * What cell (i, j) of a pane shows: its head, whether the mask allows it, and the block of its pixel.
  * `toPaneCell(r, c)` returns the cell of the pane that shows a cell of that head.
+ *
+ * @param {Scene} scene
+ * @param {ScenePane} pane
+ * @param {number} i
+ * @param {number} j
+ * @returns {Target | null}
  */
 export function getTarget(scene, pane, i, j) {
   const { entry, source } = pane;
   const { info, compare } = scene;
   const offset = getCausalOffset(entry);
-  const main = pane.layers.at(-1);
-  let [r, c, target] = [i, j, { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) }];
+  const main = pane.layers[pane.layers.length - 1];
+  let [r, c] = [i, j];
+  /** @type {Pick<Target, "source" | "entry" | "other" | "name" | "toPaneCell">} */
+  let target = { source, entry, other: main.other, name: "", toPaneCell: (r, c) => ({ i: r, j: c }) };
   if (compare === "triangle" && j > i + offset) {
     const second = pane.layers[0];
-    [r, c, target] = [j - offset, i + offset, { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) }];
+    [r, c] = [j - offset, i + offset];
+    target = { source: second.source, entry: second.entry, other: null, name: t("second head"), toPaneCell: (r, c) => ({ i: c - offset, j: r + offset }) };
     if (r < 0 || c < 0 || r >= entry.m || c >= entry.n) return null;
   }
   const patches = pane.patches.map((layer) => layer.patch);
@@ -103,7 +146,14 @@ export function getTarget(scene, pane, i, j) {
   return { ...target, i: r, j: c, level, side: size, block, allowed, firstQuery, firstKey, query: r + firstQuery, key: c + firstKey };
 }
 
-/** The pane at a place of the stage, and the cell there; null outside the matrix. */
+/**
+ * The pane at a place of the stage, and the cell there; null outside the matrix.
+ *
+ * @param {Scene} scene
+ * @param {number} x
+ * @param {number} y
+ * @returns {Hit | null}
+ */
 export function findCell(scene, x, y) {
   for (const pane of scene.panes) {
     if (!pane.readable || x < pane.left || y < pane.top || x >= pane.right || y >= pane.bottom) continue;
@@ -114,11 +164,18 @@ export function findCell(scene, x, y) {
   return null;
 }
 
-/** The track at a place of the stage, and the rows or columns `from` to `to` - 1 of its pixel; null elsewhere. */
+/**
+ * The track at a place of the stage, and the rows or columns `from` to `to` - 1 of its pixel; null elsewhere.
+ *
+ * @param {Scene} scene
+ * @param {number} x
+ * @param {number} y
+ * @returns {TrackHit | null}
+ */
 export function findTrack(scene, x, y) {
   for (const pane of scene.panes) {
     const { gutter, left, top, right, bottom, entry } = pane;
-    const getRange = (value, next, count) => {
+    const getRange = (/** @type {number} */ value, /** @type {number} */ next, /** @type {number} */ count) => {
       const from = Math.min(count - 1, Math.max(0, Math.floor(value)));
       return { from, to: Math.min(count, Math.max(from + 1, Math.floor(next))) };
     };
@@ -133,21 +190,37 @@ export function findTrack(scene, x, y) {
   return null;
 }
 
-/** The integer rows and columns in view, for questions about "what is seen now". */
+/**
+ * The integer rows and columns in view, for questions about "what is seen now".
+ *
+ * @param {Scene} scene
+ * @returns {Region}
+ */
 export function getRegion(scene) {
   const { r0, r1, c0, c1 } = scene.panes[0].region;
   return { r0, r1: Math.max(r0, r1), c0, c1: Math.max(c0, c1) };
 }
 
-/** Whether this level needs a pass over the whole matrix. */
+/**
+ * Whether this level needs a pass over the whole matrix.
+ *
+ * @param {Info} info
+ * @param {number} level
+ */
 export function needsPass(info, level) {
   return level > (info.on_demand_level ?? 4);
 }
 
-/** The part of a scene that its panes fill with their axes and tracks, in CSS pixels: {x, y, w, h}. */
+/**
+ * The part of a scene that its panes fill with their axes and tracks, in CSS pixels: {x, y, w, h}.
+ *
+ * @param {Pick<Scene, "panes" | "width" | "height">} scene
+ * @returns {Box}
+ */
 export function computeBox({ panes, width, height }) {
-  const getStart = (pane, side) => Math.max(0, pane[side] - pane.gutter[side] - pane.gutter.band - pane.gutter.track);
-  const [x, y] = ["left", "top"].map((side) => Math.min(...panes.map((pane) => getStart(pane, side))));
-  const getEnd = (side, most) => Math.min(most, Math.max(...panes.map((pane) => pane[side])) + TICK_ROOM);
+  const getStart = (/** @type {ScenePane} */ pane, /** @type {"left" | "top"} */ side) => Math.max(0, pane[side] - pane.gutter[side] - pane.gutter.band - pane.gutter.track);
+  const getLeast = (/** @type {"left" | "top"} */ side) => Math.min(...panes.map((pane) => getStart(pane, side)));
+  const [x, y] = [getLeast("left"), getLeast("top")];
+  const getEnd = (/** @type {"right" | "bottom"} */ side, /** @type {number} */ most) => Math.min(most, Math.max(...panes.map((pane) => pane[side])) + TICK_ROOM);
   return { x, y, w: getEnd("right", width) - x, h: getEnd("bottom", height) - y };
 }

@@ -1,5 +1,6 @@
 // Tiles of codes: fetched on demand, kept in a bounded cache, painted through a colour table.
 
+import { getContext } from "./canvas.js";
 import { TILE } from "./geometry.js";
 import { MASKED, PENDING } from "./colour.js";
 import { RANK } from "../data/requests.js";
@@ -10,7 +11,8 @@ const FIRST_POLL = 350; // ms after which an unfinished tile is requested again
 const LAST_POLL = 4000;
 const RETRY_DELAY = 5000;
 
-const scratch = { image: null, words: null };
+/** @type {{ image: ImageData, words: Uint32Array } | null} */
+let scratch = null;
 
 function createSurface() {
   const canvas = document.createElement("canvas");
@@ -18,16 +20,27 @@ function createSurface() {
   return canvas;
 }
 
+/**
+ * @param {HTMLCanvasElement} surface
+ * @param {(words: Uint32Array) => void} fill
+ */
 function paintSurface(surface, fill) {
-  if (!scratch.image) {
-    scratch.image = new ImageData(TILE, TILE);
-    scratch.words = new Uint32Array(scratch.image.data.buffer);
+  if (!scratch) {
+    const image = new ImageData(TILE, TILE);
+    scratch = { image, words: new Uint32Array(image.data.buffer) };
   }
   fill(scratch.words);
-  surface.getContext("2d").putImageData(scratch.image, 0, 0);
+  getContext(surface).putImageData(scratch.image, 0, 0);
 }
 
-/** Differences of two tiles through a table of colours; masked or missing in either: transparent. */
+/**
+ * Differences of two tiles through a table of colours; masked or missing in either: transparent.
+ *
+ * @param {Uint32Array} words
+ * @param {Uint16Array} first
+ * @param {Uint16Array} second
+ * @param {Uint32Array} lut
+ */
 export function fillRatio(words, first, second, lut) {
   for (let k = 0; k < words.length; k++) {
     const a = first[k];
@@ -36,7 +49,14 @@ export function fillRatio(words, first, second, lut) {
   }
 }
 
-/** The difference of two tiles, in the colours of `table`, as makeDifference gives it. */
+/**
+ * The difference of two tiles, in the colours of `table`, as makeDifference gives it.
+ *
+ * @param {Uint32Array} target
+ * @param {Uint16Array} first
+ * @param {Uint16Array} second
+ * @param {DifferenceTable} differenceTable
+ */
 function fillDifference(target, first, second, { weights, words, limit }) {
   const factor = 127.5 / limit;
   for (let k = 0; k < target.length; k++) {
@@ -50,28 +70,47 @@ function fillDifference(target, first, second, { weights, words, limit }) {
   }
 }
 
-/** The key under which a tile of a source is kept. */
+/**
+ * The key under which a tile of a source is kept.
+ *
+ * @param {Pick<Source, "key">} source
+ * @param {number} level
+ * @param {number} y
+ * @param {number} x
+ */
 export function getTileKey(source, level, y, x) {
   return `${source.key}/${level}/${y}/${x}`;
 }
 
-/** The source of tiles: one head, or the mean of heads, of one entry with one pooling. */
+/**
+ * The source of tiles: one head, or the mean of heads, of one entry with one pooling.
+ *
+ * @param {HeadPlace & { batch: number, variant: Variant, pool: Pool }} place
+ * @returns {Source}
+ */
 export function createSource({ entry, head, batch, variant, pool }) {
   return { entry, head, batch, variant, pool, key: `${entry}/${head}/${batch}/${variant}/${pool}` };
 }
 
 /**
  * The cache of tiles. `changed()` is called when a frame would look different; `bytes` bounds codes and surfaces together.
+ *
+ * @param {Pick<Requests, "get">} transport
+ * @param {{ bytes?: number, changed: () => void }} options
  */
 export function createTiles(transport, { bytes = 192e6, changed }) {
+  /** @type {Map<string, Tile>} */
   const cache = new Map(); // key -> tile, least recently used first
+  /** @type {Map<string, { controller: AbortController, item: TileRequest }>} */
   const inFlight = new Map(); // key -> {controller, item}
+  /** @type {Map<string, number>} */
   const failures = new Map(); // key -> time before which it is not requested again
   let usedBytes = 0;
   let timer = 0;
   let frame = 0;
   let destroyed = false;
 
+  /** @param {Tile} tile */
   function updateBytes(tile) {
     const surfaces = (tile.surface ? 1 : 0) + (tile.ratio ? 1 : 0);
     const size = CODES_BYTES + surfaces * SURFACE_BYTES;
@@ -88,11 +127,17 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     }
   }
 
+  /**
+   * @param {string} key
+   * @param {Uint16Array} codes
+   * @param {number} progress
+   */
   function storeTile(key, codes, progress) {
     const old = cache.get(key);
     const pending = progress < 1 && codes.includes(PENDING);
     const wait = old && progress < 1 ? Math.min(LAST_POLL, (old.progress === progress ? 1.7 : 1.2) * old.wait) : FIRST_POLL;
     const next = pending ? performance.now() + wait : Infinity;
+    /** @type {Tile} */
     const tile = { codes, progress, pending, wait, next, surface: old?.surface ?? null, version: -1, ratio: null, bytes: 0, frame };
     if (old) usedBytes -= old.bytes;
     cache.delete(key);
@@ -101,6 +146,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     evict();
   }
 
+  /** @param {TileRequest} item */
   async function fetchTile(item) {
     const controller = new AbortController();
     const job = { controller, item };
@@ -121,6 +167,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
   }
 
   // Time at which a tile is to be requested: 0: now, Infinity: never again.
+  /** @param {string} key */
   function getDueTime(key) {
     const tile = cache.get(key);
     return Math.max(tile ? tile.next : 0, failures.get(key) ?? 0);
@@ -131,7 +178,7 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
     begin() {
       frame += 1;
     },
-    get(key) {
+    get(/** @type {string} */ key) {
       const tile = cache.get(key);
       if (!tile) return null;
       tile.frame = frame;
@@ -139,8 +186,12 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       cache.set(key, tile);
       return tile;
     },
-    has: (key) => cache.has(key),
-    /** Say what is wanted now: `[{key, name, params, distance}]`. Other requests are cancelled. */
+    has: (/** @type {string} */ key) => cache.has(key),
+    /**
+     * Say what is wanted now: `[{key, name, params, distance}]`. Other requests are cancelled.
+     *
+     * @param {TileRequest[]} items
+     */
     want(items) {
       const keys = new Set(items.map((item) => item.key));
       for (const [key, job] of inFlight) {
@@ -162,7 +213,13 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       clearTimeout(timer);
       if (nextDue < Infinity) timer = setTimeout(changed, nextDue - now + 1);
     },
-    /** The picture of a tile in these colours; null when there is no time left to paint it in this frame. */
+    /**
+     * The picture of a tile in these colours; null when there is no time left to paint it in this frame.
+     *
+     * @param {Tile} tile
+     * @param {Palette} palette
+     * @param {Budget} budget
+     */
     surface(tile, palette, budget) {
       const { lut } = palette;
       if (tile.surface && tile.version === palette.version) return tile.surface;
@@ -176,13 +233,20 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
       updateBytes(tile);
       return tile.surface;
     },
-    /** The picture of how two tiles differ. */
+    /**
+     * The picture of how two tiles differ.
+     *
+     * @param {Tile} first
+     * @param {Tile} second
+     * @param {Palette} palette
+     * @param {Budget} budget
+     */
     ratio(first, second, palette, budget) {
       const picture = first.ratio;
       if (picture && picture.second === second && picture.version === palette.version) return picture.surface;
       if (!budget.left()) return picture && picture.second === second ? picture.surface : null;
       const surface = picture?.surface ?? createSurface();
-      paintSurface(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, palette.difference)));
+      paintSurface(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, /** @type {DifferenceTable} */ (palette.difference))));
       first.ratio = { second, version: palette.version, surface };
       updateBytes(first);
       return surface;

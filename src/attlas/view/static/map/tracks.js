@@ -10,7 +10,11 @@ const MIN_LOG_RATIO = 12; // largest over median from which a track is drawn on 
 // Whether the scale of a track may be logarithmic.
 const LOGARITHMIC = { column_mass: true, column_max: true, entropy: false, effective_keys: true, max_weight: true };
 
-/** The words beside a track: which numbers it shows, and in short. */
+/**
+ * The words beside a track: which numbers it shows, and in short.
+ *
+ * @param {TrackName} name
+ */
 export function describeTrack(name) {
   return {
     column_mass: { label: t("column mass"), short: t("mass") },
@@ -21,7 +25,13 @@ export function describeTrack(name) {
   }[name];
 }
 
-/** Largest and mean of a range of numbers without NaN; NaN where all are NaN. */
+/**
+ * Largest and mean of a range of numbers without NaN; NaN where all are NaN.
+ *
+ * @param {Float32Array} values
+ * @param {number} from
+ * @param {number} to
+ */
 export function summarise(values, from, to) {
   let largest = -Infinity;
   let sum = 0;
@@ -36,8 +46,16 @@ export function summarise(values, from, to) {
   return count ? { largest, mean: sum / count } : { largest: NaN, mean: NaN };
 }
 
-/** The largest number of a range: {index, value}; null where all are NaN. */
+/**
+ * The largest number of a range: {index, value}; null where all are NaN.
+ *
+ * @param {Float32Array} values
+ * @param {number} from
+ * @param {number} to
+ * @returns {{ index: number, value: number } | null}
+ */
 export function findPeak(values, from, to) {
+  /** @type {{ index: number, value: number } | null} */
   let best = null;
   for (let k = from; k < to; k++) {
     const value = values[k];
@@ -46,8 +64,13 @@ export function findPeak(values, from, to) {
   return best;
 }
 
-/** Runs `[start, stop)` of NaN in a finished row track: the rows that may see nothing. */
+/**
+ * Runs `[start, stop)` of NaN in a finished row track: the rows that may see nothing.
+ *
+ * @param {Float32Array} values
+ */
 export function findEmptyRuns(values) {
+  /** @type {[start: number, stop: number][]} */
   const runs = [];
   for (let k = 0; k < values.length; k++) {
     if (values[k] === values[k]) continue;
@@ -58,10 +81,17 @@ export function findEmptyRuns(values) {
   return runs;
 }
 
-/** The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest. */
+/**
+ * The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest.
+ *
+ * @param {Float32Array} values
+ * @param {{ log: boolean }} options
+ * @returns {TrackRange}
+ */
 export function computeTrackRange(values, { log }) {
   let largest = 0;
   const step = Math.max(1, Math.floor(values.length / 2048));
+  /** @type {number[]} */
   const sample = [];
   for (let k = 0; k < values.length; k++) {
     const value = values[k];
@@ -70,16 +100,26 @@ export function computeTrackRange(values, { log }) {
   }
   const high = largest || 1;
   sample.sort((a, b) => a - b);
-  const getQuantile = (fraction) => sample[Math.min(sample.length - 1, Math.floor(fraction * sample.length))] ?? high;
+  const getQuantile = (/** @type {number} */ fraction) => sample[Math.min(sample.length - 1, Math.floor(fraction * sample.length))] ?? high;
   if (!log || high < MIN_LOG_RATIO * getQuantile(0.5)) return { low: 0, high, log: false };
   return { low: Math.max(getQuantile(0.02) / 2, high / 1e6), high, log: true };
 }
 
-/** Tracks of the entries that are looked at, fetched whole and kept; while they are being computed they are asked for again. */
+/**
+ * Tracks of the entries that are looked at, fetched whole and kept; while they are being computed they are asked for again.
+ *
+ * @param {Pick<Requests, "get">} transport
+ * @param {{ changed: () => void, maxTracks?: number }} options
+ */
 export function createTracks(transport, { changed, maxTracks = 24 }) {
+  /** @type {Map<string, Track>} */
   const tracks = new Map();
   let destroyed = false;
 
+  /**
+   * @param {Track} track
+   * @param {{ name: TrackName } & Params} params
+   */
   async function fetchTrack(track, params) {
     track.loading = true;
     try {
@@ -100,7 +140,12 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
   }
 
   return {
-    /** The track as it is now; asked for when it is not there, or not finished. */
+    /**
+     * The track as it is now; asked for when it is not there, or not finished.
+     *
+     * @param {Pick<Source, "entry" | "head" | "batch" | "variant">} source
+     * @param {TrackName} name
+     */
     get(source, name) {
       const { entry, head, batch, variant } = source;
       const key = `${entry}/${head}/${batch}/${variant}/${name}`;
@@ -110,7 +155,7 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
         tracks.set(key, track);
         for (const old of tracks.keys()) {
           if (tracks.size <= maxTracks) break;
-          clearTimeout(tracks.get(old).timer);
+          clearTimeout(tracks.get(old)?.timer);
           tracks.delete(old);
         }
       } else {
@@ -127,7 +172,16 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
   };
 }
 
-/** Draw the track of a side ("top" or "left") of a pane, in CSS pixels. */
+/**
+ * Draw the track of a side ("top" or "left") of a pane, in CSS pixels.
+ *
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {"top" | "left"} side
+ * @param {TrackName} name
+ * @param {Track} track
+ * @param {{ scale: number, look: Look }} options
+ */
 export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
   const words = describeTrack(name);
   const top = side === "top";
@@ -139,9 +193,9 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
   ctx.fillStyle = look.line;
   if (top) ctx.fillRect(low, Math.round(base), high - low, 1);
   else ctx.fillRect(Math.round(base) - 1, low, 1, high - low);
-  if (!track.values) return;
+  if (!track.values || !track.range) return;
   const height = createHeightScale(track.range, maxHeight);
-  const drawBar = (style, from, to, barHeight) => {
+  const drawBar = (/** @type {string} */ style, /** @type {number} */ from, /** @type {number} */ to, /** @type {number} */ barHeight) => {
     if (!(barHeight > 0)) return;
     ctx.fillStyle = style;
     if (top) ctx.fillRect(from, base - barHeight, to - from, barHeight);
@@ -172,6 +226,11 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
   }
 }
 
+/**
+ * @param {TrackRange} range
+ * @param {number} maxHeight
+ * @returns {(value: number) => number}
+ */
 function createHeightScale({ low, high, log }, maxHeight) {
   if (!log) return (value) => (maxHeight * Math.min(value, high)) / high;
   const span = Math.log(high / low) || 1;
@@ -179,6 +238,15 @@ function createHeightScale({ low, high, log }, maxHeight) {
   return (value) => (value >= low ? 1 + (maxHeight - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
 }
 
+/**
+ * @param {Context} ctx
+ * @param {PlacedPane} pane
+ * @param {boolean} top
+ * @param {number} base
+ * @param {{ label: string, short: string }} words
+ * @param {Track} track
+ * @param {Look} look
+ */
 function drawLabel(ctx, pane, top, base, words, track, look) {
   const { gutter } = pane;
   const narrow = gutter.track < 30;

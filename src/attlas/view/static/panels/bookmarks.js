@@ -4,7 +4,13 @@ import { createDialog, make } from "./elements.js";
 import { readView, writeView } from "../data/state.js";
 import { t } from "../words/words.js";
 
-/** Mount the button and the list, and in `element` the line of a tour. */
+/**
+ * Mount the button and the list, and in `element` the line of a tour.
+ *
+ * @param {HTMLElement} element
+ * @param {PageContext & { button: HTMLElement }} context
+ * @returns {Panel}
+ */
 export function mountBookmarks(element, { store, transport, announce, uid, root, button }) {
   let list = store.state.info.bookmarks ?? []; // as it is shown
   let saved = list; // as the server stores it
@@ -30,8 +36,13 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   });
   dialog.body.append(rows, make("div", { class: "bookmark-buttons" }, add, startButton), message);
 
-  // Shows a list and sends it to the server. If that fails, the stored list is shown again. Requests are sent one after
-  // another, so that edits made meanwhile are sent by the next one.
+  /**
+   * Shows a list and sends it to the server. If that fails, the stored list is shown again. Requests are sent one after
+   * another, so that edits made meanwhile are sent by the next one.
+   *
+   * @param {Bookmark[]} next
+   * @param {boolean} [typed]
+   */
   function save(next, typed = false) {
     list = next;
     if (!typed) showRows();
@@ -39,7 +50,8 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   }
   async function sendBookmarks() {
     try {
-      saved = (await transport.send("bookmarks", { bookmarks: list, before: saved })).json.bookmarks;
+      const answer = await transport.send?.("bookmarks", { bookmarks: list, before: saved });
+      saved = answer?.json.bookmarks ?? saved;
       message.textContent = store.state.info.keeps ? t("Kept with the recording.") : t("Kept until the viewer is closed, and in pages that are exported.");
     } catch (error) {
       message.textContent = `${error.message}.`;
@@ -48,26 +60,30 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
     }
     store.set({ info: { ...store.state.info, bookmarks: saved } });
   }
-  const withChange = (index, patch) => list.map((each, other) => (other === index ? { ...each, ...patch } : each));
+  const withChange = (/** @type {number} */ index, /** @type {Partial<Bookmark>} */ patch) => list.map((each, other) => (other === index ? { ...each, ...patch } : each));
   function showRows() {
-    const focused = document.activeElement?.dataset?.keep;
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset?.keep;
     rows.replaceChildren(...list.map(createRow));
     startButton.disabled = !list.length;
     if (!list.length) rows.append(make("li", { class: "bookmark-none" }, t("None yet. A bookmark keeps head, place, zoom, colours and pin under a name; in their order they are a tour.")));
-    if (focused) rows.querySelector(`[data-keep="${focused}"]`)?.focus();
+    if (focused) /** @type {HTMLElement | null} */ (rows.querySelector(`[data-keep="${focused}"]`))?.focus();
   }
+  /**
+   * @param {Bookmark} bookmark
+   * @param {number} index
+   */
   function createRow({ name, says: sentence }, index) {
-    const createInput = (field, value, label, placeholder) => {
+    const createInput = (/** @type {"name" | "says"} */ field, /** @type {string} */ value, /** @type {string} */ label, /** @type {string} */ placeholder) => {
       const input = make("input", { value, placeholder, readOnly: !canSave, maxLength: field === "name" ? 200 : 2000, "aria-label": label, "data-keep": `${field}${index}` });
       input.addEventListener("change", () => save(withChange(index, { [field]: input.value }), true));
       return input;
     };
-    const createButton = (text, label, onClick, disabled = false) => {
+    const createButton = (/** @type {string} */ text, /** @type {string} */ label, /** @type {() => void} */ onClick, /** @type {boolean} */ disabled = false) => {
       const button = make("button", { type: "button", class: "icon", title: label, "aria-label": `${label}: ${name}`, disabled: disabled, "data-keep": `${label}${index}` }, text);
       button.addEventListener("click", onClick);
       return button;
     };
-    const withMove = (by) => {
+    const withMove = (/** @type {number} */ by) => {
       const next = [...list];
       next.splice(index + by, 0, ...next.splice(index, 1));
       return next;
@@ -86,23 +102,28 @@ export function mountBookmarks(element, { store, transport, announce, uid, root,
   const count = make("span", { class: "tour-count" });
   const name = make("b");
   const sentence = make("span");
-  const createStepButton = (text, label, by) => {
+  const createStepButton = (/** @type {string} */ text, /** @type {string} */ label, /** @type {number} */ by) => {
     const button = make("button", { type: "button", class: "icon", title: label, "aria-label": label }, text);
-    button.addEventListener("click", () => goTo(store.state.tour + by));
+    button.addEventListener("click", () => goTo((store.state.tour ?? 0) + by));
     return button;
   };
   const [back, next] = [createStepButton("‹", t("Previous step  p"), -1), createStepButton("›", t("Next step  n"), 1)];
   const endButton = make("button", { type: "button", class: "icon", title: t("End the tour  Esc"), "aria-label": t("End the tour") }, "×");
   endButton.addEventListener("click", () => store.set({ tour: null }));
   element.append(count, make("p", { class: "tour-says" }, name, " ", sentence), back, next, endButton);
+  /**
+   * @param {number} index
+   * @param {boolean} [touring]
+   */
   function goTo(index, touring = true) {
     if (!list[index]) return;
     store.set({ ...readView(list[index].at), panel: "", tour: touring ? index : null });
   }
+  /** @param {Pick<State, "tour">} options */
   function show({ tour }) {
     const bookmark = tour === null ? null : list[tour];
     element.hidden = !bookmark;
-    if (!bookmark) return;
+    if (!bookmark || tour === null) return;
     count.textContent = `${tour + 1} / ${list.length}`;
     name.textContent = bookmark.name;
     sentence.textContent = bookmark.says ?? "";

@@ -1,13 +1,22 @@
 // A picture to share: a headline on what the head does, beside the map.
 
+import { getContext } from "../map/canvas.js";
+
 const [WIDTH, HEIGHT, EDGE] = [1200, 630, 56];
 const TEXT = 470; // width of the text column in pixels
 
-/** Draw the card: the picture that `map.picture` returns, beside a headline and a sentence. */
+/**
+ * Draw the card: the picture that `map.picture` returns, beside a headline and a sentence.
+ *
+ * @param {MapPicture} picture
+ * @param {{ headline: string, sentence: string, onText: string }} description
+ * @param {string} title
+ * @param {PictureStyle} style
+ */
 export function drawCard({ canvas: source, width, box }, { headline, sentence, onText }, title, style) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [WIDTH, HEIGHT];
-  const ctx = canvas.getContext("2d");
+  const ctx = getContext(canvas);
   ctx.fillStyle = style.card;
   ctx.fillRect(0, 0, WIDTH, HEIGHT);
   let y = EDGE + 22;
@@ -31,7 +40,16 @@ export function drawCard({ canvas: source, width, box }, { headline, sentence, o
 // A word or one Chinese character, with the blanks and Chinese punctuation after it: a line must not begin with those.
 const WORDS = /(?:[\u3400-\u9fff]|[^\s\u3000-\u9fff\uff00-\uffef]+)[\u3000-\u303f\uff00-\uffef]*\s*/gu;
 
-// Draw a wrapped text; returns the y of the next line.
+/**
+ * Draw a wrapped text; returns the y of the next line.
+ *
+ * @param {Context} ctx
+ * @param {string} text
+ * @param {string} font
+ * @param {string} colour
+ * @param {number} y0
+ * @param {number} line
+ */
 function drawParagraph(ctx, text, font, colour, y0, line) {
   ctx.font = font;
   ctx.fillStyle = colour;

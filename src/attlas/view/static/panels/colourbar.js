@@ -1,5 +1,6 @@
 // The colour bar: which weights get which colours, and how cells become one pixel.
 
+import { getContext } from "../map/canvas.js";
 import { getColour, getColours, getDivergingColours, getRange } from "../map/colour.js";
 import { make, createPicker, createSegmented } from "./elements.js";
 import { formatNumber, formatSuperscript, computeTicks, formatInteger } from "../data/numbers.js";
@@ -12,7 +13,12 @@ const MIN_LOG2 = -64; // log2 of the smallest weight that a code tells apart
 const FIT_OCTAVES = 16; // octaves below the largest weight in view that "fit" shows
 const RATIO_OCTAVES = 12; // octaves to each side that the bar of a comparison shows
 
-// The range over which the bar is drawn: wider than the chosen range, so that its handles can be dragged outwards.
+/**
+ * The range over which the bar is drawn: wider than the chosen range, so that its handles can be dragged outwards.
+ *
+ * @param {State} state
+ * @returns {BarRange}
+ */
 export function getBarRange(state) {
   const { low, high } = getRange(state);
   if (state.colour === "log") return { min: low < -40 ? MIN_LOG2 : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
@@ -24,7 +30,13 @@ export function getBarRange(state) {
   }
   return { min: 0, max };
 }
-/** The range over which the bar of a comparison is drawn; 0 is in the middle. */
+/**
+ * The range over which the bar of a comparison is drawn; 0 is in the middle.
+ *
+ * @param {Pick<State, "compare" | "difference">} state
+ * @param {number | null} [reach]
+ * @returns {BarRange}
+ */
 export function getContrastBarRange({ compare, difference }, reach = null) {
   let max = reach ?? RATIO_OCTAVES;
   if (compare === "difference" && reach === null) {
@@ -34,9 +46,15 @@ export function getContrastBarRange({ compare, difference }, reach = null) {
   return { min: -max, max };
 }
 
-/** The ticks of the bar of a comparison. */
+/**
+ * The ticks of the bar of a comparison.
+ *
+ * @param {State} state
+ * @param {Pick<BarRange, "max">} bar
+ * @returns {Tick[]}
+ */
 export function getContrastTicks({ compare, ...state }, { max }) {
-  const formatTick = (value) => {
+  const formatTick = (/** @type {number} */ value) => {
     if (value === 0) return t("equal");
     return compare === "ratio" ? `${value > 0 ? "" : "1/"}${formatNumber(2 ** Math.abs(value), 2)}×` : `${value > 0 ? "+" : "−"}${formatNumber(Math.abs(value) * getUnit(state), 2)}`;
   };
@@ -49,12 +67,20 @@ function* generateSteps() {
   }
 }
 
-// The ticks of the bar: [{at (a value of the scale), text}]; powers of ten on a log scale.
+/**
+ * The ticks of the bar: [{at (a value of the scale), text}]; powers of ten on a log scale.
+ *
+ * @param {State} state
+ * @param {BarRange} barRange
+ * @param {number} width
+ * @returns {Tick[]}
+ */
 export function getBarTicks(state, { min, max }, width) {
   const unit = getUnit(state);
   if (state.colour === "linear") return computeTicks(unit * min, unit * max, width / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : formatNumber(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
   const decades = (max - min) / Math.log2(10);
   const powerStep = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(width / 52))));
+  /** @type {Tick[]} */
   const marks = [];
   const shift = Math.log2(unit);
   for (let power = Math.floor(Math.log10(unit) + 1e-9); power * Math.log2(10) - shift >= min - 1e-9; power -= powerStep) {
@@ -64,8 +90,14 @@ export function getBarTicks(state, { min, max }, width) {
   return marks;
 }
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountColourbar(element, { store, transport, map, announce }) {
   let bar = { min: -24, max: 0 };
+  /** @type {AbortController | null} */
   let fitRequest = null;
   const isComparison = () => isContrast(store.state.compare);
   const isLog = () => (isComparison() ? store.state.compare === "ratio" : store.state.colour === "log");
@@ -79,10 +111,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
     formatValue: (value) => (store.state.compare === "difference" ? formatNumber(value * getUnit(store.state), 2) : isComparison() ? t("{0} times", formatNumber(2 ** value, 2)) : `${getNumberName(store.state)} ${formatNumber((isLog() ? 2 ** value : value) * getUnit(store.state), 2)}`),
     onInput(low, high) {
-      if (!isComparison()) store.set({ low, high });
+      const { compare } = store.state;
+      if (!isContrast(compare)) store.set({ low, high });
       // The range of a comparison is symmetric: the moved handle sets both sides.
       else {
-        const { compare } = store.state;
         const now = store.state[compare];
         store.set({ [compare]: Math.max(bar.max / 24, Math.abs(-low - now) > Math.abs(high - now) ? -low : high) });
       }
@@ -110,7 +142,9 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     (value) => store.set({ pool: value }),
   );
   const palette = createPicker(t("Palette"), PALETTES.map((value) => ({ value, text: value })), (value) => store.set({ palette: value }));
-  const numbers = createPicker(t("Numbers"), [{ value: "plain", text: t("weight") }, ...Object.keys(store.state.info?.units ?? {}).map((value) => ({ value, text: WEIGHTED[value] }))], (variant) => {
+  const weightedVariants = /** @type {Variant[]} */ (Object.keys(store.state.info?.units ?? {}));
+  const variants = [{ value: /** @type {Variant} */ ("plain"), text: t("weight") }, ...weightedVariants.map((value) => ({ value, text: WEIGHTED[value] }))];
+  const numbers = createPicker(t("Numbers"), variants, (variant) => {
     store.set({ variant, low: null, high: null });
     announce(getNumberName({ variant }));
   });
@@ -136,6 +170,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     ),
   );
 
+  /** @param {Scale} colour */
   function setScale(colour) {
     const { state } = store;
     if (colour === state.colour) return;
@@ -171,9 +206,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
-  const getShownRange = (state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : getRange(state));
+  const getShownRange = (/** @type {State} */ state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : getRange(state));
+  /** @param {State} state */
   function paint(state) {
-    const context = canvas.getContext("2d");
+    const context = getContext(canvas);
     const { low, high } = getShownRange(state);
     const bytes = isContrast(state.compare) ? getDivergingColours(state) : getColours(state);
     const image = context.createImageData(256, 1);
@@ -184,7 +220,8 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
     context.putImageData(image, 0, 0);
   }
-  const getPosition = (value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
+  const getPosition = (/** @type {number} */ value) => Math.min(1, Math.max(0, (value - bar.min) / (bar.max - bar.min)));
+  /** @param {Tick[]} marks */
   function showMarks(marks) {
     axis.replaceChildren(
       ...marks.map(({ at, text }) => {
@@ -201,7 +238,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const { reading } = state;
     marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
     readingElement.textContent = "";
-    if (marker.hidden) return;
+    if (marker.hidden || reading === null) return;
     const code = reading / getUnit(state);
     const value = state.colour === "log" ? Math.log2(code) : code;
     marker.style.left = `${100 * getPosition(value)}%`;
@@ -209,6 +246,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     patch.style.background = getColour(reading, state);
     readingElement.replaceChildren(patch, formatNumber(reading));
   }
+  /** @param {State} state */
   function showTitle(state) {
     const text = formatTitle(state, state.grain.side);
     if (titleElement.textContent !== text) titleElement.textContent = text;
@@ -226,8 +264,7 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     range.set({ ...bar, ...getShownRange(state) });
     scale.set(state.colour, ratio ? { log: t("A comparison has a scale of its own"), linear: t("A comparison has a scale of its own") } : {});
     const { only } = state.info ?? {};
-    const otherPool = only && { mean: "max", max: "mean" }[only.pool];
-    pool.set(state.pool, only ? { [otherPool]: (only.pool === "mean" ? t("This file holds blocks as means only") : t("This file holds blocks as maxima only")) } : {});
+    pool.set(state.pool, !only ? {} : only.pool === "mean" ? { max: t("This file holds blocks as means only") } : { mean: t("This file holds blocks as maxima only") });
     palette.set(state.palette);
     palette.select.disabled = ratio;
     fit.disabled = ratio;
@@ -259,7 +296,12 @@ export function mountColourbar(element, { store, transport, map, announce }) {
   };
 }
 
-// The title of the bar: what the colours show.
+/**
+ * The title of the bar: what the colours show.
+ *
+ * @param {State} state
+ * @param {number} side
+ */
 function formatTitle(state, side) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
   if (side === 1) return getNumberName(state);
@@ -267,6 +309,10 @@ function formatTitle(state, side) {
   return state.pool === "max" ? t("largest of {0} × {1}", formatInteger(side), formatInteger(side)) : t("mean of {0} × {1}", formatInteger(side), formatInteger(side));
 }
 
+/**
+ * @param {string} title
+ * @param {...Child} parts
+ */
 function createGroup(title, ...parts) {
   return make("div", { class: "control" }, make("span", { class: "control-title", "aria-hidden": "true" }, title), ...parts);
 }

@@ -3,9 +3,10 @@
 import { make, createSegmented } from "./elements.js";
 import { getHeadName, getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
-import { findCounterpart } from "../data/state.js";
+import { findCounterpart, listHeads } from "../data/state.js";
 import { t } from "../words/words.js";
 
+/** @returns {Option<Compare>[]} */
 const listModes = () => [
   { value: "none", text: t("one"), title: t("The first head alone") },
   { value: "side", text: t("side by side"), title: t("Two maps that move together") },
@@ -14,16 +15,28 @@ const listModes = () => [
   { value: "difference", text: t("difference"), title: t("The first weight less the second, cell by cell") },
 ];
 
-// Two heads can be compared where their cells mean the same pairs of tokens.
+/**
+ * Two heads can be compared where their cells mean the same pairs of tokens.
+ *
+ * @param {Info} info
+ * @param {number} first
+ * @param {number} second
+ */
 export function canCompare(info, first, second) {
   const [a, b] = [info.entries[first], info.entries[second]];
   return haveSameCells(a, b) && b.readable !== false;
 }
 
+/**
+ * @param {Entry} a
+ * @param {Entry} b
+ */
 export function haveSameCells(a, b) {
-  return ["m", "n", "first_query", "first_key"].every((field) => a[field] === b[field]);
+  const fields = /** @type {const} */ (["m", "n", "first_query", "first_key"]);
+  return fields.every((field) => a[field] === b[field]);
 }
 
+/** @param {Compare} compare */
 const describeMode = (compare) => ({
   none: t("Shift + click a thumbnail (Shift + Enter on the keyboard) opens a second head too."),
   side: t("Two maps, one place and one zoom. The numbers in the text are of the first head."),
@@ -32,6 +45,11 @@ const describeMode = (compare) => ({
   difference: t("The first weight less the second: orange where the first head gives more, blue where the second does."),
 })[compare];
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountCompare(element, { store, announce, uid }) {
   const box = make("div", { class: "compare-box", id: uid("compare"), role: "group", "aria-label": t("Compare two heads"), hidden: true });
   const openButton = make("button", { type: "button", class: "toggle", "aria-expanded": "false", "aria-controls": box.id }, t("Compare"));
@@ -49,8 +67,8 @@ export function mountCompare(element, { store, announce, uid }) {
   element.append(openButton, box);
 
   openButton.addEventListener("click", () => store.set({ panel: store.state.panel === "compare" ? "" : "compare" }));
-  const closeOutside = (event) => {
-    if (store.state.panel === "compare" && !element.contains(event.target)) store.set({ panel: "" });
+  const closeOutside = (/** @type {PointerEvent} */ event) => {
+    if (store.state.panel === "compare" && !element.contains(/** @type {Node} */ (event.target))) store.set({ panel: "" });
   };
   document.addEventListener("pointerdown", closeOutside);
   box.addEventListener("keydown", (event) => {
@@ -60,29 +78,36 @@ export function mountCompare(element, { store, announce, uid }) {
     openButton.focus();
   });
 
+  /** @type {string | null} */
   let listedFor = null;
   function showHeads() {
     const { info, entry } = store.state;
     if (!info || listedFor === `${info.key}:${entry}`) return;
     listedFor = `${info.key}:${entry}`;
     const groups = info.entries.flatMap((layer, index) => {
-      const heads = [...layer.heads.keys(), "mean"].filter((head) => holdsHead(info, index, head));
+      const heads = listHeads(layer).filter((head) => holdsHead(info, index, head));
       if (!heads.length || !canCompare(info, entry, index)) return [];
       const options = heads.map((head) => make("option", { value: `${index}:${head}` }, getHeadName(info, index, head)));
       return [make("optgroup", { label: getLayerName(info, index) }, ...options)];
     });
     headSelect.replaceChildren(make("option", { value: "" }, t("no second head")), ...groups);
   }
+  /**
+   * @param {string} value
+   * @returns {HeadPlace}
+   */
   const parse = (value) => {
     const [entry, head] = value.split(":");
     return { entry: Number(entry), head: head === "mean" ? "mean" : Number(head) };
   };
+  /** @param {Compare} compare */
   function selectMode(compare) {
     const { second, info, entry, head } = store.state;
     if (compare !== "none" && second === null) {
       // No second head is chosen yet: take the next head of the layer.
       const heads = info.entries[entry].heads.length;
       const otherHeld = info.held?.find((each) => each.entry !== entry || each.head !== head);
+      /** @type {HeadPlace} */
       const other = otherHeld ? otherHeld : heads > 1 ? { entry, head: head === "mean" ? 0 : (head + 1) % heads } : { entry, head: "mean" };
       store.set({ second: other, compare });
     } else store.set({ compare });
@@ -94,6 +119,7 @@ export function mountCompare(element, { store, announce, uid }) {
   });
   swapButton.addEventListener("click", () => {
     const { entry, head, second } = store.state;
+    if (!second) return; // the button is disabled
     store.set({ entry: second.entry, head: second.head, second: { entry, head } });
     announce(t("The two heads are swapped"));
   });
@@ -111,7 +137,7 @@ export function mountCompare(element, { store, announce, uid }) {
     box.hidden = panel !== "compare";
     openButton.setAttribute("aria-expanded", String(!box.hidden));
     openButton.classList.toggle("on", compare !== "none");
-    openButton.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare).text);
+    openButton.title = compare === "none" ? t("Show a second head") : t("Two heads are compared: {0}", modes.find(({ value }) => value === compare)?.text);
     description.textContent = describeMode(compare);
     headSelect.value = second === null ? "" : `${second.entry}:${second.head}`;
     swapButton.disabled = second === null;

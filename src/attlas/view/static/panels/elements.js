@@ -2,21 +2,35 @@
 
 import { LANGUAGES, language, t } from "../words/words.js";
 
-// An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as
-// properties, everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
+/**
+ * An element with its attributes and children. Names of properties (value, checked, hidden, ...) are set as properties,
+ * everything else as attributes; nothing is ever parsed as HTML, so that no token can be markup.
+ *
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Attributes} attributes
+ * @param {...Child} children
+ */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null) continue;
-    if (name === "class") element.className = value;
-    else if (name in element && !name.startsWith("aria-")) element[name] = value;
+    if (name === "class") element.className = String(value);
+    else if (name in element && !name.startsWith("aria-")) Object.assign(element, { [name]: value });
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-// A row of buttons of which exactly one is pressed.
+/**
+ * A row of buttons of which exactly one is pressed.
+ *
+ * @template {string | number} T
+ * @param {string} label
+ * @param {Option<T>[]} options
+ * @param {(value: T) => void} onPick
+ */
 export function createSegmented(label, options, onPick) {
   const element = make("div", { class: "segmented", role: "group", "aria-label": label });
   const buttons = options.map(({ value, text, title }) => {
@@ -27,46 +41,73 @@ export function createSegmented(label, options, onPick) {
   });
   return {
     element,
+    /**
+     * Press one button; others may be disabled, with the reason as their title.
+     *
+     * @param {T} chosen
+     * @param {Record<string, string | boolean>} disabled
+     */
     set(chosen, disabled = {}) {
       for (const { value, button } of buttons) {
+        const reason = disabled[String(value)];
         button.setAttribute("aria-pressed", String(value === chosen));
-        button.disabled = Boolean(disabled[value]);
-        if (typeof disabled[value] === "string") button.title = disabled[value];
-        else button.title = options.find((option) => option.value === value).title ?? "";
+        button.disabled = Boolean(reason);
+        if (typeof reason === "string") button.title = reason;
+        else button.title = options.find((option) => option.value === value)?.title ?? "";
       }
     },
   };
 }
 
-// A labelled <select>.
+/**
+ * A labelled <select>.
+ *
+ * @template {string} T
+ * @param {string} label
+ * @param {Option<T>[]} options
+ * @param {(value: T) => void} onPick
+ * @param {{ hidden?: boolean }} [shown]
+ */
 export function createPicker(label, options, onPick, { hidden = true } = {}) {
   const select = make("select", { "aria-label": hidden ? label : undefined });
-  const fill = (next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
+  const fill = (/** @type {Option<T>[]} */ next) => select.replaceChildren(...next.map(({ value, text }) => make("option", { value }, text)));
   fill(options);
-  select.addEventListener("change", () => onPick(select.value));
+  select.addEventListener("change", () => onPick(/** @type {T} */ (select.value)));
   const element = hidden ? select : make("label", { class: "picker" }, make("span", {}, label), select);
   return {
     element,
     select,
     fill,
-    set(value) {
+    set(/** @type {T} */ value) {
       select.value = value;
     },
   };
 }
 
-// A function that runs `milliseconds` after its last call.
+/**
+ * A function that runs `milliseconds` after its last call.
+ *
+ * @param {() => void} action
+ * @param {number} milliseconds
+ */
 export function debounce(action, milliseconds) {
   let timer = 0;
-  const schedule = (...args) => {
+  const schedule = () => {
     clearTimeout(timer);
-    timer = setTimeout(() => action(...args), milliseconds);
+    timer = setTimeout(action, milliseconds);
   };
   schedule.cancel = () => clearTimeout(timer);
   return schedule;
 }
 
-// A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
+/**
+ * A modal box: the browser's own <dialog> keeps the focus inside, closes on Escape and gives the focus back.
+ *
+ * @param {HTMLElement} parent
+ * @param {string} title
+ * @param {MakeId} uid
+ * @param {() => void} onClose
+ */
 export function createDialog(parent, title, uid, onClose) {
   const heading = make("h2", { id: uid("dialog") }, title);
   const closeButton = make("button", { type: "button", class: "dialog-close", "aria-label": t("Close") }, "×");
@@ -91,7 +132,7 @@ export function createDialog(parent, title, uid, onClose) {
     open() {
       if (element.open) return;
       element.showModal();
-      (body.querySelector("button:enabled") ?? body).focus(); // not the close button, which comes first
+      /** @type {HTMLElement} */ (body.querySelector("button:enabled") ?? body).focus(); // not the close button, which comes first
     },
     close() {
       if (element.open) element.close();
@@ -102,19 +143,30 @@ export function createDialog(parent, title, uid, onClose) {
   };
 }
 
-// The letters and digits of a text, as a part of a file name.
+/**
+ * The letters and digits of a text, as a part of a file name.
+ *
+ * @param {string} text
+ * @param {number} longest
+ */
 export function formatFileName(text, longest) {
   return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, longest);
 }
 
 // A canvas as the bytes of a PNG.
+/** @param {HTMLCanvasElement} canvas */
 export async function encodePng(canvas) {
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   if (!blob) throw new Error(t("The browser could not make the picture"));
   return blob;
 }
 
-// Save a file through the browser.
+/**
+ * Save a file through the browser.
+ *
+ * @param {string} name
+ * @param {Blob} blob
+ */
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = make("a", { href: url, download: name });
@@ -124,9 +176,13 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** A button that shows the page in the other language; the address says which. */
+/**
+ * A button that shows the page in the other language; the address says which.
+ *
+ * @param {Pick<Store<{ language: Language | null, panel: string }>, "set">} store
+ */
 export function createLanguageButton(store) {
-  const [other] = Object.keys(LANGUAGES).filter((each) => each !== language);
+  const other = language === "en" ? "zh" : "en";
   const button = make("button", { type: "button", class: "text-button", lang: other }, LANGUAGES[other]);
   button.addEventListener("click", () => {
     store.set({ language: other, panel: "" });

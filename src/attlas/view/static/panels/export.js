@@ -16,7 +16,13 @@ import { t } from "../words/words.js";
 
 const POLL_INTERVAL = 700; // ms between two requests for the progress of an offline page
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountExport(element, { store, transport, map, texts, announce, uid, root }) {
+  /** @type {AbortController | null} */
   let request = null;
   const openButton = make("button", { type: "button", class: "toggle", title: t("Copy a link, save a picture, a table, or a page that works offline") }, t("Export"));
   openButton.addEventListener("click", () => store.set({ panel: "export" }));
@@ -30,7 +36,8 @@ export function mountExport(element, { store, transport, map, texts, announce, u
   const cancelButton = make("button", { type: "button", class: "text-button", hidden: true }, t("cancel"));
   cancelButton.addEventListener("click", () => request?.abort());
 
-  const kinds = [
+  /** @type {Omit<ExportKind, "says" | "button">[]} */
+  const offers = [
     { name: "link", title: t("Copy link"), run: copyLink, words: () => t("This view: head, place, zoom, colours, pin. Once this viewer is closed, attlas view run.atlas --at LINK opens it.") },
     { name: "png", title: t("Picture"), run: savePicture, words: () => t("The map as it is shown, with axes, colour bar and a caption, as chosen below.") },
     { name: "card", title: t("Card"), run: saveCard, words: () => t("PNG of 1200 × 630 pixels to share: what this head does, and the map as it is shown.") },
@@ -51,11 +58,13 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     formatButtons.set(format);
   });
   formatButtons.set(format);
-  for (const kind of kinds) {
-    kind.says = make("span", { class: "export-words" });
-    kind.button = make("button", { type: "button", class: "export-kind", "data-export": kind.name }, make("b", {}, kind.title), kind.says);
-    kind.button.addEventListener("click", () => run(kind));
-  }
+  const kinds = offers.map((offer) => {
+    const says = make("span", { class: "export-words" });
+    const button = make("button", { type: "button", class: "export-kind", "data-export": offer.name }, make("b", {}, offer.title), says);
+    const kind = { ...offer, says, button };
+    button.addEventListener("click", () => run(kind));
+    return kind;
+  });
   dialog.body.append(make("div", { class: "export-kinds" }, ...kinds.map((kind) => kind.button)), make("div", { class: "export-density" }, make("span", {}, t("Picture as")), formatButtons.element, densityButtons.element), make("div", { class: "export-foot" }, messageElement, progressBar, cancelButton));
   dialog.element.classList.add("export");
 
@@ -86,18 +95,19 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     if (!info) return;
     for (const kind of kinds) kind.says.textContent = kind.words();
     const count = countCells(getCells());
-    for (const [name, limit] of [["svg", Infinity], ["csv", csvLimit]]) {
-      kinds.find((kind) => kind.name === name).button.disabled = count > limit || count === 0;
+    for (const { name, button } of kinds) {
+      if (name === "svg" || name === "csv") button.disabled = (name === "csv" && count > csvLimit) || count === 0;
+      // Python has no single matrix for a mean of heads or for rows without the first key.
+      else if (name === "python") button.disabled = store.state.head === "mean" || store.state.variant !== "plain";
     }
-    // Python has no single matrix for a mean of heads or for rows without the first key.
-    kinds.find((kind) => kind.name === "python").button.disabled = store.state.head === "mean" || store.state.variant !== "plain";
     const readable = info.entries[store.state.entry].readable !== false;
     if (!readable) for (const kind of kinds.slice(2)) kind.button.disabled = true;
   }
-  const showMessage = (text) => {
+  const showMessage = (/** @type {string} */ text) => {
     messageElement.textContent = text;
   };
 
+  /** @param {ExportKind} kind */
   async function run(kind) {
     request?.abort();
     const controller = new AbortController();
@@ -121,6 +131,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     }
   }
   // Copy a text to the clipboard; returns whether that worked.
+  /** @param {string} value */
   async function copyText(value) {
     try {
       await navigator.clipboard.writeText(value);
@@ -143,27 +154,35 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     const text = formatPython(store.state, getCells());
     return (await copyText(text)) ? t("Python copied.") : text;
   }
-  const createFileName = (ending) => {
+  const createFileName = (/** @type {string} */ ending) => {
     const { info, entry, head } = store.state;
     const title = formatFileName(info.title, 60) || "attlas";
     return `${title}-${getHeadMark(info, entry, head).replace("·", "-")}.${ending}`;
   };
   function readStyles() {
     const styles = getComputedStyle(root);
-    return Object.fromEntries(["card", "ink", "soft", "line", "land", "sans"].map((name) => [name, styles.getPropertyValue(`--${name}`).trim()]));
+    const names = ["card", "ink", "soft", "line", "land", "sans"];
+    return /** @type {PictureStyle} */ (Object.fromEntries(names.map((name) => [name, styles.getPropertyValue(`--${name}`).trim()])));
   }
-  // Fetch the tokens of the rows and columns of some cells: functions that return that of a position.
+  /**
+   * Fetch the tokens of the rows and columns of some cells: functions that return that of a position.
+   *
+   * @param {Region} region
+   * @param {State} state
+   * @returns {Promise<TextOf>}
+   */
   async function fetchTexts({ r0, r1, c0, c1 }, state) {
     const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
     const { query, key } = texts.of(state);
     const [rows, columns] = await Promise.all([query.range(firstQuery + r0, firstQuery + r1), key.range(firstKey + c0, firstKey + c1)]);
     return { query: (position) => rows[position - firstQuery - r0] ?? "", key: (position) => columns[position - firstKey - c0] ?? "" };
   }
+  /** @param {AbortSignal} signal */
   async function saveVector(signal) {
     const { state } = store;
     const { entry, head, batch, variant } = state;
     const cells = getCells();
-    const save = (text) => download(createFileName("svg"), new Blob([text], { type: "image/svg+xml;charset=utf-8" }));
+    const save = (/** @type {string} */ text) => download(createFileName("svg"), new Blob([text], { type: "image/svg+xml;charset=utf-8" }));
     if (countCells(cells) > vectorLimit) {
       const canvas = await draw(signal);
       save(wrapPicture(canvas, pixelRatio));
@@ -174,15 +193,18 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     save(createVector({ weights, cells, state, style: readStyles(), textOf }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }
+  /** @param {AbortSignal} signal */
   async function draw(signal) {
     const view = map.visibleRegion();
     return drawPicture(await map.picture(pixelRatio, signal), view, store.state, readStyles());
   }
+  /** @param {AbortSignal} signal */
   async function savePicture(signal) {
     const canvas = await draw(signal);
     download(createFileName(format), await (format === "pdf" ? createPdf(canvas, pixelRatio) : encodePng(canvas)));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
+  /** @param {AbortSignal} signal */
   async function saveCard(signal) {
     const { state } = store;
     const { info } = state;
@@ -191,11 +213,13 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     download(createFileName("card.png"), await encodePng(canvas));
     return t("Picture of {0} × {1} pixels saved.", formatInteger(canvas.width), formatInteger(canvas.height));
   }
+  /** @param {AbortSignal} signal */
   async function saveTable(signal) {
     const { state } = store;
     const { info, batch, variant } = state;
     const entryInfo = info.entries[state.entry];
     const cells = getCells();
+    /** @type {TableHead[]} */
     const heads = [];
     const chosen = listPackedHeads(state).filter(({ entry }) => canCompare(info, state.entry, entry));
     for (const [at, { entry, head }] of chosen.entries()) {
@@ -211,12 +235,13 @@ export function mountExport(element, { store, transport, map, texts, announce, u
     download(createFileName("csv"), new Blob([formatTable(heads, cells, entryInfo, textOf)], { type: "text/csv;charset=utf-8" }));
     return t("{0} cells saved.", formatInteger(countCells(cells)));
   }
+  /** @param {AbortSignal} signal */
   async function savePage(signal) {
     const { state } = store;
     showMessage(t("The page is being put together …"));
     const timer = setInterval(async () => {
-      const { json } = await transport.get("status").catch(() => ({ json: {} }));
-      if (json.packing) progressBar.value = json.packing;
+      const status = await transport.get("status").catch(() => null);
+      if (status?.json.packing) progressBar.value = status.json.packing;
     }, POLL_INTERVAL);
     try {
       const { json } = await transport.get("offline", createPackQuery(state), { signal });
@@ -226,6 +251,7 @@ export function mountExport(element, { store, transport, map, texts, announce, u
       clearInterval(timer);
     }
   }
+  /** @param {string} text */
   function downloadPage(text) {
     const blob = new Blob([text], { type: "text/html;charset=utf-8" });
     download(createFileName("html"), blob);
@@ -258,8 +284,8 @@ export function mountExport(element, { store, transport, map, texts, announce, u
 
 // The HTML of this offline page, with a marker in place of its data.
 function serialisePage() {
-  const copy = document.documentElement.cloneNode(true);
-  copy.querySelector("#attlas-data").textContent = dataMark;
-  copy.querySelector(".attlas").replaceChildren();
+  const copy = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
+  copy.querySelector("#attlas-data")?.replaceChildren(dataMark);
+  copy.querySelector(".attlas")?.replaceChildren();
   return `<!doctype html>\n${copy.outerHTML}`;
 }

@@ -10,12 +10,16 @@ const cutWindow = 96; // tokens among which a line end or a blank is sought to b
 const typicalHeight = 240; // assumed pixels of a piece without a layout
 
 // `first`: the position of the first token in the whole text.
+/** @param {{ label: string, uid: MakeId, paint: (position: number) => TokenStyle, onHover: (position: number | null) => void, onPick: (position: number) => void, first?: number }} options */
 export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
   let length = 0;
-  let tokens = null;
+  /** @type {FlowTokens} */
+  let tokens;
   let texts = 0; // number of tokens whose text is known
+  /** @type {Piece[]} */
   let pieces = []; // {element, filled, from}: `from` once it is known where the piece begins
   let focusAt = 0;
+  /** @type {number[]} */
   let marked = [];
   const help = make("span", { class: "unseen", id: uid("flow-help") }, t("Arrow keys move from token to token, Enter pins one."));
   const box = make("div", { class: "flow", role: "group", "aria-label": label, tabIndex: 0, "aria-describedby": help.id });
@@ -25,7 +29,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     (changes) => {
       // The heights are part of the change: reading them from the element would force layouts.
       for (const { target, isIntersecting, boundingClientRect } of changes) {
-        const index = Number(target.dataset.piece);
+        const index = Number(/** @type {HTMLElement} */ (target).dataset.piece);
         if (isIntersecting) fill(index);
         else clearPiece(index, boundingClientRect.height);
       }
@@ -33,7 +37,12 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     { root: box, rootMargin: "300px 0px" },
   );
 
-  // `source`: the tokens at positions 0 to `source.length` - 1; later positions are shown as numbers.
+  /**
+   * `source`: the tokens at positions 0 to `source.length` - 1; later positions are shown as numbers.
+   *
+   * @param {number} count
+   * @param {FlowTokens} source
+   */
   function start(count, source) {
     [length, tokens, texts] = [count, source, source.length];
     [pieces, marked, focusAt] = [[], [], 0];
@@ -49,9 +58,14 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     box.replaceChildren(all);
     for (const { element: current } of pieces) visibilityObserver.observe(current);
   }
-  const breaksAfter = (position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
-  // The first token of a piece: after the next line end, else before the next blank. Undefined while texts are not
-  // loaded.
+  const breaksAfter = (/** @type {number} */ position) => position >= texts || /\n$/.test(tokens.peek(position) ?? "");
+  /**
+   * The first token of a piece: after the next line end, else before the next blank. Undefined while texts are not
+   * loaded.
+   *
+   * @param {number} index
+   * @returns {number | undefined}
+   */
   function findStart(index) {
     const nominal = index * pieceLength;
     if (index >= pieces.length || nominal >= length) return length;
@@ -68,6 +82,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     }
     return (current.from = blank ?? nominal);
   }
+  /** @param {number} index */
   function fill(index) {
     const current = pieces[index];
     current.near = true;
@@ -84,9 +99,10 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     current.element.style.minHeight = "";
     joinLines(index);
     joinLines(index + 1);
-    for (const child of current.element.querySelectorAll(".t")) styleToken(child);
+    for (const span of listTokens(current)) styleToken(span);
   }
   // A piece that begins within a line continues the last line of the piece before it.
+  /** @param {number} index */
   function joinLines(index) {
     const [before, current] = [pieces[index - 1], pieces[index]];
     if (!before?.filled || !current?.filled) return;
@@ -95,6 +111,10 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     current.element.style.textIndent = end ? `${end.left - left}px` : "";
     current.element.style.marginTop = end ? `${end.top - bottom}px` : "";
   }
+  /**
+   * @param {number} index
+   * @param {number} height
+   */
   function clearPiece(index, height) {
     const current = pieces[index];
     current.near = false;
@@ -104,6 +124,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     current.element.replaceChildren();
     current.filled = false;
   }
+  /** @param {number} position */
   function createToken(position) {
     const span = make("span", { class: "t", "data-position": position });
     const text = position < texts ? tokens.peek(position) : null;
@@ -121,8 +142,14 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     } else appendText(span, text, position + 1 < texts ? tokens.peek(position + 1) : null);
     return span;
   }
-  // Whitespace is shown by a pale symbol; a line break follows its symbol. Blanks have a symbol only at the end of a
-  // line, where they would be invisible.
+  /**
+   * Whitespace is shown by a pale symbol; a line break follows its symbol. Blanks have a symbol only at the end of a
+   * line, where they would be invisible.
+   *
+   * @param {HTMLElement} span
+   * @param {string} text
+   * @param {string | null} next
+   */
   function appendText(span, text, next) {
     if (text === "") {
       span.append(make("small", { class: "sign" }, "∅"));
@@ -141,6 +168,8 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
       span.append(section.includes("\n") ? "\n" : make("wbr"));
     }
   }
+  const listTokens = (/** @type {Piece} */ piece) => /** @type {NodeListOf<HTMLElement>} */ (piece.element.querySelectorAll(".t"));
+  /** @param {HTMLElement} span */
   function styleToken(span) {
     const { classes, background } = paint(Number(span.dataset.position));
     const ownClasses = ["t", ...["number", "part"].filter((name) => span.classList.contains(name))];
@@ -148,17 +177,22 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     span.style.background = background;
   }
   // The index of the piece of a token: the nominal one or the one before.
+  /** @param {number} position */
   function findPiece(position) {
     const index = Math.min(pieces.length - 1, Math.floor(position / pieceLength));
     return index > 0 && position < (findStart(index) ?? 0) ? index - 1 : index;
   }
+  /**
+   * @param {number} position
+   * @returns {HTMLElement | null}
+   */
   const findToken = (position) => pieces[findPiece(position)]?.element.querySelector(`[data-position="${position}"]`) ?? null;
 
   const resizeObserver = new ResizeObserver(() => pieces.forEach((current, index) => joinLines(index)));
   resizeObserver.observe(box);
 
-  const getPosition = (event) => {
-    const span = event.target.closest?.(".t");
+  const getPosition = (/** @type {Event} */ event) => {
+    const span = /** @type {HTMLElement | null | undefined} */ (/** @type {Element} */ (event.target).closest?.(".t"));
     return span ? Number(span.dataset.position) : null;
   };
   box.addEventListener("pointerover", (event) => {
@@ -186,7 +220,9 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
 
   // Scrolls to a token, and keeps it in view while the pieces around it are laid out, until the reader
   // scrolls.
+  /** @type {number[]} */
   let revealTimers = [];
+  /** @param {number} position */
   function revealLater(position) {
     cancelReveal();
     reveal(position);
@@ -198,7 +234,12 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
   }
   for (const name of ["wheel", "pointerdown", "keydown", "touchmove"]) box.addEventListener(name, cancelReveal, { passive: true });
 
-  // Scrolls to a token and fills its piece.
+  /**
+   * Scrolls to a token and fills its piece.
+   *
+   * @param {number} position
+   * @param {"center" | "nearest"} [block]
+   */
   function reveal(position, block = "center") {
     const current = pieces[findPiece(position)];
     if (!current) return;
@@ -219,6 +260,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
       applyReveal(current);
     }
   }
+  /** @param {Piece} current */
   function applyReveal(current) {
     if (!current.filled || !current.wanted) return;
     const { position, block } = current.wanted;
@@ -231,7 +273,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
     reveal: revealLater,
     // Colours have changed.
     repaint() {
-      for (const current of pieces) if (current.filled) for (const span of current.element.querySelectorAll(".t")) styleToken(span);
+      for (const current of pieces) if (current.filled) for (const span of listTokens(current)) styleToken(span);
     },
     // Texts have come.
     refresh() {
@@ -242,7 +284,7 @@ export function createFlow({ label, uid, paint, onHover, onPick, first = 0 }) {
       });
     },
     // The tokens under the crosshair.
-    mark(positions) {
+    mark(/** @type {number[]} */ positions) {
       for (const position of new Set([...marked, ...positions])) {
         const span = findToken(position);
         if (span) styleToken(span);

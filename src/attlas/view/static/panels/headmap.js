@@ -12,7 +12,12 @@ import { t } from "../words/words.js";
 const REQUEST_DELAY = 120; // ms without another change after which heads are asked
 const MAX_NAMED = 3; // heads that are named in words
 
-/** The columns of the table of heads that a pinned cell adds, as the server describes its own. */
+/**
+ * The columns of the table of heads that a pinned cell adds, as the server describes its own.
+ *
+ * @param {Pick<State, "pin" | "span" | "info" | "entry" | "head" | "variant">} state
+ * @returns {Column[]}
+ */
 export function createPairColumns({ pin, span, info, entry, head, variant }) {
   if (!pin) return [];
   const entryInfo = info.entries[entry];
@@ -26,28 +31,42 @@ export function createPairColumns({ pin, span, info, entry, head, variant }) {
 }
 
 // Positions of the keys that are asked about: the span, else the pinned key alone.
+/** @param {{ pin: Cell, span: Span | null, entryInfo: Entry }} place */
 function getKeyRange({ pin, span, entryInfo }) {
   return span ? [span.start, span.stop] : [entryInfo.first_key + pin.j, entryInfo.first_key + pin.j + 1];
 }
 
-/** What was typed: "147 → 120-140 > 10 %" as {query, start, stop, least}; `least` is null without a share; null if it is no condition. */
+/**
+ * What was typed: "147 → 120-140 > 10 %" as {query, start, stop, least}; `least` is null without a share; null if it is no condition.
+ *
+ * @param {string} text
+ */
 function readCondition(text) {
   const condition = /^\s*(\d{1,9})\s*(?:→|->|,)\s*(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*(?:[>≥]=?\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?))?\s*$/.exec(text);
   if (!condition) return null;
   const [query, first, last] = [condition[1], condition[2], condition[3] ?? condition[2]].map(Number);
   const least = condition[4] === undefined ? null : Number(condition[4]) / (condition[5] ? 100 : 1);
-  return last < first || least > 1 ? null : { query, start: first, stop: last + 1, least };
+  return last < first || (least !== null && least > 1) ? null : { query, start: first, stop: last + 1, least };
 }
 
-/** Mount the map; what it finds goes to `pairs` of the state. */
+/**
+ * Mount the map; what it finds goes to `pairs` of the state.
+ *
+ * @param {HTMLElement} element
+ * @param {Pick<PageContext, "store" | "transport" | "announce" | "uid">} context
+ * @returns {Panel}
+ */
 export function mountHeadmap(element, { store, transport, announce, uid }) {
   let timer = 0;
+  /** @type {AbortController | null} */
   let controller = null;
+  /** @type {{ button: HTMLButtonElement, entry: number, head: number }[]} */
   let cells = []; // {button, entry, head}
   const { info } = store.state;
   const width = Math.max(...info.entries.map((entry) => entry.heads.length));
   const help = make("p", { class: "unseen", id: uid("condition") }, t("As in 147 → 120-140 > 10 %: heads in which this query gives these keys more than this share."));
   const input = make("input", { class: "condition", placeholder: "147 → 120-140 > 10 %", autocomplete: "off", spellcheck: false, "aria-label": t("Find heads: query → keys > share"), "aria-describedby": help.id });
+  /** @type {Option<Heat>[]} */
   const options = [
     { value: "statistic", text: t("statistic"), title: t("Every head by the statistic below") },
     { value: "pair", text: t("pair"), title: t("The weight that every head gives to the pinned pair") },
@@ -101,6 +120,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const span = condition.stop - condition.start > 1 ? { start: condition.start, stop: condition.stop } : null;
     store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: condition.least === null ? "" : `within:${condition.least * getUnit(state)},${1.0001 * getUnit(state)}` });
   }
+  /** @param {State} state */
   function describe({ pin, span, info: shown, entry }) {
     input.removeAttribute("aria-invalid");
     if (!pin) {
@@ -125,8 +145,9 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const { signal } = controller;
     const shownEntry = info.entries[entry];
     const [query, [start, stop]] = [shownEntry.first_query + pin.i, getKeyRange({ pin, span, entryInfo: shownEntry })];
+    /** @type {Pairs} */
     const values = {};
-    const fetchPair = async (index) => {
+    const fetchPair = async (/** @type {number} */ index) => {
       const entryInfo = info.entries[index];
       const [i, j0, j1] = [query - entryInfo.first_query, start - entryInfo.first_key, stop - entryInfo.first_key];
       const inside = i >= 0 && i < entryInfo.m && j0 >= 0 && j1 <= entryInfo.n && batch < (entryInfo.batch ?? 1);
@@ -143,24 +164,25 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     timer = setTimeout(load, REQUEST_DELAY);
   };
 
-  const getShownKind = ({ heat, pin }) => (pin ? heat : "statistic");
+  const getShownKind = (/** @type {Pick<State, "heat" | "pin">} */ { heat, pin }) => (pin ? heat : "statistic");
+  /** @param {State} state */
   function paint(state) {
     const kind = getShownKind(state);
     const { pairs, statistic, heads } = state;
     const rows = new Map((heads?.rows ?? []).map((row) => [`${row.entry}:${row.head}`, row.values]));
     const numbers = cells.map(({ entry, head }) => {
       const key = `${entry}:${head}`;
-      return (kind === "statistic" ? rows.get(key)?.[statistic] : pairs?.[key]?.[kind]) ?? null;
+      return (kind === "statistic" ? rows.get(key)?.[statistic ?? ""] : pairs?.[key]?.[kind]) ?? null;
     });
     const known = numbers.filter((number) => number !== null);
     const [low, high] = kind === "statistic" ? [Math.min(...known), Math.max(...known)] : [0, 1];
     const bytes = getColours(state);
-    const getCellColour = (number) => {
+    const getCellColour = (/** @type {number} */ number) => {
       if (kind === "pair") return getColour(number, state);
       const index = 3 * Math.round(255 * Math.min(1, Math.max(0, (number - low) / (high - low || 1))));
       return `rgb(${bytes[index]} ${bytes[index + 1]} ${bytes[index + 2]})`;
     };
-    const formatCell = (number) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, state) : formatPercent(number));
+    const formatCell = (/** @type {number} */ number) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, state) : formatPercent(number));
     cells.forEach(({ button, entry, head }, index) => {
       const number = numbers[index];
       const isShown = entry === state.entry && head === state.head;
@@ -174,13 +196,19 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     kindButtons.set(kind, state.pin ? {} : { pair: t("Pin a cell first: click one in the map"), agree: t("Pin a cell first: click one in the map") });
     message.textContent = describePairs(state, kind, numbers, formatCell).replaceAll(" %", "\u00a0%"); // no line begins with %
   }
+  /**
+   * @param {State} state
+   * @param {Heat} kind
+   * @param {(number | null)[]} numbers
+   * @param {(value: number) => string} formatCell
+   */
   function describePairs(state, kind, numbers, formatCell) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair] = createPairColumns(state);
-    const others = kind === "agree" ? ({ entry, head }) => entry !== state.entry || head !== state.head : () => true;
-    const best = [...numbers.keys()].filter((index) => numbers[index] > 0 && others(cells[index])).sort((a, b) => numbers[b] - numbers[a]);
-    const named = best.slice(0, MAX_NAMED).map((index) => `${getHeadMark(info, cells[index].entry, cells[index].head)} ${formatCell(numbers[index])}`);
+    const others = kind === "agree" ? (/** @type {HeadPlace} */ { entry, head }) => entry !== state.entry || head !== state.head : () => true;
+    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number > 0 && others(cell)).sort((a, b) => b.number - a.number);
+    const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number)}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
     const known = numbers.filter((number) => number !== null).length;
     const missing = info.held && known < numbers.length ? ` ${t("This file has it for {0} of {1} heads.", formatInteger(known), formatInteger(numbers.length))}` : "";

@@ -1,5 +1,6 @@
 // All heads as thumbnails, sorted and filtered by what is known of them.
 
+import { listHeads } from "../data/state.js";
 import { make, createPicker } from "./elements.js";
 import { mountHeadmap, createPairColumns } from "./headmap.js";
 import { createHistogram } from "./histogram.js";
@@ -12,28 +13,46 @@ import { t } from "../words/words.js";
 const pollDelays = [1_000, 2_000, 4_000, 8_000, 15_000];
 const listOrders = () => [{ value: "=", text: t("in layers") }, { value: "-", text: t("largest first") }, { value: "+", text: t("smallest first") }];
 
-// The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
+/**
+ * The sort in the URL: "" (in layers), else one of = - + and the name of a statistic: "-entropy".
+ *
+ * @param {string} text
+ * @param {Column[]} columns
+ * @returns {HeadSort}
+ */
 function readSort(text, columns) {
   const [order, name] = [text[0], text.slice(1)];
   const column = columns.find((each) => each.name === name) ?? columns[0] ?? null;
   return { order: ["=", "-", "+"].includes(order) && column?.name === name ? order : "=", column };
 }
 
-// The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
+/**
+ * The filter in the URL: "kind:induction;within:0.2,1.5", both parts optional.
+ *
+ * @param {string} text
+ * @returns {HeadFilter}
+ */
 function readFilter(text) {
   const parts = text.split(";");
   const kind = parts.find((part) => part.startsWith("kind:"))?.slice(5) ?? "";
   const bounds = parts.find((part) => part.startsWith("within:"))?.slice(7).split(",").map(Number) ?? null;
-  return { kind, within: bounds?.length === 2 && bounds.every(Number.isFinite) ? bounds : null };
+  return { kind, within: bounds?.length === 2 && bounds.every(Number.isFinite) ? [bounds[0], bounds[1]] : null };
 }
+/** @param {HeadFilter} headFilter */
 function writeFilter({ kind, within }) {
   const bounds = within?.map((value) => Number(value.toPrecision(6))).join(",");
   return [kind && `kind:${kind}`, bounds && `within:${bounds}`].filter(Boolean).join(";");
 }
 
-// The heads that pass a filter, in the order of a sort. Heads without the number come last, and pass no range.
+/**
+ * The heads that pass a filter, in the order of a sort. Heads without the number come last, and pass no range.
+ *
+ * @param {ShownHead[]} rows
+ * @param {HeadSort} headSort
+ * @param {HeadFilter} headFilter
+ */
 function arrange(rows, { order, column }, { kind, within }) {
-  const getValue = (row) => (column ? row.values[column.name] ?? null : null);
+  const getValue = (/** @type {ShownHead} */ row) => (column ? row.values[column.name] ?? null : null);
   const visible = rows.filter((row) => {
     if (kind && !row.kinds.includes(kind)) return false;
     if (!within) return true;
@@ -51,10 +70,18 @@ function arrange(rows, { order, column }, { kind, within }) {
   });
 }
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountHeads(element, { store, transport, announce, uid }) {
-  let summary = store.state.heads ?? { progress: 0, columns: [], rows: [] }; // of the text before, where it was continued
+  /** @type {HeadTable} */
+  let summary = store.state.heads ?? { progress: 0, columns: [], rows: [], kinds: {}, on: null, telling: null }; // of the text before, where it was continued
   let isOutdated = store.state.heads !== null;
+  /** @type {Map<string, HeadCell>} */
   let cells = new Map(); // "entry:head" -> {button, canvas, value, kind, row}
+  /** @type {string[]} */
   let shownKeys = [];
   let timer = 0;
   let pollCount = 0;
@@ -63,7 +90,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   const count = make("span", { class: "heads-count", role: "status" });
   const statistic = createPicker(t("Statistic"), [], (name) => setSort({ name }));
   const order = createPicker(t("Order"), listOrders(), (value) => setSort({ order: value }));
-  const kind = createPicker(t("Kind of head"), [{ value: "", text: t("all kinds") }], (value) => setFilter({ kind: value }));
+  const kind = createPicker(t("Kind of head"), [/** @type {Option<string>} */ ({ value: "", text: t("all kinds") })], (value) => setFilter({ kind: value }));
   const batch = make("input", { type: "number", min: "0", value: "0", "aria-label": t("Batch"), class: "batch" });
   const batchBox = make("label", { class: "picker", hidden: true }, make("span", {}, t("Batch")), batch);
   const explain = make("p", { class: "heads-explain", id: uid("explain") });
@@ -91,26 +118,30 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     store,
     transport,
     onArrival(canvas, { sampled, failed }) {
-      const { button } = canvas.cell;
-      canvas.cell.sampled = sampled;
+      const { cell } = /** @type {HTMLCanvasElement & { cell: HeadCell }} */ (canvas);
+      const { button } = cell;
+      cell.sampled = sampled;
       button.classList.toggle("sampled", sampled);
       button.classList.toggle("failed", Boolean(failed));
       button.classList.add("drawn");
-      updateLabel(canvas.cell);
+      updateLabel(cell);
       updateFootnote();
     },
   });
 
   const getColumns = () => [...summary.columns, ...createPairColumns(store.state)];
-  const getCellValues = (cell) => ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
+  const getCellValues = (/** @type {HeadCell} */ cell) => /** @type {Record<string, number | null>} */ ({ ...cell.row?.values, ...store.state.pairs?.[cell.key] });
   const getSort = () => readSort(store.state.sort, getColumns());
+  /** @param {{ order?: string, name?: string }} options */
   function setSort({ order: next, name: column }) {
     const now = getSort();
+    /** @type {Partial<State>} */
     const patch = { sort: `${next ?? now.order}${column ?? now.column?.name ?? ""}` };
     // The range belongs to one statistic and is dropped with it.
     if (column && column !== now.column?.name) patch.filter = writeFilter({ ...readFilter(store.state.filter), within: null });
     store.set(patch);
   }
+  /** @param {Partial<HeadFilter>} patch */
   function setFilter(patch) {
     store.set({ filter: writeFilter({ ...readFilter(store.state.filter), ...patch }) });
   }
@@ -128,7 +159,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     cells = new Map();
     if (!info) return;
     info.entries.forEach((entry, index) => {
-      for (const head of [...entry.heads.keys(), "mean"]) {
+      for (const head of listHeads(entry)) {
         if (head === "mean" && entry.heads.length < 2) continue;
         cells.set(`${index}:${head}`, createCell(index, head, entry));
       }
@@ -137,6 +168,12 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     setRows();
     render();
   }
+  /**
+   * @param {number} entry
+   * @param {HeadIndex} head
+   * @param {Entry} layer
+   * @returns {HeadCell}
+   */
   function createCell(entry, head, layer) {
     const markElement = make("span", { class: "thumb-mark" }, getHeadMark(store.state.info, entry, head));
     const value = make("span", { class: "thumb-value" });
@@ -147,7 +184,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const button = make("button", { type: "button", class: head === "mean" ? "mean" : "thumb", tabIndex: -1, "data-head": `${entry}:${head}` }, picture, wordsElement);
     const cell = { entry, head, key: `${entry}:${head}`, button, canvas, value, kind, sampled: false, row: null };
     if (head === "mean") wordsElement.replaceChildren(t("mean of {0}", layer.heads.length));
-    if (canvas) canvas.cell = cell;
+    if (canvas) Object.assign(canvas, { cell });
     if (layer.readable === false) button.classList.add("unreadable", "drawn");
     if (!holdsHead(store.state.info, entry, head)) {
       button.classList.add("absent");
@@ -165,6 +202,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     button.addEventListener("focus", () => setTabStop(cell));
     return cell;
   }
+  /** @param {HeadCell} cell */
   function updateLabel(cell) {
     const { info, entry, head, second } = store.state;
     if (!info) return;
@@ -172,7 +210,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const number = column ? getCellValues(cell)[column.name] ?? null : null;
     const parts = [getHeadName(info, cell.entry, cell.head)];
     if (cell.row?.kinds.length) parts.push(cell.row.kinds.map((kind) => t(kind)).join(", "));
-    if (number !== null) parts.push(`${t(column.label)} ${formatNumber(number)}`);
+    if (column && number !== null) parts.push(`${t(column.label)} ${formatNumber(number)}`);
     if (cell.sampled) parts.push(t("thumbnail of sampled queries"));
     if (info.entries[cell.entry].readable === false) parts.push(t("statistics only, no map"));
     if (!holdsHead(info, cell.entry, cell.head)) parts.push(t("not in this file: open the recording with attlas view"));
@@ -186,6 +224,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const [first] = cell.row?.kinds ?? [];
     cell.kind.textContent = t(summary.kinds?.[first]?.short ?? first ?? "");
   }
+  /**
+   * @param {HeadCell} cell
+   * @param {boolean} linked
+   */
   function selectHead(cell, linked) {
     const { info, entry, head, second, compare } = store.state;
     if (!holdsHead(info, cell.entry, cell.head)) announce(t("{0} is not in this file", getHeadName(info, cell.entry, cell.head)));
@@ -200,25 +242,37 @@ export function mountHeads(element, { store, transport, announce, uid }) {
       announce(t("Second head: {0}", getHeadName(info, cell.entry, cell.head)));
     }
   }
+  /** @param {HeadCell | null} cell */
   function setTabStop(cell) {
     for (const other of cells.values()) other.button.tabIndex = other === cell ? 0 : -1;
   }
+  /**
+   * @param {HeadCell} cell
+   * @param {KeyboardEvent} event
+   */
   function moveFocus(cell, event) {
     const index = shownKeys.indexOf(cell.key);
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -index, End: shownKeys.length - 1 - index }[event.key];
     const line = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (step === undefined && line === undefined) return;
-    const next = line ? findNearest(index, line) : cells.get(shownKeys[index + step]);
+    const next = line ? findNearest(index, line) : cells.get(shownKeys[index + (step ?? 0)]);
     event.preventDefault();
     event.stopPropagation();
     next?.button.focus();
   }
-  // The nearest cell in the row above or below.
+  /**
+   * The nearest cell in the row above or below.
+   *
+   * @param {number} index
+   * @param {number} sign
+   */
   function findNearest(index, sign) {
-    const here = cells.get(shownKeys[index]).button.getBoundingClientRect();
+    const getShownCell = (/** @type {number} */ at) => /** @type {HeadCell} */ (cells.get(shownKeys[at]));
+    const here = getShownCell(index).button.getBoundingClientRect();
+    /** @type {{ cell: HeadCell, horizontalDistance: number, top: number } | null} */
     let best = null;
     for (let i = index + sign; i >= 0 && i < shownKeys.length; i += sign) {
-      const cell = cells.get(shownKeys[i]);
+      const cell = getShownCell(i);
       const box = cell.button.getBoundingClientRect();
       if (Math.abs(box.top - here.top) < 8) continue;
       if (best && Math.abs(box.top - best.top) > 8) break;
@@ -250,7 +304,7 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     explain.hidden = !words;
     for (const part of [statistic, order]) part.element.hidden = !getColumns().length;
     fillKinds(rows, filter.kind);
-    const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name] ?? NaN);
+    const values = rows.filter((row) => !filter.kind || row.kinds.includes(filter.kind)).map((row) => row.values[column?.name ?? ""] ?? NaN);
     histogram.set(t(column?.label ?? ""), values, filter.within);
     clearButton.hidden = state.filter === "";
     count.textContent = visible.length === rows.length ? formatInteger(rows.length) : t("{0} of {1}", formatInteger(visible.length), formatInteger(rows.length));
@@ -259,7 +313,12 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     batch.value = String(state.batch);
     store.set({ statistic: column?.name ?? null });
   }
+  /**
+   * @param {ShownHead[]} rows
+   * @param {string} now
+   */
   function fillKinds(rows, now) {
+    /** @type {Map<string, number>} */
     const counts = new Map();
     for (const row of rows) for (const each of row.kinds) counts.set(each, (counts.get(each) ?? 0) + 1);
     const options = [...counts].sort((a, b) => b[1] - a[1]).map(([value, number]) => ({ value, text: `${t(value)} (${formatInteger(number)})` }));
@@ -269,6 +328,11 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     kind.element.hidden = !options.length;
   }
   let layoutKey = "";
+  /**
+   * @param {ShownHead[]} visible
+   * @param {string} sortOrder
+   * @param {HeadFilter} filter
+   */
   function layOut(visible, sortOrder, filter) {
     const { info } = store.state;
     const cellsKept = visible.map((row) => row.cell);
@@ -276,7 +340,8 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     const signature = `${inLayers}|${cellsKept.map((cell) => cell.key).join()}|${writeFilter(filter) === ""}`;
     if (signature === layoutKey) return;
     layoutKey = signature;
-    const focused = grid.contains(document.activeElement) ? document.activeElement : null;
+    const active = /** @type {HTMLElement | null} */ (document.activeElement);
+    const focused = grid.contains(active) ? active : null;
     const parts = [];
     shownKeys = [];
     if (inLayers) {
@@ -300,12 +365,10 @@ export function mountHeads(element, { store, transport, announce, uid }) {
     focused?.focus();
     fitColumns();
   }
-  const groupByEntry = (list) => {
+  const groupByEntry = (/** @type {HeadCell[]} */ list) => {
+    /** @type {Map<number, HeadCell[]>} */
     const groups = new Map();
-    for (const cell of list) {
-      if (!groups.has(cell.entry)) groups.set(cell.entry, []);
-      groups.get(cell.entry).push(cell);
-    }
+    for (const cell of list) groups.set(cell.entry, [...(groups.get(cell.entry) ?? []), cell]);
     return groups;
   };
   // The number of columns with the fewest gaps at the end of a layer.
@@ -402,18 +465,25 @@ export function mountHeads(element, { store, transport, announce, uid }) {
   };
 }
 
-// A table of heads with the numbers of an earlier one.
+/**
+ * A table of heads with the numbers of an earlier one.
+ *
+ * @param {HeadTable} table
+ * @param {HeadTable} earlier
+ */
 function withNumbers(table, { columns, rows }) {
   const numbers = new Map(rows.map((row) => [`${row.entry}:${row.head}`, row.values]));
   return { ...table, columns, rows: table.rows.map((row) => ({ ...row, values: numbers.get(`${row.entry}:${row.head}`) ?? {} })) };
 }
 
+/** @param {Column} column */
 function describeColumn({ description, unit }) {
   const what = t(description).replace(/[.。]$/, "");
   return unit ? t("{0}, in {1}: the number under each map.", what, t(unit)) : t("{0}: the number under each map.", what);
 }
 
 // A number in four characters, under a thumbnail.
+/** @param {number} value */
 function formatShort(value) {
   const size = Math.abs(value);
   if (size >= 1000) return `${(value / 1000).toPrecision(2)}k`;

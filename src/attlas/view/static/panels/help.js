@@ -3,6 +3,7 @@
 import { createDialog, createLanguageButton, make } from "./elements.js";
 import { t } from "../words/words.js";
 
+/** @returns {[title: string, rows: [key: string, does: string][]][]} */
 const listKeys = () => [
   [t("Moving"), [
     ["← ↑ → ↓", t("move the map; with Shift by a screen")],
@@ -25,10 +26,12 @@ const listKeys = () => [
   ]],
 ];
 
+/** @returns {[title: string, text: string]} */
 const describeExact = () => [
   t("Every number is exact"),
   t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
 ];
+/** @returns {[title: string, text: string][]} */
 const listFacts = () => [
   [
     t("How to read the map"),
@@ -56,6 +59,11 @@ const listFacts = () => [
   ],
 ];
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountHelp(element, { store, uid, root, numbers }) {
   const openButton = make("button", { type: "button", class: "icon", title: t("Keys, and where the numbers come from  ?"), "aria-label": t("Help") }, "?");
   openButton.addEventListener("click", () => store.set({ panel: "help" }));
@@ -78,7 +86,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
     make("h3", {}, t("Where the numbers come from")),
     make("dl", {}, ...[facts[0], numbers ?? describeExact(), ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
-  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close").before(createLanguageButton(store));
+  if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close")?.before(createLanguageButton(store));
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);
   dialog.element.classList.add("help");
   dialog.body.tabIndex = 0; // so that keys can scroll it
@@ -94,6 +102,7 @@ export function mountHelp(element, { store, uid, root, numbers }) {
 }
 
 // "[ ]" as two <kbd> elements; words stay text.
+/** @param {string} text */
 function createKeyCaps(text) {
   return text.split(/( \+ |, | )/).map((part) => {
     if (/^( \+ |, | )$/.test(part)) return part;

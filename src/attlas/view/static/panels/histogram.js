@@ -7,11 +7,13 @@ import { t } from "../words/words.js";
 
 const binCount = 32;
 
+/** @param {(within: [low: number, high: number] | null) => void} onRange */
 export function createHistogram(onRange) {
   let [min, max] = [0, 1];
   let label = "";
   const bars = make("div", { class: "histogram-bars", "aria-hidden": "true" });
-  for (let i = 0; i < binCount; i++) bars.append(make("i"));
+  const barElements = Array.from({ length: binCount }, () => make("i"));
+  bars.append(...barElements);
   const range = createRange({
     label: t("Heads whose statistic is within"),
     names: [t("from"), t("to")],
@@ -30,13 +32,21 @@ export function createHistogram(onRange) {
     make("div", { class: "histogram-plot" }, bars, range.element),
     make("div", { class: "histogram-ends" }, ...endElements),
   );
+  /**
+   * @param {number} low
+   * @param {number} high
+   */
   function markOutside(low, high) {
     const width = (max - min) / binCount;
-    [...bars.children].forEach((bar, i) => {
+    barElements.forEach((bar, i) => {
       const [from, to] = [min + i * width, min + (i + 1) * width];
       bar.classList.toggle("out", to <= low || from >= high);
     });
   }
+  /**
+   * @param {number} low
+   * @param {number} high
+   */
   function showEnds(low, high) {
     let precision = 3;
     while (precision < 9 && formatNumber(min, precision) === formatNumber(max, precision)) precision += 1;
@@ -46,7 +56,7 @@ export function createHistogram(onRange) {
   }
   return {
     element,
-    set(name, values, chosen) {
+    set(/** @type {string} */ name, /** @type {number[]} */ values, /** @type {[low: number, high: number] | null} */ chosen) {
       label = name;
       const known = values.filter((value) => Number.isFinite(value));
       element.hidden = known.length < 2 || Math.min(...known) === Math.max(...known);
@@ -55,7 +65,7 @@ export function createHistogram(onRange) {
       const counts = new Array(binCount).fill(0);
       for (const value of known) counts[Math.min(binCount - 1, Math.floor(((value - min) / (max - min)) * binCount))] += 1;
       const maxCount = Math.max(...counts);
-      [...bars.children].forEach((bar, i) => {
+      barElements.forEach((bar, i) => {
         // The square root keeps small counts visible.
         bar.style.height = counts[i] ? `${Math.max(8, 100 * Math.sqrt(counts[i] / maxCount))}%` : "0";
       });

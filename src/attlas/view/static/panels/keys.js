@@ -3,16 +3,22 @@
 import { stepHead, stepLayer } from "./shell.js";
 import { getHeadName } from "../data/numbers.js";
 
-/** Listen to keys under `root`; returns the function that ends it. */
+/**
+ * Listen to keys under `root`; returns the function that ends it.
+ *
+ * @param {HTMLElement} root
+ * @param {PageContext} context
+ */
 export function createKeys(root, { store, map, announce }) {
   const announceHead = () => {
     const { info, entry, head } = store.state;
     announce(getHeadName(info, entry, head));
   };
-  const applyPatch = (patch) => {
+  const applyPatch = (/** @type {Partial<State>} */ patch) => {
     store.set(patch);
     announceHead();
   };
+  /** @type {Record<string, () => void>} */
   const actions = {
     "[": () => applyPatch(stepHead(store.state, -1)),
     "]": () => applyPatch(stepHead(store.state, 1)),
@@ -39,9 +45,9 @@ export function createKeys(root, { store, map, announce }) {
     else if (pin) store.set({ pin: null });
     else if (pointed || hover) store.set({ pointed: null, hover: null, reading: null });
   }
-  const handleKey = (event) => {
+  const handleKey = (/** @type {KeyboardEvent} */ event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    const typing = /** @type {Element} */ (event.target).closest?.("input, textarea, select, [contenteditable]");
     if (typing && event.key !== "Escape") return;
     const action = actions[event.key];
     if (!action) return;
@@ -49,6 +55,7 @@ export function createKeys(root, { store, map, announce }) {
     action();
   };
   // A page listens to keys on the whole document; a notebook widget only inside itself.
+  /** @type {Pick<HTMLElement, "addEventListener" | "removeEventListener">} */
   const keyTarget = root.classList.contains("attlas-page") ? document : root;
   keyTarget.addEventListener("keydown", handleKey);
   return () => keyTarget.removeEventListener("keydown", handleKey);

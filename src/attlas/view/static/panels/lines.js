@@ -1,5 +1,6 @@
 // Queries and keys in two columns, with a line for each weight, for a window of a few tokens.
 
+import { getPlace } from "../data/state.js";
 import { createSvg } from "./figure.js";
 import { clamp } from "../map/geometry.js";
 import { make } from "./elements.js";
@@ -13,31 +14,47 @@ const ROW_HEIGHT = 17; // CSS pixels of a token
 const MIN_WEIGHT = 0.01; // weights below this get no line
 const LINES_WIDTH = 240; // pixels between the two columns
 
-/** The tokens that are shown around a place of the map: {r0, r1, c0, c1}; where positions are shared, the same on both sides. */
+/**
+ * The tokens that are shown around a place of the map: {r0, r1, c0, c1}; where positions are shared, the same on both sides.
+ *
+ * @param {Entry} entry
+ * @param {number} row
+ * @param {number} column
+ * @returns {Region}
+ */
 function getWindow({ m, n, kind, first_query: firstQuery, first_key: firstKey }, row, column) {
-  const getStart = (index, size) => Math.min(Math.max(0, size - WINDOW_SIZE), Math.max(0, Math.floor(index) - WINDOW_SIZE / 2));
+  const getStart = (/** @type {number} */ index, /** @type {number} */ size) => Math.min(Math.max(0, size - WINDOW_SIZE), Math.max(0, Math.floor(index) - WINDOW_SIZE / 2));
   const r0 = getStart(row, m);
   const shared = kind !== "cross" && Math.abs(firstQuery + row - firstKey - column) < n; // else another text is looked at
   const c0 = getStart(shared ? r0 + firstQuery - firstKey + WINDOW_SIZE / 2 : column, n);
   return { r0, r1: Math.min(m, r0 + WINDOW_SIZE), c0, c1: Math.min(n, c0 + WINDOW_SIZE) };
 }
 
-/** Mount the columns in `element`, over the map; they show while `view` is "lines". */
+/**
+ * Mount the columns in `element`, over the map; they show while `view` is "lines".
+ *
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountLines(element, { store, transport, texts, map, tools }) {
+  /** @type {AbortController | null} */
   let controller = null;
-  let shown = null; // {r0, r1, c0, c1, weights, tokens}
+  /** @type {ShownLines | null} */
+  let shown = null;
   let builtFor = ""; // what the columns were built for
+  /** @type {LineToken | null} */
   let focused = null; // {side: "query" | "key", index}
   const openButton = make("button", { type: "button", title: t("Tokens in two columns, with lines for the weights, 64 at a time") }, t("Lines"));
   openButton.addEventListener("click", () => store.set({ view: store.state.view === "lines" ? "map" : "lines" }));
   const buttonBox = make("div", {}, openButton);
   tools.prepend(buttonBox);
   const message = make("p", { class: "lines-says", role: "status" });
-  const createStepButton = (text, by) => {
+  const createStepButton = (/** @type {string} */ text, /** @type {number} */ by) => {
     const button = make("button", { type: "button", class: "text-button" }, text);
     button.addEventListener("click", () => {
-      const { row, column, info, entry } = store.state;
-      const entryInfo = info.entries[entry];
+      const { row, column } = getPlace(store.state);
+      const entryInfo = getEntry();
       map.centre(clamp(row + by, 0, entryInfo.m - 1), clamp(column + by, 0, entryInfo.n - 1));
     });
     return button;
@@ -50,14 +67,16 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
   element.append(make("div", { class: "lines-head" }, message, earlier, later), make("div", { class: "lines-scroll" }, box));
 
   const getEntry = () => store.state.info.entries[store.state.entry];
-  const getWeight = (query, key) => shown.weights[query * (shown.c1 - shown.c0) + key] / getUnit(store.state);
+  // What is shown, where something is.
+  const getShown = () => /** @type {ShownLines} */ (shown);
+  const getWeight = (/** @type {number} */ query, /** @type {number} */ key) => getShown().weights[query * (getShown().c1 - getShown().c0) + key] / getUnit(store.state);
 
   async function load() {
     const { state } = store;
     const { entry, head, batch, variant, row, column } = state;
     element.hidden = state.view !== "lines";
     openButton.setAttribute("aria-pressed", String(!element.hidden));
-    if (element.hidden || row === null) return;
+    if (element.hidden || row === null || column === null) return;
     const place = getWindow(getEntry(), row, column);
     const key = JSON.stringify([entry, head, batch, variant, place]);
     if (key === builtFor) return;
@@ -86,8 +105,8 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
     }
   }
   function build() {
-    const { r0, r1, c0, c1, firstQuery, firstKey } = shown;
-    const fillColumn = (column, side, first, count) => column.replaceChildren(...Array.from({ length: count }, (_, index) => createToken(side, index, first + index)));
+    const { r0, r1, c0, c1, firstQuery, firstKey } = getShown();
+    const fillColumn = (/** @type {HTMLElement} */ column, /** @type {Side} */ side, /** @type {number} */ first, /** @type {number} */ count) => column.replaceChildren(...Array.from({ length: count }, (_, index) => createToken(side, index, first + index)));
     fillColumn(queries, "query", firstQuery, r1 - r0);
     fillColumn(keys, "key", firstKey, c1 - c0);
     const height = ROW_HEIGHT * Math.max(r1 - r0, c1 - c0);
@@ -109,8 +128,13 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
     const { side, index } = getActive() ?? { side: "query", index: Math.floor((r1 - r0) / 2) };
     (side === "query" ? queries : keys).children[index]?.scrollIntoView({ block: "center" });
   }
+  /**
+   * @param {Side} side
+   * @param {number} index
+   * @param {number} position
+   */
   function createToken(side, index, position) {
-    const text = shown.tokens[side].peek(position);
+    const text = getShown().tokens[side].peek(position);
     const button = make("button", { type: "button", tabIndex: index ? -1 : 0, "data-at": index, title: formatInteger(position) }, text === null ? formatInteger(position) : showWhitespace(text));
     const focusThis = () => focusToken({ side, index });
     button.addEventListener("pointerenter", focusThis);
@@ -118,21 +142,32 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
     button.addEventListener("click", () => pinToken(side, index));
     return button;
   }
+  /** @param {LineToken | null} next */
   function focusToken(next) {
     focused = next;
     const { state } = store;
     if (focused?.side === "query" && state.pin === null) store.set({ by: "query", pointed: getCell(focused) });
     updateStyles();
   }
+  /**
+   * @param {LineToken} lineToken
+   * @returns {Cell}
+   */
   function getCell({ side, index }) {
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry();
     const shift = firstQuery - firstKey;
-    return side === "query" ? { i: shown.r0 + index, j: clamp(shown.r0 + index + shift, 0, n - 1) } : { i: clamp(shown.c0 + index - shift, 0, m - 1), j: shown.c0 + index };
+    const { r0, c0 } = getShown();
+    return side === "query" ? { i: r0 + index, j: clamp(r0 + index + shift, 0, n - 1) } : { i: clamp(c0 + index - shift, 0, m - 1), j: c0 + index };
   }
+  /**
+   * @param {Side} side
+   * @param {number} index
+   */
   function pinToken(side, index) {
     store.set({ by: side, pin: getCell({ side, index }), pointed: null });
   }
   // The hovered token, else the pinned one.
+  /** @returns {LineToken | null} */
   function getActive() {
     if (focused) return focused;
     const { pin, by } = store.state;
@@ -143,10 +178,10 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
   function updateStyles() {
     if (!shown) return;
     const active = getActive();
-    for (const line of svg.children) line.classList.toggle("out", active !== null && Number(line.dataset[active.side]) !== active.index);
+    for (const line of /** @type {Iterable<SVGLineElement>} */ (svg.children)) line.classList.toggle("out", active !== null && Number(line.dataset[active.side]) !== active.index);
     let sum = 0;
-    for (const [side, column] of [["query", queries], ["key", keys]]) {
-      for (const [index, button] of [...column.children].entries()) {
+    for (const { side, column } of [{ side: "query", column: queries }, { side: "key", column: keys }]) {
+      for (const [index, button] of /** @type {HTMLElement[]} */ ([...column.children]).entries()) {
         const other = active && active.side !== side;
         const share = other ? (side === "key" ? getWeight(active.index, index) : getWeight(index, active.index)) : 0;
         if (other && share > 0) sum += share;
@@ -167,9 +202,10 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
     if (by === undefined && !column) return;
     event.preventDefault();
     event.stopPropagation();
-    const index = Number(event.target.dataset.at);
-    const next = column ? column.children[Math.min(index, column.children.length - 1)] : event.target.parentElement.children[index + by];
-    next?.focus();
+    const button = /** @type {HTMLElement} */ (event.target);
+    const index = Number(button.dataset.at);
+    const next = column ? column.children[Math.min(index, column.children.length - 1)] : button.parentElement?.children[index + (by ?? 0)];
+    /** @type {HTMLElement | undefined} */ (next)?.focus();
   });
   const subscriptions = [
     store.on(["view", "row", "column", "entry", "head", "batch", "variant"], load),

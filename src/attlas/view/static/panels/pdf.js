@@ -1,17 +1,25 @@
 // A canvas as a PDF of one page, without a library.
 
+import { getContext } from "../map/canvas.js";
+
 const POINTS = 0.75; // of a CSS pixel
 
-/** The page has the size of the picture on the screen, of which each pixel is `ratio` pixels of the canvas. */
+/**
+ * The page has the size of the picture on the screen, of which each pixel is `ratio` pixels of the canvas.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} ratio
+ */
 export async function createPdf(canvas, ratio) {
   const { width, height } = canvas;
-  const rgba = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  const rgba = getContext(canvas).getImageData(0, 0, width, height).data;
   const rgb = new Uint8Array(3 * width * height);
   for (let to = 0; to < rgb.length; to++) rgb[to] = rgba[to + Math.floor(to / 3)]; // without the opacity
   const stream = new Blob([rgb]).stream().pipeThrough(new CompressionStream("deflate"));
   const packed = new Uint8Array(await new Response(stream).arrayBuffer());
   const [across, down] = [width, height].map((pixels) => ((POINTS * pixels) / ratio).toFixed(2));
   const place = `q ${across} 0 0 ${down} 0 0 cm /Map Do Q`;
+  /** @type {(string | Uint8Array<ArrayBuffer>)[][]} */
   const objects = [
     ["<< /Type /Catalog /Pages 2 0 R >>"],
     ["<< /Type /Pages /Kids [3 0 R] /Count 1 >>"],
@@ -19,9 +27,10 @@ export async function createPdf(canvas, ratio) {
     [`<< /Length ${place.length} >>\nstream\n${place}\nendstream`],
     [`<< /Type /XObject /Subtype /Image /Width ${width} /Height ${height} /ColorSpace /DeviceRGB /BitsPerComponent 8 /Filter /FlateDecode /Length ${packed.length} >>\nstream\n`, packed, "\nendstream"],
   ];
+  /** @type {(string | Uint8Array<ArrayBuffer>)[]} */
   const parts = [];
   let size = 0;
-  const add = (part) => {
+  const add = (/** @type {string | Uint8Array<ArrayBuffer>} */ part) => {
     parts.push(part);
     size += part.length; // all texts are ASCII
   };

@@ -1,5 +1,6 @@
 // The map as a picture to save: with axes, a colour bar, a title and a caption.
 
+import { getContext } from "../map/canvas.js";
 import { getColours, getDivergingColours, getRange } from "../map/colour.js";
 import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
 import { getHeadName, formatInteger } from "../data/numbers.js";
@@ -8,7 +9,12 @@ import { describeBlock } from "./status.js";
 import { describeVariant } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
-// The caption of a picture; it names every choice that changes the numbers.
+/**
+ * The caption of a picture; it names every choice that changes the numbers.
+ *
+ * @param {State} state
+ * @param {Grain} grain
+ */
 export function formatCaption(state, grain) {
   const { info, compare, second } = state;
   const sequences = info.entries[state.entry].batch ?? 1;
@@ -25,7 +31,14 @@ export function formatCaption(state, grain) {
   return parts.join(" · ");
 }
 
-/** Draw the picture that `map.picture` returns with title and colour bar; `view`: the region of cells that it shows. */
+/**
+ * Draw the picture that `map.picture` returns with title and colour bar; `view`: the region of cells that it shows.
+ *
+ * @param {MapPicture} picture
+ * @param {Region} view
+ * @param {State} state
+ * @param {PictureStyle} style
+ */
 export function drawPicture({ canvas: source, width, height, grain }, view, state, style) {
   const ratio = source.width / Math.max(1, width);
   const top = 58;
@@ -33,7 +46,7 @@ export function drawPicture({ canvas: source, width, height, grain }, view, stat
   const canvas = document.createElement("canvas");
   canvas.width = Math.round((width + 32) * ratio);
   canvas.height = Math.round((height + top + bottom) * ratio);
-  const ctx = canvas.getContext("2d");
+  const ctx = getContext(canvas);
   ctx.scale(ratio, ratio);
   ctx.fillStyle = style.card;
   ctx.fillRect(0, 0, canvas.width, canvas.height);
@@ -47,7 +60,7 @@ export function drawPicture({ canvas: source, width, height, grain }, view, stat
   ctx.drawImage(source, 16, top, width, height);
   drawScale(ctx, state, style, 16, top + height + 14, Math.min(360, width));
   const { first_query: firstQuery, first_key: firstKey } = state.info.entries[state.entry];
-  const formatRange = (first, a, b) => t("{0} to {1}", formatInteger(first + Math.floor(a)), formatInteger(first + Math.max(Math.floor(a), Math.ceil(b) - 1)));
+  const formatRange = (/** @type {number} */ first, /** @type {number} */ a, /** @type {number} */ b) => t("{0} to {1}", formatInteger(first + Math.floor(a)), formatInteger(first + Math.max(Math.floor(a), Math.ceil(b) - 1)));
   const lines = [t("queries {0}", formatRange(firstQuery, view.r0, view.r1)), t("keys {0}", formatRange(firstKey, view.c0, view.c1))];
   ctx.fillStyle = style.soft;
   ctx.textAlign = "right";
@@ -55,9 +68,18 @@ export function drawPicture({ canvas: source, width, height, grain }, view, stat
   return canvas;
 }
 
+/**
+ * @param {Context} ctx
+ * @param {State} state
+ * @param {PictureStyle} style
+ * @param {number} left
+ * @param {number} top
+ * @param {number} width
+ */
 function drawScale(ctx, state, style, left, top, width) {
-  const isRatio = isContrast(state.compare);
-  const bar = isRatio ? getContrastBarRange(state, state[state.compare]) : getBarRange(state);
+  const { compare } = state;
+  const isRatio = isContrast(compare);
+  const bar = isContrast(compare) ? getContrastBarRange(state, state[compare]) : getBarRange(state);
   const { low, high } = getRange(state);
   const bytes = isRatio ? getDivergingColours(state) : getColours(state);
   for (let x = 0; x < width; x++) {

@@ -2,7 +2,12 @@
 
 const maxLabelled = 64; // largest number of rows or columns with token labels
 
-/** Lines of Python that draw the cells in view: {r0, r1, c0, c1} of the head that is shown. */
+/**
+ * Lines of Python that draw the cells in view: {r0, r1, c0, c1} of the head that is shown.
+ *
+ * @param {State} state
+ * @param {Region} region
+ */
 export function formatPython({ info, entry, head, batch, pool, colour }, { r0, r1, c0, c1 }) {
   const entryInfo = info.entries[entry];
   const isWhole = r0 === 0 && c0 === 0 && r1 === entryInfo.m && c1 === entryInfo.n;

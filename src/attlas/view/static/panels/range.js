@@ -6,8 +6,10 @@ import { t } from "../words/words.js";
 
 const pageSteps = 10; // steps that Page Up and Page Down take
 
+/** @param {{ label: string, names: [low: string, high: string], step: () => number, formatValue: (value: number) => string, onInput: (low: number, high: number) => void, onDone?: (low: number, high: number) => void }} options */
 export function createRange({ label, names, step, formatValue, onInput, onDone = () => {} }) {
   let [min, max, low, high] = [0, 1, 0, 1];
+  /** @type {{ which: number } | { which?: undefined, from: number, low: number, high: number } | null} */
   let drag = null;
   const band = make("div", { class: "range-band" });
   const handles = names.map((name, which) =>
@@ -22,7 +24,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
   );
   const element = make("div", { class: "range" }, band, ...handles);
 
-  const getShare = (value) => (max > min ? Math.min(1, Math.max(0, (value - min) / (max - min))) : 0);
+  const getShare = (/** @type {number} */ value) => (max > min ? Math.min(1, Math.max(0, (value - min) / (max - min))) : 0);
   const update = () => {
     const [a, b] = [getShare(low), getShare(high)];
     band.style.left = `${100 * a}%`;
@@ -36,18 +38,18 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
       handle.setAttribute("aria-valuetext", formatValue(value));
     });
   };
-  const setValues = (nextLow, nextHigh) => {
+  const setValues = (/** @type {number} */ nextLow, /** @type {number} */ nextHigh) => {
     if (nextLow === low && nextHigh === high) return;
     [low, high] = [nextLow, nextHigh];
     update();
     onInput(low, high);
   };
-  const move = (which, value) => {
+  const move = (/** @type {number} */ which, /** @type {number} */ value) => {
     const gap = step();
     if (which) setValues(low, clamp(value, Math.min(low + gap, max), max));
     else setValues(clamp(value, min, Math.max(high - gap, min)), high);
   };
-  const getValue = (event) => {
+  const getValue = (/** @type {PointerEvent} */ event) => {
     const box = element.getBoundingClientRect();
     return min + ((event.clientX - box.left) / box.width) * (max - min);
   };
@@ -109,7 +111,7 @@ export function createRange({ label, names, step, formatValue, onInput, onDone =
   return {
     element,
     dragging: () => drag !== null,
-    set(next) {
+    set(/** @type {{ min?: number, max?: number, low?: number, high?: number }} */ next) {
       if (drag !== null) return; // a drag is not interrupted
       ({ min, max, low, high } = { min, max, low, high, ...next });
       update();

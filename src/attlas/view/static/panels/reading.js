@@ -7,23 +7,31 @@ import { t } from "../words/words.js";
 const POLL_INTERVAL = 200; // ms between two requests for the progress of the model
 const MANY_TOKENS = 10; // tokens that the second button writes
 
+/** @type {string | null} */
 let draft = null; // typed text that was not read yet; kept when the page is built again
 
-/** Mount the box above the text, where there is a model. `reopen` builds the page again once another text was read. */
+/**
+ * Mount the box above the text, where there is a model. `reopen` builds the page again once another text was read.
+ *
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountReading(element, { store, transport, announce, uid, reopen }) {
   const { info } = store.state;
   const { reading } = info;
   element.hidden = !reading || !reopen;
-  if (element.hidden) return { destroy() {} };
+  if (!reading || !reopen) return { destroy() {} };
+  const [facts, rebuild] = [reading, reopen];
   let timer = 0;
   let destroyed = false;
-  const textArea = make("textarea", { rows: 3, maxLength: reading.characters, spellcheck: false, value: draft ?? reading.text, placeholder: t("Type a text: {0} reads it.", reading.model), "aria-label": t("Your text"), "data-keep": "text" });
-  const createButton = (text, title, onClick, keep) => {
+  const textArea = make("textarea", { rows: 3, maxLength: facts.characters, spellcheck: false, value: draft ?? facts.text, placeholder: t("Type a text: {0} reads it.", facts.model), "aria-label": t("Your text"), "data-keep": "text" });
+  const createButton = (/** @type {string} */ text, /** @type {string} */ title, /** @type {() => void} */ onClick, /** @type {string} */ keep) => {
     const element = make("button", { type: "button", class: "toggle", title, "data-keep": keep }, text);
     element.addEventListener("click", onClick);
     return element;
   };
-  const readButton = createButton(t("Read"), t("Let {0} read this text  Ctrl+Enter", reading.model), () => requestReading(0), "read");
+  const readButton = createButton(t("Read"), t("Let {0} read this text  Ctrl+Enter", facts.model), () => requestReading(0), "read");
   const nextButton = createButton(t("+ 1 token"), t("Add the likeliest next token"), () => requestReading(1), "next");
   const manyButton = createButton(t("+ {0} tokens", MANY_TOKENS), t("Add the likeliest next token, {0} times", MANY_TOKENS), () => requestReading(MANY_TOKENS), "many");
   const stopButton = createButton(t("Stop"), t("Stop the model"), () => postRead({ stop: true }), "stop");
@@ -40,27 +48,29 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     event.stopPropagation();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) requestReading(0);
   });
-  const showMessage = (text) => {
+  const showMessage = (/** @type {string} */ text) => {
     message.textContent = text;
     if (text) announce(text);
   };
-  const setBusy = (on) => {
+  const setBusy = (/** @type {boolean} */ on) => {
     // Not disabled, so that the focus stays where it is.
     for (const each of [readButton, nextButton, manyButton]) each.setAttribute("aria-disabled", String(on));
     stopButton.hidden = progressBar.hidden = !on;
   };
+  /** @param {{ text: string | null, more: number } | { stop: true }} content */
   async function postRead(content) {
     try {
-      await transport.send("read", content);
+      await transport.send?.("read", content);
       return true;
     } catch (error) {
       showMessage(`${error.message}.`);
       return false;
     }
   }
+  /** @param {number} more */
   async function requestReading(more) {
     if (!stopButton.hidden) return undefined;
-    const isNew = textArea.value !== reading.text && textArea.value.trim() !== "";
+    const isNew = textArea.value !== facts.text && textArea.value.trim() !== "";
     if (!isNew && !more) return showMessage(textArea.value.trim() ? t("This text is read already.") : t("Type a text first."));
     showMessage("");
     if (!(await postRead({ text: isNew ? textArea.value : null, more }))) return undefined;
@@ -78,20 +88,20 @@ export function mountReading(element, { store, transport, announce, uid, reopen 
     if (destroyed) return undefined;
     if (status.key !== info.key) {
       destroyed = true;
-      return reopen(store.state, Boolean(reading.text) && status.text.startsWith(reading.text));
+      return rebuild(store.state, Boolean(facts.text) && status.text.startsWith(facts.text));
     }
     const { doing, done, total, error } = status;
     setBusy(Boolean(doing));
     if (total) progressBar.value = done / total;
     else progressBar.removeAttribute("value");
     if (doing) {
-      message.textContent = { loading: t("loading {0} …", reading.model), measuring: t("measuring the heads of {0}, once …", reading.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
+      message.textContent = { loading: t("loading {0} …", facts.model), measuring: t("measuring the heads of {0}, once …", facts.model), reading: t("reading …"), writing: t("writing token {0} of {1} …", formatInteger(done + 1), formatInteger(total)) }[doing];
       timer = setTimeout(pollStatus, POLL_INTERVAL);
     } else showMessage(error ? `${error}.` : t("{0} tokens read.", formatInteger(status.tokens)));
     return undefined;
   }
   setBusy(false);
-  if (reading.text) pollStatus(); // a text of several steps may still be written
+  if (facts.text) pollStatus(); // a text of several steps may still be written
   return {
     destroy() {
       destroyed = true;

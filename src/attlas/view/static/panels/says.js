@@ -7,7 +7,13 @@ import { t } from "../words/words.js";
 const kindsOnBlock = ["induction", "duplicate"]; // measures whose sentences say that they are about random tokens
 const otherMeasures = ["effective_keys", "distance", "entropy", "induction_text", "duplicate_text"]; // besides those that define kinds
 
-/** Mount the lines, and the button of the box among the tools of the map. */
+/**
+ * Mount the lines, and the button of the box among the tools of the map.
+ *
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountSays(element, { store, uid, root, tools }) {
   const headlineElement = make("b");
   const sentenceElement = make("span", { class: "says-sentence" });
@@ -23,32 +29,33 @@ export function mountSays(element, { store, uid, root, tools }) {
   dialog.element.classList.add("why");
   dialog.body.tabIndex = 0;
 
-  const update = (state) => {
+  const update = (/** @type {State} */ state) => {
     const { kind, compared, headline, sentence, onText } = describeHead(state);
     headlineElement.textContent = headline;
     sentenceElement.textContent = sentence;
     textElement.textContent = textElement.title = onText.replaceAll(" %", "\u00a0%"); // no line begins with %
     buttonBox.hidden = !kind || Boolean(compared);
   };
-  const fillDialog = ({ info, heads, entry, head }) => {
+  const fillDialog = (/** @type {State} */ { info, heads, entry, head }) => {
     const row = findRow(heads, entry, head);
-    if (!row) return;
+    if (!heads || !row) return;
     const own = row.measures ?? row.values; // what the head is, measured elsewhere or on this text
     const kinds = Object.entries(heads.kinds).filter(([, kind]) => kind.measure in own);
-    kinds.sort(([a, first], [b, other]) => row.kinds.includes(b) - row.kinds.includes(a) || own[other.measure] - own[first.measure]);
+    const getScore = (/** @type {Kind} */ kind) => own[kind.measure] ?? 0;
+    kinds.sort(([a, first], [b, other]) => Number(row.kinds.includes(b)) - Number(row.kinds.includes(a)) || getScore(other) - getScore(first));
     const names = [...(row.measures ? kinds.map(([, kind]) => kind.measure) : []), ...otherMeasures];
-    const measures = names.map((each) => heads.columns.find((column) => column.name === each)).filter((column) => column && row.values[column.name] !== null);
+    const measures = names.flatMap((each) => heads.columns.filter((column) => column.name === each && row.values[each] !== null));
     dialog.body.replaceChildren(
       make("p", { class: "why-lead" }, make("b", {}, `${getHeadName(info, entry, head)}: ${row.kinds.map((each) => t(each)).join(", ") || t("not known")}. `), t(heads.kinds[row.kinds[0]]?.does ?? "")),
-      ...(row.measures ? [make("h3", {}, describeSource(heads.on))] : []),
-      make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => createKindLine(name, kind, own[kind.measure], row.kinds.includes(name)))),
+      ...(row.measures ? [make("h3", {}, describeSource(/** @type {MeasuredOn} */ (heads.on)))] : []),
+      make("dl", { class: "why-kinds" }, ...kinds.map(([name, kind]) => createKindLine(name, kind, getScore(kind), row.kinds.includes(name)))),
       ...(row.measures && measures.length ? [make("h3", {}, t("On this text"))] : []),
       make("dl", { class: "why-more" }, ...measures.map((column) => make("div", { title: t(column.description) }, make("dt", {}, t(column.label)), make("dd", {}, `${formatNumber(row.values[column.name])} ${t(column.unit)}`)))),
       make("h3", {}, t("This recording")),
       make("dl", { class: "why-about" }, ...(info.about ?? []).map(([title, sentences]) => make("div", {}, make("dt", {}, t(title)), make("dd", {}, createLinks(sentences.map((sentence) => t(...sentence)).join(t(" "))))))),
     );
   };
-  const updateDialog = (state) => {
+  const updateDialog = (/** @type {State} */ state) => {
     if (state.panel !== "head") return dialog.close();
     fillDialog(state);
     return dialog.open();
@@ -66,48 +73,77 @@ export function mountSays(element, { store, uid, root, tools }) {
   };
 }
 
-/** The text over the map: a headline on what the head is, a sentence with its number, and what it does on the text that is shown. */
+/**
+ * The text over the map: a headline on what the head is, a sentence with its number, and what it does on the text that is shown.
+ *
+ * @param {Pick<State, "info" | "heads" | "entry" | "head" | "second" | "compare">} state
+ */
 export function describeHead({ info, heads, entry, head, second, compare }) {
   const row = findRow(heads, entry, head);
-  const kind = heads?.kinds?.[row?.kinds[0]];
+  const kind = heads?.kinds?.[row?.kinds[0] ?? ""];
   const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getHeadName(info, second.entry, second.head);
   const headline = `${getHeadName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
-  if (compared || !kind) return { kind, compared, headline, sentence: compared || describeProgress(heads), onText: "" };
-  const sentence = t(kind.evidence, formatPercent(row.share));
+  if (compared || !kind || !row) return { kind, compared, headline, sentence: compared || describeProgress(heads), onText: "" };
+  const sentence = t(kind.evidence, formatPercent(row.share ?? 0));
   const said = row.on_text;
   const onText = said ? t("On this text: {0}", t(heads.kinds[said.kind].on_text, formatPercent(said.share), formatPercent(said.chance ?? 0))) : "";
-  return { kind, compared, headline, sentence: row.measures && !kindsOnBlock.includes(kind.measure) ? withSource(heads.on, kind, sentence) : sentence, onText };
+  return { kind, compared, headline, sentence: row.measures && !kindsOnBlock.includes(kind.measure) ? withSource(/** @type {MeasuredOn} */ (heads.on), kind, sentence) : sentence, onText };
 }
 
-/** How far the statistics of all heads are, which are computed in the background; "" when they are there. */
+/**
+ * How far the statistics of all heads are, which are computed in the background; "" when they are there.
+ *
+ * @param {Pick<HeadTable, "progress"> | null} heads
+ */
 export function describeProgress(heads) {
   return heads && heads.progress < 1 ? t("Measuring the heads: {0} %.", Math.floor(100 * heads.progress)) : "";
 }
 
 // Where it was measured what the heads are, as a title.
+/** @param {MeasuredOn} source */
 function describeSource({ what, name }) {
   return { text: t("In {0}", name), corpus: t("Over the texts of {0}", name), random: t("On random tokens that occur twice") }[what];
 }
 
-// The sentence of a head with the text that its number is about; that of a mixed head has no number.
+/**
+ * The sentence of a head with the text that its number is about; that of a mixed head has no number.
+ *
+ * @param {MeasuredOn} source
+ * @param {Kind} kind
+ * @param {string} sentence
+ */
 function withSource({ what, name }, { measure }, sentence) {
   if (!measure) return sentence;
   return { text: t("In {0}: {1}", name, sentence), corpus: t("Over the texts of {0}: {1}", name, sentence), random: t("On random tokens: {0}", sentence) }[what];
 }
 
+/**
+ * @param {HeadTable | null} heads
+ * @param {number} entry
+ * @param {HeadIndex} head
+ */
 const findRow = (heads, entry, head) => heads?.rows.find((each) => each.entry === entry && each.head === head);
 
-// The row of a kind: its score, and the threshold from which a head is of this kind.
+/**
+ * The row of a kind: its score, and the threshold from which a head is of this kind.
+ *
+ * @param {string} name
+ * @param {Kind} kind
+ * @param {number} value
+ * @param {boolean} reached
+ */
 function createKindLine(name, kind, value, reached) {
-  const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, make("i"), make("em"));
-  bar.firstChild.style.width = `${100 * Math.min(1, value)}%`;
-  bar.lastChild.style.left = `${100 * kind.threshold}%`;
+  const [score, threshold] = [make("i"), make("em")];
+  const bar = make("span", { class: "why-bar", "aria-hidden": "true" }, score, threshold);
+  score.style.width = `${100 * Math.min(1, value)}%`;
+  threshold.style.left = `${100 * kind.threshold}%`;
   const definition = t(kind.definition);
   const rule = t("{0}: at least {1} %.", `${definition[0].toUpperCase()}${definition.slice(1)}`, Math.round(100 * kind.threshold));
   return make("div", { class: reached ? "reached" : "" }, make("dt", {}, t(name)), make("dd", {}, bar, make("span", { class: "why-share" }, formatPercent(value)), make("small", {}, rule)));
 }
 
 // A text with its addresses as links.
+/** @param {string} text */
 function createLinks(text) {
   const parts = make("span");
   for (const word of text.split(/(https:\/\/\S+)/)) parts.append(word.startsWith("https://") ? make("a", { href: word, rel: "noreferrer" }, word) : word);

@@ -3,13 +3,18 @@
 import { debounce, make } from "./elements.js";
 import { isBeyondDiagonal, clamp } from "../map/geometry.js";
 import { formatInteger } from "../data/numbers.js";
-import { isEqual } from "../data/state.js";
+import { isEqual, getPlace } from "../data/state.js";
 import { t } from "../words/words.js";
 
 const maxMatches = 1000; // matches that are asked for; the count is of all
 const MATCH_ZOOM = 3; // doublings at which a match is shown at least: 8 pixels a cell
 
-// Parse what was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
+/**
+ * Parse what was typed: {kind: "text" | "range" | "cell" | "nothing", ...}. Quotes make text of numbers: "50-60".
+ *
+ * @param {string} typed
+ * @returns {SearchQuery}
+ */
 export function parseQuery(typed) {
   const text = typed.trim();
   if (text === "") return typed === "" ? { kind: "nothing" } : { kind: "text", text: typed };
@@ -22,7 +27,13 @@ export function parseQuery(typed) {
   return { kind: "text", text: typed };
 }
 
-// The rows and columns of a range or a cell in the matrix of an entry, or {error}, a sentence.
+/**
+ * The rows and columns of a range or a cell in the matrix of an entry, or {error}, a sentence.
+ *
+ * @param {PlaceQuery} query
+ * @param {Entry} entry
+ * @returns {{ error: string } | SearchPlace}
+ */
 function placeQuery(query, entry) {
   const { m, n, first_query: firstQuery, first_key: firstKey } = entry;
   if (query.kind === "cell") {
@@ -32,7 +43,9 @@ function placeQuery(query, entry) {
     return { i, j };
   }
   if (query.stop < query.start) return { error: t("A range runs upwards: {0}-{1}.", formatInteger(query.stop), formatInteger(query.start)) };
+  /** @type {[first: number, last: number]} */
   const rows = [Math.max(0, query.start - firstQuery), Math.min(m - 1, query.stop - firstQuery)];
+  /** @type {[first: number, last: number]} */
   const columns = [Math.max(0, query.start - firstKey), Math.min(n - 1, query.stop - firstKey)];
   const [anyRows, anyColumns] = [rows[0] <= rows[1], columns[0] <= columns[1]];
   if (!anyRows && !anyColumns) {
@@ -42,12 +55,21 @@ function placeQuery(query, entry) {
   return { rows: anyRows ? rows : null, columns: anyColumns ? columns : null };
 }
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountSearch(element, { store, transport, texts, map, announce, uid }) {
+  /** @type {Match[]} */
   let matches = []; // [start, stop, side]: a text of queries and keys counts as that of the keys
+  /** @type {SideTokens | null} */
   let searched = null; // the texts that were searched: {query, key}
   let total = 0;
   let index = -1;
+  /** @type {AbortController | null} */
   let controller = null;
+  /** @type {Cell | null} */
   let ownPin = null; // the cell that the search itself has pinned
 
   const input = make("input", {
@@ -61,7 +83,7 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     "data-focus": "search",
   });
   const result = make("span", { class: "search-result", id: input.getAttribute("aria-describedby") });
-  const createStepButton = (name, symbol, by) => {
+  const createStepButton = (/** @type {string} */ name, /** @type {string} */ symbol, /** @type {number} */ by) => {
     const button = make("button", { type: "button", class: "icon", "aria-label": name, title: name, disabled: true }, symbol);
     button.addEventListener("click", () => goTo(by));
     return button;
@@ -70,7 +92,7 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
   element.classList.add("search");
   element.append(make("div", { class: "search-box" }, input, result, previous, next));
 
-  const showResult = (text, wrong = false) => {
+  const showResult = (/** @type {string} */ text, /** @type {boolean} */ wrong = false) => {
     result.textContent = text;
     result.classList.toggle("wrong", wrong);
     element.classList.toggle("has-result", text !== "");
@@ -88,7 +110,7 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
 
   // The cell that shows a match: in the row or column that the user has pinned, if the mask allows it. Else the cell
   // of the token itself, which is then pinned.
-  const chooseCell = ([start, stop, side]) => {
+  const chooseCell = (/** @type {Match} */ [start, stop, side]) => {
     const { info, entry, pin, by, row: centreRow, column: centreColumn } = store.state;
     const entryInfo = info.entries[entry];
     const { m, n, first_query: firstQuery, first_key: firstKey } = entryInfo;
@@ -96,7 +118,7 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     const row = clamp(position - firstQuery, 0, m - 1);
     const column = clamp(position - firstKey, 0, n - 1);
     if (entryInfo.kind === "cross") {
-      const { i, j } = pin ?? { i: clamp(Math.floor(centreRow), 0, m - 1), j: clamp(Math.floor(centreColumn), 0, n - 1) };
+      const { i, j } = pin ?? { i: clamp(Math.floor(centreRow ?? 0), 0, m - 1), j: clamp(Math.floor(centreColumn ?? 0), 0, n - 1) };
       return { cell: side === "query" ? { i: row, j } : { i, j: column }, isTokenCell: pin === null || isEqual(pin, ownPin) };
     }
     if (pin !== null && !isEqual(pin, ownPin)) {
@@ -109,7 +131,7 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     const { cell, isTokenCell } = chooseCell(matches[index]);
     const { info, entry } = store.state;
     const { c0, c1, scale } = map.view();
-    const zoom = Math.max(store.state.zoom, MATCH_ZOOM);
+    const zoom = Math.max(getPlace(store.state).zoom, MATCH_ZOOM);
     // In a causal map the keys of a query are at the left of the diagonal.
     const leftShift = isTokenCell && info.entries[entry].causal ? Math.min(cell.j, (0.3 * (c1 - c0) * scale) / 2 ** zoom) : 0;
     map.centre(cell.i, cell.j - leftShift, { zoom });
@@ -119,23 +141,26 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     showResult(shown);
     announce(t("Match {0}, position {1}", shown, formatInteger(matches[index][0])));
   };
-  const goTo = (by) => {
+  const goTo = (/** @type {number} */ by) => {
     if (!matches.length) return;
     index = (index + by + matches.length) % matches.length;
     showMatch();
   };
 
+  /** @param {string} text */
   async function searchText(text) {
     clear();
     controller = new AbortController();
     const { signal } = controller;
     showResult("…");
     try {
-      searched = texts.of(store.state);
-      const sides = searched.query === searched.key ? ["key"] : ["query", "key"];
-      const found = await Promise.all(sides.map((side) => (searched[side].length ? transport.get("search", { of: searched[side].of, text, limit: String(maxMatches) }, { signal }) : null)));
+      const tokens = texts.of(store.state);
+      searched = tokens;
+      /** @type {Side[]} */
+      const sides = tokens.query === tokens.key ? ["key"] : ["query", "key"];
+      const found = await Promise.all(sides.map((side) => (tokens[side].length ? transport.get("search", { of: tokens[side].of, text, limit: String(maxMatches) }, { signal }) : null)));
       if (signal.aborted) return;
-      matches = found.flatMap((answer, at) => answer?.json.matches.map((span) => [...span, sides[at]]) ?? []);
+      matches = found.flatMap((answer, at) => answer?.json.matches.map((span) => /** @type {Match} */ ([...span, sides[at]])) ?? []);
       total = found.reduce((sum, answer) => sum + (answer?.json.total ?? 0), 0);
       publish();
       if (!matches.length) {
@@ -159,32 +184,38 @@ export function mountSearch(element, { store, transport, texts, map, announce, u
     return matchIndex < 0 ? 0 : matchIndex;
   }
 
+  /** @param {PlaceQuery} query */
   function goToPlace(query) {
     clear();
     const { info, entry } = store.state;
     const place = placeQuery(query, info.entries[entry]);
-    if (place.error) {
+    if (place.error !== undefined) {
       showResult(place.error, true);
       announce(place.error);
       return;
     }
-    if (query.kind === "cell") {
-      map.centre(place.i, place.j, { zoom: Math.max(store.state.zoom, MATCH_ZOOM) });
+    if (query.kind === "cell" && "i" in place) {
+      map.centre(place.i, place.j, { zoom: Math.max(getPlace(store.state).zoom, MATCH_ZOOM) });
       store.set({ pin: { i: place.i, j: place.j }, hover: { i: place.i, j: place.j }, reading: null });
       showResult("");
       announce(t("Cell {0}, {1}", formatInteger(query.query), formatInteger(query.key)));
       return;
     }
-    const spans = [place.rows, place.columns].filter(Boolean);
+    if (query.kind === "cell" || "i" in place) return;
+    const spans = [place.rows, place.columns].filter((span) => span !== null);
     const cells = Math.max(...spans.map(([a, b]) => b - a + 1));
     const { r0, r1, c0, c1, scale } = map.view();
     const pixels = Math.min((r1 - r0) * scale, (c1 - c0) * scale);
-    const getMiddle = (span, otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
+    const getMiddle = (/** @type {[number, number] | null} */ span, /** @type {number} */ otherwise) => (span ? (span[0] + span[1]) / 2 : otherwise);
     map.centre(getMiddle(place.rows, (r0 + r1) / 2), getMiddle(place.columns, (c0 + c1) / 2), { zoom: Math.log2(pixels / cells) });
     showResult("");
     announce(t("Positions {0} to {1}", formatInteger(query.start), formatInteger(query.stop)));
   }
 
+  /**
+   * @param {string} typed
+   * @param {boolean} isFinal
+   */
   function runQuery(typed, isFinal) {
     const query = parseQuery(typed);
     if (query.kind === "nothing") {

@@ -1,5 +1,6 @@
 // The layout: header, heads at the left, map in the middle, text at the right, colour bar and status below.
 
+import { listHeads } from "../data/state.js";
 import { connectThemeButton } from "../map/look.js";
 import { createLogo } from "./figure.js";
 import { make } from "./elements.js";
@@ -7,14 +8,24 @@ import { getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { t } from "../words/words.js";
 
-/** Build the layout in `root`; `connect(context)` connects its controls to the store. */
+/**
+ * Build the layout in `root`; `connect(context)` connects its controls to the store.
+ *
+ * @param {HTMLElement} root
+ * @param {MakeId} uid
+ */
 export function createShell(root, uid) {
+  /**
+   * @param {string} name
+   * @param {"div" | "aside" | "main"} tag
+   * @param {Attributes} attributes
+   */
   const createSlot = (name, tag = "div", attributes = {}) => make(tag, { class: `slot-${name}`, ...attributes });
   const title = make("h1", { class: "title" });
   const layer = make("select", { class: "pick-layer", "aria-label": t("Layer") });
   const head = make("select", { class: "pick-head", "aria-label": t("Head") });
   const batch = make("select", { class: "pick-batch", "aria-label": t("Text of the batch"), hidden: true });
-  const createStepButton = (text, label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
+  const createStepButton = (/** @type {string} */ text, /** @type {string} */ label) => make("button", { type: "button", class: "step", title: label, "aria-label": label }, text);
   const previousButton = createStepButton("‹", t("Previous head  ["));
   const nextButton = createStepButton("›", t("Next head  ]"));
   const headsButton = make("button", { type: "button", class: "toggle" }, t("Heads"));
@@ -55,20 +66,22 @@ export function createShell(root, uid) {
   const noscript = [...root.childNodes];
   root.replaceChildren(header, body, footer, liveRegion);
 
+  /** @type {(() => void)[]} */
   const cleanups = [];
-  const listen = (element, event, run) => {
+  const listen = (/** @type {HTMLElement} */ element, /** @type {string} */ event, /** @type {() => void} */ run) => {
     element.addEventListener(event, run);
     cleanups.push(() => element.removeEventListener(event, run));
   };
 
+  /** @param {Pick<PageContext, "store">} context */
   function connect({ store }) {
     const { info } = store.state;
     notice.remove();
     title.textContent = info.title;
     title.title = [info.title, info.model].filter(Boolean).join(" · ");
-    const formatLayerName = (entry) => getLayerName(info, info.entries.indexOf(entry));
-    const listHeldHeads = (index) => [...info.entries[index].heads.keys(), "mean"].filter((each) => holdsHead(info, index, each));
-    const getMissingAttributes = (index, each) => (holdsHead(info, index, each) ? {} : { disabled: true, title: t("not in this file") });
+    const formatLayerName = (/** @type {Entry} */ entry) => getLayerName(info, info.entries.indexOf(entry));
+    const listHeldHeads = (/** @type {number} */ index) => listHeads(info.entries[index]).filter((each) => holdsHead(info, index, each));
+    const getMissingAttributes = (/** @type {number} */ index, /** @type {HeadIndex} */ each) => (holdsHead(info, index, each) ? {} : { disabled: true, title: t("not in this file") });
     layer.replaceChildren(...info.entries.map((entry, index) => make("option", { value: String(index), disabled: !listHeldHeads(index).length }, formatLayerName(entry))));
     listen(layer, "change", () => {
       const entry = Number(layer.value);
@@ -83,7 +96,7 @@ export function createShell(root, uid) {
     listen(textButton, "click", () => store.set(togglePane(store.state, "text", isNarrow())));
     listen(scrim, "click", () => store.set({ panel: "" }));
     const isNarrow = () => root.clientWidth < 720;
-    const showHead = (state) => {
+    const showHead = (/** @type {State} */ state) => {
       const entry = info.entries[state.entry];
       const options = entry.heads.map((number, index) => make("option", { value: String(index), ...getMissingAttributes(state.entry, index) }, t("head {0}", number)));
       options.push(make("option", { value: "mean", ...getMissingAttributes(state.entry, "mean") }, t("mean of {0}", entry.heads.length)));
@@ -95,12 +108,12 @@ export function createShell(root, uid) {
       head.value = String(state.head);
       batch.value = String(state.batch);
     };
-    const showPanes = (state) => {
+    const showPanes = (/** @type {State} */ state) => {
       const { panel, aside } = state;
       root.dataset.aside = aside;
       root.dataset.panel = panel;
       scrim.hidden = panel !== "heads" && panel !== "text";
-      for (const [button, name] of [[headsButton, "heads"], [textButton, "text"]]) {
+      for (const { button, name } of [{ button: headsButton, name: "heads" }, { button: textButton, name: "text" }]) {
         const shown = isNarrow() ? panel === name : aside === "both" || aside === name;
         button.setAttribute("aria-expanded", String(shown));
       }
@@ -120,14 +133,18 @@ export function createShell(root, uid) {
   return {
     ...slots,
     connect,
-    /** Announce a line to screen readers. */
+    /**
+     * Announce a line to screen readers.
+     *
+     * @param {string} text
+     */
     announce(text) {
       clearTimeout(announceTimer);
       announceTimer = setTimeout(() => {
         liveRegion.textContent = text;
       }, 60);
     },
-    fail(text) {
+    fail(/** @type {string} */ text) {
       notice.textContent = t("The atlas cannot be shown: {0}.", text);
       notice.classList.add("bad");
     },
@@ -138,7 +155,13 @@ export function createShell(root, uid) {
   };
 }
 
-/** The previous or next head, across layers; for the mean of heads, that of the previous or next layer. */
+/**
+ * The previous or next head, across layers; for the mean of heads, that of the previous or next layer.
+ *
+ * @param {HeadPlace & { info: Info }} place
+ * @param {number} by
+ * @returns {Partial<State>}
+ */
 export function stepHead({ info, entry, head }, by) {
   if (info.held) return stepHeldHead({ info, entry, head }, by);
   if (head === "mean") return stepLayer({ info, entry, head }, by);
@@ -148,20 +171,40 @@ export function stepHead({ info, entry, head }, by) {
   return { entry: other, head: by > 0 ? 0 : info.entries[other].heads.length - 1 };
 }
 
-/** The same head, one layer before or after. */
+/**
+ * The same head, one layer before or after.
+ *
+ * @param {HeadPlace & { info: Info }} place
+ * @param {number} by
+ * @returns {Partial<State>}
+ */
 export function stepLayer({ info, entry, head }, by) {
   if (info.held) return stepHeldHead({ info, entry, head }, by);
   const other = (entry + by + info.entries.length) % info.entries.length;
   return { entry: other, head: head === "mean" ? head : Math.min(head, info.entries[other].heads.length - 1) };
 }
 
-// The previous or next head of those that an offline page holds.
+/**
+ * The previous or next head of those that an offline page holds.
+ *
+ * @param {HeadPlace & { info: Info }} place
+ * @param {number} by
+ * @returns {HeadPlace}
+ */
 function stepHeldHead({ info, entry, head }, by) {
-  const index = info.held.findIndex((each) => each.entry === entry && each.head === head);
-  return info.held[(index + by + info.held.length) % info.held.length];
+  const held = info.held ?? [];
+  const index = held.findIndex((each) => each.entry === entry && each.head === head);
+  return held[(index + by + held.length) % held.length];
 }
 
-// Wide pages show or hide a pane; narrow ones open it over the map.
+/**
+ * Wide pages show or hide a pane; narrow ones open it over the map.
+ *
+ * @param {Pick<State, "panel" | "aside">} state
+ * @param {"heads" | "text"} name
+ * @param {boolean} isNarrow
+ * @returns {Partial<State>}
+ */
 function togglePane({ panel, aside }, name, isNarrow) {
   if (isNarrow) return { panel: panel === name ? "" : name };
   const open = { heads: aside === "both" || aside === "heads", text: aside === "both" || aside === "text" };

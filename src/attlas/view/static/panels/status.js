@@ -8,15 +8,22 @@ import { t } from "../words/words.js";
 const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
 const POLL_INTERVAL = 1300; // and between two requests for its progress
 
-/** Mount the status line. */
+/**
+ * Mount the status line.
+ *
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountStatus(element, { store, transport, map }) {
   let timer = 0;
+  let destroyed = false;
   const scale = make("span", { class: "status-scale" });
   const progress = make("span", { class: "status-progress", role: "status" });
   const trouble = make("span", { class: "status-trouble", role: "status" });
   element.append(scale, progress, trouble);
 
-  const update = (state) => {
+  const update = (/** @type {State} */ state) => {
     scale.textContent = [describeBlock(state.grain, state), describeVariant(state), map.refused()].filter(Boolean).join(" · ");
     progress.textContent = describeProgress(state.progress);
     progress.hidden = !progress.textContent;
@@ -34,34 +41,44 @@ export function mountStatus(element, { store, transport, map }) {
     if (map.unfinished() && document.visibilityState === "visible") {
       try {
         const { json } = await transport.get("status");
-        if (timer === null) return;
+        if (destroyed) return;
         store.set({ progress: findJob(json.jobs, store.state) });
       } catch {
         // The queue reports a lost server; polling goes on.
       }
     } else if (!map.unfinished()) store.set({ progress: null });
-    if (timer !== null) timer = setTimeout(poll, store.state.progress ? POLL_INTERVAL : FIRST_POLL);
+    if (!destroyed) timer = setTimeout(poll, store.state.progress ? POLL_INTERVAL : FIRST_POLL);
   }
   poll();
   update(store.state);
   return {
     destroy() {
       clearTimeout(timer);
-      timer = null;
+      destroyed = true;
       cleanups.forEach((cleanup) => cleanup());
       element.replaceChildren();
     },
   };
 }
 
-// The job of the shown head, else the first one.
+/**
+ * The job of the shown head, else the first one.
+ *
+ * @param {Job[]} jobs
+ * @param {Pick<State, "entry" | "head" | "variant">} place
+ */
 function findJob(jobs, { entry, head, variant }) {
   const current = jobs.find((job) => job.entry === entry && job.head === head && job.variant === variant) ?? jobs[0];
   if (!current || !(current.total > 0)) return null;
   return { entry: current.entry, head: current.head, fraction: current.done / current.total, secondsLeft: Math.ceil(current.seconds_left ?? 0) };
 }
 
-/** What one pixel stands for, in words. */
+/**
+ * What one pixel stands for, in words.
+ *
+ * @param {Grain} grain
+ * @param {Pick<State, "pool">} state
+ */
 export function describeBlock({ side, framed }, { pool }) {
   if (side === 1) return t("every cell is drawn");
   const cells = formatInteger(side);
@@ -69,7 +86,11 @@ export function describeBlock({ side, framed }, { pool }) {
   return framed ? t("{0}, in the frame every cell", words) : words;
 }
 
-/** Words for how far a pass over the matrix is. */
+/**
+ * Words for how far a pass over the matrix is.
+ *
+ * @param {Progress | null} progress
+ */
 function describeProgress(progress) {
   if (!progress || progress.fraction >= 1) return "";
   const left = progress.secondsLeft;

@@ -13,10 +13,18 @@ import { t } from "../words/words.js";
 const initialCount = 8; // entries of the list at first
 const expandedCount = 48; // and after "more"
 const maxCachedLines = 24;
+/** @type {Side[]} */
+const SIDES = ["query", "key"];
 const HOVER_DELAY = 40; // ms of hover before the row of a token is requested
 
-// The indices of the `count` largest numbers in descending order, in one pass without sorting all.
+/**
+ * The indices of the `count` largest numbers in descending order, in one pass without sorting all.
+ *
+ * @param {Float32Array} values
+ * @param {number} count
+ */
 export function findLargest(values, count) {
+  /** @type {number[]} */
   const best = []; // ascending by value, at most `count` places
   for (let index = 0; index < values.length; index++) {
     const value = values[index];
@@ -29,9 +37,18 @@ export function findLargest(values, count) {
   return best.reverse();
 }
 
+/** @param {number} weight */
 const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
+/** @param {Float32Array} weights */
 const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
-// Describe the weights that are not in the list.
+/**
+ * Describe the weights that are not in the list.
+ *
+ * @param {Pick<State, "by" | "variant">} state
+ * @param {number} remaining
+ * @param {number | null} total
+ * @param {number} named
+ */
 function describeOthers({ by, variant }, remaining, total, named) {
   if (by === "key" || isWeighted({ variant })) {
     const kind = by === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
@@ -40,16 +57,30 @@ function describeOthers({ by, variant }, remaining, total, named) {
   const kind = remaining === 1 ? t("key") : t("keys");
   return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} on {1} other {2}.", formatPercent(Math.max(0, total - named)), formatInteger(remaining), kind);
 }
-const countWhere = (weights, passes) => weights.reduce((count, weight) => count + passes(weight), 0);
+/**
+ * @param {Float32Array} weights
+ * @param {(weight: number) => boolean} passes
+ */
+const countWhere = (weights, passes) => weights.reduce((count, weight) => count + Number(passes(weight)), 0);
 
+/**
+ * @param {HTMLElement} element
+ * @param {PageContext} context
+ * @returns {Panel}
+ */
 export function mountText(element, { store, transport, map, texts, announce, uid }) {
+  /** @type {Float32Array | null} */
   let weights = null; // Float32Array of the row or column that is shown
   let rounded = false; // whether they are
+  /** @type {number | null} */
   let total = null; // their sum, null where it is not known
+  /** @type {AbortController | null} */
   let controller = null;
   let shownCount = initialCount;
   let timer = 0;
+  /** @type {Partial<Record<Side, { tokens: Tokens, extent: number }>>} */
   const started = {}; // what each flow shows: {tokens, extent}
+  /** @type {Map<string, Line>} */
   const lineCache = new Map(); // rows and columns that came last: key -> {weights, rounded, total}
 
   const sideButtons = createSegmented(
@@ -80,17 +111,17 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   // In cross-attention queries and keys are of two texts, one above the other; else the flow of the keys has both.
   const flowsElement = make("div", { class: "flows" });
   const headings = { query: make("h3", { class: "flow-side" }, t("Queries")), key: make("h3", { class: "flow-side" }, t("Keys")) };
-  const createSideFlow = (side) => createFlow({ label: t("Text"), uid, paint: (position) => paint(position, side), onHover: (position) => onHover(position, side), onPick: (position) => onPick(position, side) });
+  const createSideFlow = (/** @type {Side} */ side) => createFlow({ label: t("Text"), uid, paint: (position) => paint(position, side), onHover: (position) => onHover(position, side), onPick: (position) => onPick(position, side) });
   const flows = { query: createSideFlow("query"), key: createSideFlow("key") };
   const repaint = () => Object.values(flows).forEach((flow) => flow.repaint());
   element.classList.add("text");
   element.append(make("h2", { class: "unseen" }, t("Text")), make("div", { class: "text-head" }, sideButtons.element, logButton), flowsElement, pinnedElement);
 
-  const getEntry = (state) => state.info.entries[state.entry];
-  const isCross = (state) => getEntry(state).kind === "cross";
-  const getFlow = (side) => flows[isCross(store.state) ? side : "key"];
-  const getOther = ({ by }) => (by === "query" ? "key" : "query");
-  const createTokenChip = (position, side) => {
+  const getEntry = (/** @type {State} */ state) => state.info.entries[state.entry];
+  const isCross = (/** @type {State} */ state) => getEntry(state).kind === "cross";
+  const getFlow = (/** @type {Side} */ side) => flows[isCross(store.state) ? side : "key"];
+  const getOther = (/** @type {Pick<State, "by">} */ { by }) => (by === "query" ? "key" : "query");
+  const createTokenChip = (/** @type {number} */ position, /** @type {Side} */ side) => {
     const tokens = texts.of(store.state)[side];
     const joined = tokens.joined(position);
     const text = tokens.peek(position);
@@ -102,30 +133,39 @@ export function mountText(element, { store, transport, map, texts, announce, uid
 
   // ------------------------------------------------------------------------------------- the row that is shown
 
-  const getActiveCell = (state) => state.pin ?? state.pointed;
+  const getActiveCell = (/** @type {State} */ state) => state.pin ?? state.pointed;
   // The coloured side of the pairs: the position of its first token, and their number.
+  /** @param {State} state */
   function getOtherSide(state) {
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     return state.by === "query" ? { first: firstKey, count: n } : { first: firstQuery, count: m };
   }
+  /** @param {State} state */
   function getOwnPosition(state) {
     const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-    const { i, j } = getActiveCell(state);
+    const { i, j } = /** @type {Cell} */ (getActiveCell(state));
     return state.by === "query" ? firstQuery + i : firstKey + j;
   }
 
-  // The weights of the row or column of a cell.
+  /**
+   * The weights of the row or column of a cell.
+   *
+   * @param {State} state
+   * @param {Cell} cell
+   * @param {AbortSignal} signal
+   */
   async function fetchLine(state, { i, j }, signal) {
     const { entry, head, batch, variant, by: side } = state;
-    const [name, place] = side === "query" ? ["row", { i }] : ["column", { j }];
+    const name = side === "query" ? "row" : "column";
     const key = `${entry}/${head}/${batch}/${variant}/${name}/${i}/${j}`;
-    if (!lineCache.has(key)) {
-      const answer = await transport.get(name, { entry, head, batch, variant, ...place }, { signal });
-      const search = new Float32Array(answer.buffer);
-      lineCache.set(key, { weights: search, rounded: Boolean(answer.rounded), total: answer.total === undefined ? sumKnown(search) : answer.total });
-      if (lineCache.size > maxCachedLines) lineCache.delete(lineCache.keys().next().value);
-    }
-    return lineCache.get(key);
+    const known = lineCache.get(key);
+    if (known) return known;
+    const answer = await transport.get(name, { entry, head, batch, variant, ...(side === "query" ? { i } : { j }) }, { signal });
+    const fetched = new Float32Array(answer.buffer);
+    const line = { weights: fetched, rounded: Boolean(answer.rounded), total: answer.total === undefined ? sumKnown(fetched) : answer.total };
+    lineCache.set(key, line);
+    if (lineCache.size > maxCachedLines) lineCache.delete([...lineCache.keys()][0]);
+    return line;
   }
 
   async function load() {
@@ -159,7 +199,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
       shownCount = initialCount;
       repaint();
       await showList();
-      if (!pin) return;
+      if (!pin || !cell) return;
       getFlow(state.by).reveal(getOwnPosition(state));
       const { json } = await cell;
       if (signal.aborted) return;
@@ -183,19 +223,22 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   function showSubject() {
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-    const { i, j } = getActiveCell(state);
+    const { i, j } = /** @type {Cell} */ (getActiveCell(state));
     const [q, k] = [firstQuery + i, firstKey + j];
-    const place = (position) => make("span", { class: "place" }, ` ${formatInteger(position)}`);
+    const place = (/** @type {number} */ position) => make("span", { class: "place" }, ` ${formatInteger(position)}`);
     if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(q, "query"), place(q), t(" looks at"));
     else subject.replaceChildren(t("Key "), createTokenChip(k, "key"), place(k), t(" is looked at by"));
   }
+  /** @param {CellDetails} cell */
   function showFacts(cell) {
     const { state } = store;
     const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-    const pair = [`${formatInteger(firstQuery + state.pin.i)}, ${formatInteger(firstKey + state.pin.j)}`, t("query and key of the pinned cell")];
+    const { i, j } = /** @type {Cell} */ (state.pin);
+    const pair = `${formatInteger(firstQuery + i)}, ${formatInteger(firstKey + j)}`;
     const weight = cell.weight === null ? `≤ ${formatNumber(cell.below)}` : cell.rounded ? `≈ ${formatNumber(cell.weight)}` : formatNumber(cell.weight, 4);
-    const lineCache = [[t("cell"), ...pair], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
-    if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber(cell.weight / cell.share, 4), t("norm of the key’s value")]);
+    /** @type {[name: string, value: string, title: string][]} */
+    const lineCache = [[t("cell"), pair, t("query and key of the pinned cell")], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
+    if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber((cell.weight ?? 0) / cell.share, 4), t("norm of the key’s value")]);
     if (cell.allowed !== false) {
       if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), t("place of the weight in its row, 1 is the largest")]);
       if (cell.logit !== null) lineCache.push([t("logit"), formatNumber(cell.logit), t("before softmax, in nats")]);
@@ -219,10 +262,10 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     if (shownWeights !== weights || activeCell === null) return;
     showSubject();
     const scale = weights[places[0]] || 1;
-    const named = places.reduce((sum, place) => sum + weights[place], 0);
+    const named = places.reduce((sum, place) => sum + shownWeights[place], 0);
     list.replaceChildren(
       ...places.map((place) => {
-        const weight = weights[place];
+        const weight = shownWeights[place];
         const bar = make("i", { class: "largest-bar" });
         bar.style.width = `${(100 * weight) / scale}%`;
         const button = make(
@@ -253,12 +296,19 @@ export function mountText(element, { store, transport, map, texts, announce, uid
 
   // ------------------------------------------------------------------------------------------------------- the flow
 
+  /** @type {{ of: Float32Array | null, value: number }} */
   let rowMaximum = { of: null, value: 0 }; // the largest weight of the row
 
-  // The style of a token: its background, and classes for the active token, masked tokens and search results.
+  /**
+   * The style of a token: its background, and classes for the active token, masked tokens and search results.
+   *
+   * @param {number} position
+   * @param {Side} flowSide
+   * @returns {TokenStyle}
+   */
   function paint(position, flowSide) {
     const { state } = store;
-    const hasSide = (side) => !isCross(state) || side === flowSide;
+    const hasSide = (/** @type {Side} */ side) => !isCross(state) || side === flowSide;
     const classes = [];
     let background = "";
     if (state.searchResult?.matches.some(([start, stop, side]) => side === flowSide && start <= position && position < stop)) classes.push("found");
@@ -279,39 +329,57 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     return { classes, background };
   }
   // The weight of a token in the shown row; null where the row does not contain it.
+  /** @param {number} position */
   function getWeight(position) {
     const { first, count } = getOtherSide(store.state);
-    return position >= first && position < first + count ? weights[position - first] : null;
+    return weights && position >= first && position < first + count ? weights[position - first] : null;
   }
   // The share of colour of a weight: none at 0, full at the largest weight of the row.
+  /** @param {number} weight */
   function getColourShare(weight) {
+    if (!weights) return 0;
     if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
     if (store.state.ink === "linear") return weight / rowMaximum.value;
     const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(store.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
   }
-  // The cell of a token: in the pinned row or column, else on the diagonal; in cross-attention in the active row or column.
+  /**
+   * The cell of a token: in the pinned row or column, else on the diagonal; in cross-attention in the active row or column.
+   *
+   * @param {number} position
+   * @param {Side} side
+   * @returns {Cell | null}
+   */
   function getCell(position, side) {
     const { state } = store;
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     const [i, j] = [position - firstQuery, position - firstKey];
     const [inRows, inColumns] = [i >= 0 && i < m, j >= 0 && j < n];
     if (isCross(state)) {
-      const { i: row, j: column } = getActiveCell(state) ?? (side === state.by ? { i: 0, j: 0 } : {});
-      if (row === undefined || !(side === "query" ? inRows : inColumns)) return null;
-      return side === "query" ? { i, j: column } : { i: row, j };
+      const active = getActiveCell(state) ?? (side === state.by ? { i: 0, j: 0 } : null);
+      if (!active || !(side === "query" ? inRows : inColumns)) return null;
+      return side === "query" ? { i, j: active.j } : { i: active.i, j };
     }
     if (state.pin !== null && state.by === "query") return inColumns ? { i: state.pin.i, j } : null;
     if (state.pin !== null) return inRows ? { i, j: state.pin.j } : null;
     return inRows || inColumns ? { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) } : null;
   }
+  /**
+   * @param {number | null} position
+   * @param {Side} side
+   */
   function onHover(position, side) {
     const { state } = store;
     const cell = position === null ? null : getCell(position, side);
     const reads = isCross(state) ? side === getOther(state) : state.pin;
-    store.set({ hover: cell, reading: cell && reads && weights && isKnown(getWeight(position)) ? getWeight(position) : null });
+    const weight = cell && reads && position !== null ? getWeight(position) : null;
+    store.set({ hover: cell, reading: weight !== null && isKnown(weight) ? weight : null });
     if (cell && !state.pin && !(isCross(state) && reads)) store.set({ pointed: cell }); // not reset, so that the pointer can move to the list
   }
+  /**
+   * @param {number} position
+   * @param {Side} side
+   */
   function onPick(position, side) {
     const { state } = store;
     if (isCross(state)) return pinCell(getCell(position, side));
@@ -323,6 +391,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     if (state.pin === null) Object.assign(pin, { i: clamp(i, 0, m - 1), j: clamp(j, 0, n - 1) });
     return pinCell(pin);
   }
+  /** @param {Cell | null} pin */
   function pinCell(pin) {
     if (pin === null) return;
     store.set({ pin, hover: null, reading: null, pointed: null });
@@ -349,8 +418,9 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     store.on(["hover"], () => {
       const { state } = store;
       const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
+      /** @type {Partial<Record<Side, number>>} */
       const marks = state.hover ? { query: firstQuery + state.hover.i, key: firstKey + state.hover.j } : {};
-      for (const side of ["query", "key"]) flows[side].mark(isCross(state) ? [marks[side] ?? -1] : Object.values(marks));
+      for (const side of SIDES) flows[side].mark(isCross(state) ? [marks[side] ?? -1] : Object.values(marks));
     }),
     texts.on(() => Object.values(flows).forEach((flow) => flow.refresh())),
   ];
@@ -366,11 +436,12 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const cross = isCross(state);
     const parts = [];
     const ends = cross ? { query: firstQuery + m, key: firstKey + n } : { query: 0, key: Math.max(firstQuery + m, firstKey + n) };
-    for (const side of ["query", "key"]) {
+    for (const side of SIDES) {
       const shown = tokens[side].length > 0 && ends[side] > 0;
       const extent = shown ? Math.max(ends[side], tokens[side].length) : 0;
       if (shown) parts.push(...(cross ? [headings[side]] : []), flows[side].element);
-      if (started[side]?.tokens === tokens[side] && started[side].extent === extent) continue;
+      const before = started[side];
+      if (before?.tokens === tokens[side] && before.extent === extent) continue;
       started[side] = { tokens: tokens[side], extent };
       flows[side].start(extent, tokens[side]);
     }

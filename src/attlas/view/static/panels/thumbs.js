@@ -1,16 +1,24 @@
 // Thumbnails of heads: fetched when they become visible, few at a time, and repainted when colours change.
 
+import { getContext } from "../map/canvas.js";
 import { makeLut } from "../map/colour.js";
 
 const maxInFlight = 2; // the map's own requests go first
 const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
 
+/** @param {{ store: Store, transport: Requests, onArrival: (canvas: HTMLCanvasElement, answer: { sampled: boolean, failed: string | null }) => void }} options */
 export function createThumbs({ store, transport, onArrival }) {
+  /** @type {Map<string, Thumbnail>} */
   const cache = new Map(); // key -> {codes, size, sampled, final, tries}
+  /** @type {Map<HTMLCanvasElement, ThumbnailItem>} */
   const items = new Map(); // canvas -> {key, entry, head}
+  /** @type {Set<HTMLCanvasElement>} */
   const queue = new Set();
+  /** @type {Map<Element, AbortController>} */
   const inFlight = new Map(); // canvas -> AbortController
+  /** @type {Map<Element, number>} */
   const timers = new Map();
+  /** @type {Uint32Array | null} */
   let lut = null;
   let size = 64;
 
@@ -18,17 +26,18 @@ export function createThumbs({ store, transport, onArrival }) {
     const { batch, variant, pool } = store.state;
     return `${batch}:${variant}:${pool}:${size}`;
   };
-  const getKey = ({ entry, head }) => `${entry}:${head}:${getViewKey()}`;
+  const getKey = (/** @type {{ entry: number, head: HeadIndex }} */ { entry, head }) => `${entry}:${head}:${getViewKey()}`;
 
   const visibilityObserver = new IntersectionObserver(
     (changes) => {
       for (const { target, isIntersecting } of changes) {
-        const item = items.get(target);
+        const item = items.get(/** @type {HTMLCanvasElement} */ (target));
         if (!item) continue;
         item.visible = isIntersecting;
-        if (isIntersecting) requestThumbnail(target);
+        const canvas = /** @type {HTMLCanvasElement} */ (target);
+        if (isIntersecting) requestThumbnail(canvas);
         else {
-          queue.delete(target);
+          queue.delete(canvas);
           inFlight.get(target)?.abort();
           clearTimeout(timers.get(target));
         }
@@ -37,12 +46,18 @@ export function createThumbs({ store, transport, onArrival }) {
     { rootMargin: "160px" },
   );
 
+  const getItem = (/** @type {HTMLCanvasElement} */ canvas) => /** @type {ThumbnailItem} */ (items.get(canvas));
+  /** @param {HTMLCanvasElement} canvas */
   function requestThumbnail(canvas) {
-    const item = items.get(canvas);
+    const item = getItem(canvas);
     const thumbnail = cache.get(getKey(item));
     if (thumbnail) paint(canvas, thumbnail);
     if (!thumbnail || !thumbnail.final) schedule(canvas, thumbnail);
   }
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {Thumbnail | undefined} thumbnail
+   */
   function schedule(canvas, thumbnail) {
     clearTimeout(timers.get(canvas));
     if (!thumbnail) {
@@ -66,8 +81,9 @@ export function createThumbs({ store, transport, onArrival }) {
       if (!inFlight.has(canvas)) load(canvas);
     }
   }
+  /** @param {HTMLCanvasElement} canvas */
   async function load(canvas) {
-    const item = items.get(canvas);
+    const item = getItem(canvas);
     const key = getKey(item);
     const { batch, variant, pool } = store.state;
     const controller = new AbortController();
@@ -75,13 +91,15 @@ export function createThumbs({ store, transport, onArrival }) {
     try {
       const { entry, head } = item;
       const answer = await transport.get("thumbnail", { entry, head, batch, variant, pool, size }, { signal: controller.signal });
+      const codes = new Uint16Array(answer.buffer);
+      /** @type {Thumbnail} */
       const thumbnail = {
-        codes: new Uint16Array(answer.buffer),
+        codes,
+        size: Math.round(Math.sqrt(codes.length)),
         sampled: Boolean(answer.sampled),
         final: answer.final || !answer.sampled,
         tries: (cache.get(key)?.tries ?? -1) + 1,
       };
-      thumbnail.size = Math.round(Math.sqrt(thumbnail.codes.length));
       cache.set(key, thumbnail);
       item.failed = false;
       if (items.has(canvas) && getKey(item) === key) {
@@ -99,6 +117,10 @@ export function createThumbs({ store, transport, onArrival }) {
       if (items.has(canvas) && item.visible && !item.failed && getKey(item) !== key) requestThumbnail(canvas);
     }
   }
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {Thumbnail} thumbnail
+   */
   function paint(canvas, thumbnail) {
     lut ??= makeLut(store.state);
     const { codes, size: side } = thumbnail;
@@ -106,7 +128,7 @@ export function createThumbs({ store, transport, onArrival }) {
     const image = new ImageData(side, side);
     const pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < codes.length; i++) pixels[i] = lut[codes[i]];
-    canvas.getContext("2d").putImageData(image, 0, 0);
+    getContext(canvas).putImageData(image, 0, 0);
     onArrival(canvas, { sampled: thumbnail.sampled, failed: null });
   }
   const repaint = () => {
@@ -128,11 +150,11 @@ export function createThumbs({ store, transport, onArrival }) {
     }),
   ];
   return {
-    show(canvas, entry, head) {
+    show(/** @type {HTMLCanvasElement} */ canvas, /** @type {number} */ entry, /** @type {HeadIndex} */ head) {
       items.set(canvas, { entry, head, visible: false, failed: false });
       visibilityObserver.observe(canvas);
     },
-    resize(pixels) {
+    resize(/** @type {number} */ pixels) {
       const next = pixels <= 64 ? 64 : pixels <= 128 ? 128 : 256;
       if (next === size) return;
       size = next;

@@ -12,26 +12,36 @@ export const vectorLimit = 65_536; // cells
 const maxNamed = 80; // largest number of rows or columns that are labelled with tokens
 const [left, top, side, maxCharacters] = [110, 130, 640, 14]; // places in the picture, and characters of a token
 
+/** @type {Record<string, string>} */
 const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 // Characters that XML cannot hold become one that it can.
+/** @param {string} text */
 const escapeXml = (text) => text.replace(/[\u0000-\u001f\ud800-\udfff\ufffe\uffff]/gu, "\ufffd").replace(/[&<>"]/g, (mark) => ENTITIES[mark]);
+/** @param {number} number */
 const roundTo2 = (number) => Number(number.toFixed(2));
 
-/** The text of the file. `cells`: the region; `weights`: its weights, row by row; `textOf.query(position)`, `textOf.key(position)`: tokens. */
+/**
+ * The text of the file. `cells`: the region; `weights`: its weights, row by row; `textOf.query(position)`, `textOf.key(position)`: tokens.
+ *
+ * @param {{ weights: Float32Array, cells: Region, state: State, style: PictureStyle, textOf: TextOf }} options
+ */
 export function createVector({ weights, cells, state, style, textOf }) {
   const entry = state.info.entries[state.entry];
   const [rows, columns] = [cells.r1 - cells.r0, cells.c1 - cells.c0];
   const unit = side / Math.max(rows, columns);
   const [width, height] = [columns * unit, rows * unit];
+  /** @type {WriteText} */
   const createText = (x, y, text, more = "") => `<text x="${roundTo2(x)}" y="${roundTo2(y)}" ${more}>${escapeXml(text)}</text>`;
   const parts = [createText(left, 28, getHeadName(state.info, state.entry, state.head), `font-size="16" font-weight="600" fill="${style.ink}"`), createText(left, 48, formatCaption({ ...state, compare: "none" }, { side: 1, framed: false }))];
   parts.push(`<rect x="${left}" y="${top}" width="${roundTo2(width)}" height="${roundTo2(height)}" fill="${style.land}"/>`);
   const drawn = [...createPaths(weights, cells, entry, state)].map(([colour, path]) => `<path fill="${colour}" d="${path}"/>`);
   parts.push(`<g transform="translate(${left} ${top}) scale(${roundTo2(unit * 1e4) / 1e4})" shape-rendering="crispEdges">${drawn.join("")}</g>`);
-  for (const [textAt, first, from, to, write] of [
-    [textOf.query, entry.first_query, cells.r0, cells.r1, (at, text) => createText(left - 6, top + (at + 0.5) * unit + 4, text, 'text-anchor="end"')],
-    [textOf.key, entry.first_key, cells.c0, cells.c1, (at, text) => createText(0, 0, text, `transform="translate(${roundTo2(left + (at + 0.5) * unit + 4)} ${top - 6}) rotate(-90)"`)],
-  ]) {
+  /** @type {{ textAt: (position: number) => string, first: number, from: number, to: number, write: (at: number, text: string) => string }[]} */
+  const axes = [
+    { textAt: textOf.query, first: entry.first_query, from: cells.r0, to: cells.r1, write: (at, text) => createText(left - 6, top + (at + 0.5) * unit + 4, text, 'text-anchor="end"') },
+    { textAt: textOf.key, first: entry.first_key, from: cells.c0, to: cells.c1, write: (at, text) => createText(0, 0, text, `transform="translate(${roundTo2(left + (at + 0.5) * unit + 4)} ${top - 6}) rotate(-90)"`) },
+  ];
+  for (const { textAt, first, from, to, write } of axes) {
     const tokens = to - from <= maxNamed && textAt(first + from) !== "";
     const places = tokens ? Array.from({ length: to - from }, (_, at) => from + at) : computeTicks(from, to - 1, 8).filter((place) => place >= from && Number.isInteger(place));
     for (const place of places) parts.push(write(place - from, tokens ? [...showWhitespace(textAt(first + place))].slice(0, maxCharacters).join("") : formatInteger(first + place)));
@@ -41,14 +51,27 @@ export function createVector({ weights, cells, state, style, textOf }) {
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${box}" font-family="${escapeXml(style.sans)}" font-size="${roundTo2(Math.max(6, Math.min(12, unit * 0.8)))}" fill="${style.soft}">\n<rect width="100%" height="100%" fill="${style.card}"/>\n${parts.join("\n")}\n</svg>\n`;
 }
 
-/** A picture of pixels as SVG, as large as it is on the screen. */
+/**
+ * A picture of pixels as SVG, as large as it is on the screen.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} ratio
+ */
 export function wrapPicture(canvas, ratio) {
   const size = `width="${roundTo2(canvas.width / ratio)}" height="${roundTo2(canvas.height / ratio)}"`;
   return `<svg xmlns="http://www.w3.org/2000/svg" ${size}>\n<image ${size} href="${canvas.toDataURL()}"/>\n</svg>\n`;
 }
 
-// One path for each colour, made of runs of equal cells in each row; masked cells are left out.
+/**
+ * One path for each colour, made of runs of equal cells in each row; masked cells are left out.
+ *
+ * @param {Float32Array} weights
+ * @param {Region} region
+ * @param {Entry} entry
+ * @param {State} state
+ */
 function createPaths(weights, { r0, r1, c0, c1 }, entry, state) {
+  /** @type {Map<string, string>} */
   const paths = new Map();
   const width = c1 - c0;
   for (let r = 0; r < r1 - r0; r++) {
@@ -64,6 +87,12 @@ function createPaths(weights, { r0, r1, c0, c1 }, entry, state) {
   return paths;
 }
 
+/**
+ * @param {State} state
+ * @param {PictureStyle} style
+ * @param {number} y
+ * @param {WriteText} createText
+ */
 function createScale(state, style, y, createText) {
   const bar = getBarRange(state);
   const { low, high } = getRange(state);

@@ -1,0 +1,283 @@
+// What the page asks, and what it is answered: by a server, by the kernel of a notebook, or from an offline file.
+
+/** One matrix of heads: a layer of a recording. */
+interface Entry {
+  id: number;
+  layer: number;
+  kind: string;
+  call: number | null;
+  name: string;
+  heads: number[];
+  m: number;
+  n: number;
+  first_query: number;
+  first_key: number;
+  texts: [query: number | null, key: number | null][];
+  spans: Side[];
+  recording: string;
+  batch: number;
+  levels: number;
+  causal: boolean;
+  sink: boolean;
+  readable: boolean;
+  largest_norms: Record<string, number>;
+}
+interface Bookmark {
+  name: string;
+  at: string;
+  says: string;
+}
+/** Some rows and columns of a matrix. */
+interface Region {
+  r0: number;
+  r1: number;
+  c0: number;
+  c1: number;
+}
+/** What an offline page holds of a head; `finest`: level of its finest tiles, `block`: cells of their blocks. */
+interface HeldHead extends HeadPlace {
+  finest: number;
+  block: number | null;
+  exact: boolean;
+  kept: number;
+  patches: Region[];
+}
+/** The text that the model of a page has read, and how many characters it may have. */
+interface ReadingFacts {
+  model: string;
+  text: string;
+  tokens: number;
+  characters: number;
+  more: number;
+}
+/** What there is to see. */
+interface Info {
+  key: string;
+  title: string;
+  model: string;
+  text_length: number;
+  texts: number[];
+  about: [title: string, sentences: [text: string, ...values: TextValue[]][]][];
+  spans: Record<string, [start: number, stop: number]>;
+  entries: Entry[];
+  units: Record<string, number>;
+  folder: string | null;
+  bookmarks: Bookmark[];
+  keeps: boolean;
+  on_demand_level: number;
+  tracks: TrackName[];
+  /** Where the page reads texts of the user. */
+  reading?: ReadingFacts;
+  /** Of an offline page: what it holds, and the only batch, variant and pooling. */
+  held?: HeldHead[];
+  only?: { batch: number; variant: Variant; pool: Pool };
+}
+
+/** A statistic of each head. */
+interface Column {
+  name: string;
+  label: string;
+  unit: string;
+  description: string;
+}
+interface HeadRow {
+  entry: number;
+  head: number;
+  kinds: string[];
+  share: number | null;
+  measures: Record<string, number> | null;
+  on_text: { kind: string; share: number; chance: number | null } | null;
+  values: Record<string, number | null>;
+}
+/** A kind of head: what it does, and the measure and its least value that make a head one of it. */
+interface Kind {
+  short: string;
+  does: string;
+  measure: string;
+  threshold: number;
+  definition: string;
+  headline: string;
+  evidence: string;
+  on_text: string;
+}
+/** Where it was measured what the heads are. */
+interface MeasuredOn {
+  what: "text" | "corpus" | "random";
+  name: string;
+}
+interface HeadTable {
+  progress: number;
+  columns: Column[];
+  rows: HeadRow[];
+  kinds: Record<string, Kind>;
+  on: MeasuredOn | null;
+  telling: { entry: number; head: number } | null;
+}
+
+/** The numbers of one cell; null where they are not known. */
+interface CellDetails {
+  weight: number | null;
+  /** Of a weighted number: the attention weight. */
+  share?: number | null;
+  logit: number | null;
+  lse: number | null;
+  allowed: boolean;
+  rank: number | null;
+  row_entropy: number | null;
+  column_mass: number | null;
+  /** Of an offline page: whether the weight is rounded, and what it is below where it is not known. */
+  rounded?: boolean;
+  below?: number;
+}
+/** A cell and its weight. */
+type WeightedCell = [i: number, j: number, weight: number];
+/** Tokens that are one character together: `[start, stop, character]`. */
+type JoinedTokens = [start: number, stop: number, text: string];
+interface Job extends HeadPlace {
+  batch: number;
+  variant: Variant;
+  done: number;
+  total: number;
+  seconds_left: number | null;
+}
+/** What the model is doing with the text of the user. */
+interface ReadingStatus {
+  doing: "" | "loading" | "measuring" | "reading" | "writing";
+  done: number;
+  total: number;
+  error: string;
+  key: string;
+  text: string;
+  tokens: number;
+}
+type TrackName = "column_mass" | "column_max" | "entropy" | "effective_keys" | "max_weight";
+
+/** Every answer says how far its computation is, whether it is final, and whether it is a sample. */
+interface AnswerFacts {
+  progress: number;
+  final: boolean;
+  sampled: boolean;
+}
+interface JsonAnswer<T> extends AnswerFacts {
+  json: T;
+}
+/** Numbers: codes of 16 bits, or float32 weights. */
+interface BinaryAnswer extends AnswerFacts {
+  buffer: ArrayBuffer;
+  /** Of an offline page: whether weights are rounded, and their sum where some are missing. */
+  rounded?: boolean;
+  total?: number | null;
+}
+/** The questions about a recording, each with its answer. */
+interface Questions {
+  info: JsonAnswer<Info>;
+  heads: JsonAnswer<HeadTable>;
+  status: JsonAnswer<{ jobs: Job[]; bytes: number; packing?: number }>;
+  focus: JsonAnswer<object>;
+  pooling: JsonAnswer<{ pool: Pool }>;
+  tokens: JsonAnswer<{ start: number; tokens: string[]; joined: JoinedTokens[] }>;
+  search: JsonAnswer<{ matches: [start: number, stop: number][]; total: number }>;
+  tile: BinaryAnswer;
+  thumbnail: BinaryAnswer;
+  track: BinaryAnswer;
+  row: BinaryAnswer;
+  column: BinaryAnswer;
+  region: BinaryAnswer;
+  pair: JsonAnswer<{ weights: (number | null)[]; agreement: (number | null)[] | null }>;
+  cell: JsonAnswer<CellDetails>;
+  top: JsonAnswer<{ cells: WeightedCell[]; rounded?: boolean }>;
+  offline: JsonAnswer<{ page?: string; data: PackedData }>;
+  reading: JsonAnswer<ReadingStatus>;
+}
+/** What the page sends to be kept or done, each with its answer. */
+interface Sendings {
+  bookmarks: { json: { bookmarks: Bookmark[] } };
+  read: { json: object };
+}
+/** Parameters of a question. */
+type Params = Record<string, string | number | undefined | null>;
+interface GetOptions {
+  signal?: AbortSignal;
+}
+/** Where answers come from. */
+interface Transport<Q = Questions> {
+  get<N extends keyof Q & string>(name: N, params?: Params, options?: GetOptions): Promise<Q[N]>;
+  /** Missing where nothing can be kept. */
+  send?: <N extends keyof Sendings>(name: N, content: unknown) => Promise<Sendings[N]>;
+}
+/** Options of a request that waits in the queue. */
+interface QueueOptions extends GetOptions {
+  distance?: () => number;
+  rank?: number;
+}
+/** The queue before a transport; see `createRequests`. */
+interface Requests extends Transport {
+  get<N extends keyof Questions>(name: N, params?: Params, options?: QueueOptions): Promise<Questions[N]>;
+  trouble(listener: (text: string | null) => void): () => void;
+  counts(): { waiting: number; flying: number };
+  destroy(): void;
+}
+/** A request in the queue. */
+interface QueuedRequest {
+  name: keyof Questions;
+  params: Params;
+  signal?: AbortSignal;
+  distance?: () => number;
+  rank: number;
+  tries: number;
+  timer: number;
+  currentDistance: number;
+  controller: AbortController;
+  resolve(answer: Questions[keyof Questions]): void;
+  reject(error: unknown): void;
+  cancel(): void;
+}
+
+/** Numbers of an offline page: base64 of deflated bytes, those of each place of a number together. */
+interface PackedPart {
+  text: string;
+  width: number;
+}
+/** What an offline page holds. */
+interface PackedData {
+  format?: number;
+  info: Info;
+  state: View;
+  packed: HeldHead[];
+  heads: HeadTable;
+  texts: Record<string, { tokens: string[]; joined: JoinedTokens[] }>;
+  /** Packed numbers, and the details of cells. */
+  parts: Record<string, PackedPart | CellDetails>;
+}
+
+/** The model of a notebook widget (the protocol of anywidget). */
+interface WidgetModel {
+  get(name: "height"): number;
+  get(name: "still_class"): string;
+  get(name: "initial"): Partial<State>;
+  on(event: "msg:custom", listener: (message: WidgetMessage, buffers: (ArrayBuffer | ArrayBufferView)[]) => void): void;
+  on(event: string, listener: () => void): void;
+  off(event: "msg:custom", listener: (message: WidgetMessage, buffers: (ArrayBuffer | ArrayBufferView)[]) => void): void;
+  off(event: string, listener: () => void): void;
+  send(message: { type: "get"; id: string; name: string; params: Record<string, string> } | { type: "cancel"; id: string }): void;
+}
+/** An answer of the kernel; its body is the first buffer. */
+interface WidgetMessage extends AnswerFacts {
+  type: string;
+  id: string;
+  status: number;
+  kind: "json" | "binary";
+  error?: string;
+}
+/** A head of an offline page with its name among the parts. */
+interface PackedHead extends HeldHead {
+  name: string;
+  entryInfo: Entry;
+}
+/** Weights of an offline page; `partial`: some of the row are not known. */
+interface PackedWeights {
+  weights: Float32Array<ArrayBuffer>;
+  rounded: boolean;
+  partial?: boolean;
+  total?: number | null;
+}
