@@ -1,0 +1,188 @@
+"""How far a call walks through the package: modules that it visits, entries from file to file, calls of functions.
+
+Budgets are what was measured. They only fall: who makes a walk shorter lowers its line here. They are those of
+Python 3.11 and of the instruction set that takes the most; newer versions of Python need fewer calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from tests.tiny_models import SIZES, lively
+from torch import Tensor
+
+import attlas
+from attlas import stats
+from attlas.engine.backends.native import library
+from attlas.view import Service
+
+PACKAGE = os.path.dirname(attlas.__file__) + os.sep
+
+
+class Walk(NamedTuple):
+    """Modules visited, entries from one file into another, and calls of functions of the package."""
+
+    modules: int
+    entries: int
+    calls: int
+
+
+BUDGETS = {
+    "attend": Walk(12, 24, 80),
+    "product": Walk(26, 96, 216),
+    "product of 16 tokens": Walk(20, 67, 143),
+    "backward": Walk(19, 71, 159),
+    "collect": Walk(26, 81, 204),
+    "tile of the viewer": Walk(40, 134, 316),
+    "recorded pass": Walk(58, 1398, 5330),
+}
+needs_kernels = pytest.mark.skipif(
+    not (library.available() and library.instruction_set() in ("avx2", "avx512", "amx")),
+    reason="outputs of this size go to the kernels only where these have wide vectors",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Compute on one thread: more take other ways."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def walked(run: Callable[[], Any]) -> Walk:
+    """Run a function and return how far its calls walk through the package, on this thread."""
+    files: list[str] = [""]
+    modules: set[str] = set()
+    entries = calls = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal entries, calls
+        if event == "call":
+            file = frame.f_code.co_filename
+            if file.startswith(PACKAGE):
+                modules.add(file)
+                calls += 1
+                entries += file != files[-1]
+                files.append(file)
+            else:
+                files.append(files[-1])
+        elif event == "return" and len(files) > 1:
+            files.pop()
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return Walk(len(modules), entries, calls)
+
+
+def check(name: str, prepare: Callable[[], Callable[[], Any]]) -> None:
+    """Compare a walk with its budget; `prepare` makes what is run. The first time fills caches and loads modules."""
+    prepare()()
+    found = walked(prepare())
+    assert all(f <= b for f, b in zip(found, BUDGETS[name], strict=True)), (found, BUDGETS[name])
+
+
+def tokens(n: int) -> list[Tensor]:
+    """Return queries, keys and values of eight heads."""
+    return [torch.randn(1, 8, n, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+
+def test_attend() -> None:
+    q, k, _ = tokens(1024)
+    check("attend", lambda: lambda: attlas.attend(q, k, mask=attlas.Causal()))
+
+
+@needs_kernels
+def test_product() -> None:
+    q, k, v = tokens(1024)
+
+    def prepare() -> Callable[[], Tensor]:
+        A = attlas.attend(q, k, mask=attlas.Causal())
+        assert attlas.explain(A).backend == "native"
+        A = attlas.attend(q, k, mask=attlas.Causal())
+        return lambda: A @ v
+
+    check("product", prepare)
+
+
+def test_product_of_few_tokens() -> None:
+    q, k, v = tokens(16)
+
+    def prepare() -> Callable[[], Tensor]:
+        A = attlas.attend(q, k)
+        return lambda: A @ v
+
+    check("product of 16 tokens", prepare)
+
+
+@needs_kernels
+def test_backward() -> None:
+    q, k, v = tokens(1024)
+
+    def prepare() -> Callable[[], None]:
+        out = attlas.attend(q.clone().requires_grad_(), k, mask=attlas.Causal()) @ v
+        grad = torch.ones_like(out)
+        return lambda: out.backward(grad)
+
+    check("backward", prepare)
+
+
+@needs_kernels
+def test_collect() -> None:
+    q, k, _ = tokens(1024)
+
+    def prepare() -> Callable[[], Any]:
+        A = attlas.attend(q, k, mask=attlas.Causal())
+        return lambda: A.collect(stats.Entropy())
+
+    check("collect", prepare)
+
+
+def test_tile_of_the_viewer() -> None:
+    q, k, _ = tokens(512)
+    place = {"entry": "0", "head": "1", "level": "0", "y": "1"}
+    service = Service(attlas.attend(q, k, mask=attlas.Causal()))
+    try:
+        columns = iter("01")
+
+        def prepare() -> Callable[[], Any]:
+            tile = place | {"x": next(columns)}
+
+            def run() -> None:
+                answer = service.answer("tile", tile)
+                assert answer.final
+                assert answer.progress == 1
+
+            return run
+
+        check("tile of the viewer", prepare)
+    finally:
+        service.close()
+
+
+def test_recorded_pass() -> None:
+    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 4})
+    model = lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+    ids = torch.arange(12)[None]
+
+    def prepare() -> Callable[[], None]:
+        def run() -> None:
+            with torch.no_grad(), attlas.record(model) as atlas:
+                model(ids)
+            assert len(atlas) == 4
+
+        return run
+
+    check("recorded pass", prepare)
