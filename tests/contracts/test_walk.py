@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from attlas import stats
 from attlas.engine.backends.native import library
 from attlas.view import Service
 
-PACKAGE = os.path.dirname(attlas.__file__) + os.sep
+PACKAGE = str(Path(attlas.__file__).parent) + os.sep
 
 
 class Walk(NamedTuple):
@@ -44,7 +45,7 @@ BUDGETS = {
     "recorded pass": Walk(58, 1398, 5330),
 }
 needs_kernels = pytest.mark.skipif(
-    not (library.available() and library.instruction_set() in ("avx2", "avx512", "amx")),
+    not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),
     reason="outputs of this size go to the kernels only where these have wide vectors",
 )
 
@@ -150,6 +151,7 @@ def test_collect() -> None:
     check("collect", prepare)
 
 
+@needs_kernels
 def test_tile_of_the_viewer() -> None:
     q, k, _ = tokens(512)
     place = {"entry": "0", "head": "1", "level": "0", "y": "1"}
@@ -172,6 +174,7 @@ def test_tile_of_the_viewer() -> None:
         service.close()
 
 
+@needs_kernels
 def test_recorded_pass() -> None:
     config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 4})
     model = lively(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))

@@ -64,7 +64,7 @@ def holds_all(owner: nn.Module | Mask) -> bool:
     That is so for the classes of attlas and of torch, but for those that call a function of the user. What code of the
     user reads is found only by running it.
     """
-    return all(_holds_all(part) for part in parts_of(owner))
+    return all(map(_holds_all, parts_of(owner)))
 
 
 def _holds_all(part: nn.Module | Mask) -> bool:

@@ -84,6 +84,17 @@ class Problem:
         The tensors as they were when the matrix was made, by default as they are. `check_unchanged` compares with it.
     given : sequence of (str, Tensor)
         Further tensors that must not change, with their names: those that queries and keys were made of.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Sizes of the matrix: batch, heads, m, n.
+    dtype : torch.dtype
+        Dtype that scores and sums are computed in.
+    device : torch.device
+        Device of the tokens.
+    has_numbers : bool
+        Whether the tokens have numbers in memory; tensors of the meta device do not.
     """
 
     q: Tensor
@@ -97,25 +108,40 @@ class Problem:
     read: tuple[Tensor, ...] = field(default=(), kw_only=True)
     versions: tuple[Version, ...] = field(default=(), kw_only=True)
     given: InitVar[Sequence[tuple[str, Tensor]]] = field(default=(), kw_only=True)
+    shape: tuple[int, int, int, int] = field(init=False, repr=False)
+    dtype: torch.dtype = field(init=False, repr=False)
+    device: torch.device = field(init=False, repr=False)
+    has_numbers: bool = field(init=False, repr=False)
 
     def __post_init__(self, given: Sequence[tuple[str, Tensor]]) -> None:
+        q, k = self.q, self.k
+        batch, heads, m, _ = q.shape
+        # A frozen object takes them by this way only, and torch.compile follows it.
+        object.__setattr__(self, "shape", (batch, heads, m, k.shape[2]))
+        object.__setattr__(self, "dtype", accumulation_dtype(q.dtype))
+        object.__setattr__(self, "device", q.device)
+        object.__setattr__(self, "has_numbers", holds_numbers(q) and holds_numbers(k))
         if self.versions or self.is_symbolic:
             return
-        versions = [version_of("q", self.q), version_of("k", self.k)]
-        own = {version.address for version in versions}
-        versions += [version_of(name, t) for name, t in given if holds_numbers(t) and t.data_ptr() not in own]
+        versions = [version_of("q", q), version_of("k", k)]
+        own = (q.data_ptr(), k.data_ptr())
+        for name, t in given:
+            if t is not q and t is not k and holds_numbers(t) and t.data_ptr() not in own:
+                versions.append(version_of(name, t))
         if self.sink is not None:
             versions.append(version_of("sink", self.sink))
-        read = read_by(self.score, self._score_cells, self.shape, self.tile, (self.q, self.k))
-        versions += [version_of("score", t) for t in (*tensors_of(self.score), *read)]
+        read = read_by(self.score, self._score_cells, self.shape, self.tile, (q, k))
+        of_score = (*tensors_of(self.score), *read)
+        versions += [version_of("score", t) for t in of_score]
         if self.mask is not None:
             seen = read_by(self.mask, self.mask.allows, self.shape, self.tile)
             versions += [version_of("mask", t) for t in (*tensors_of(self.mask), *seen)]
-        vars(self).update(read=read, versions=tuple(versions))
+        vars(self).update(read=read, score_tensors=of_score, versions=tuple(versions))
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged("a copy of A")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("versions", "read")}
+        asked_again = ("versions", "read")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in asked_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy has tensors of its own, and is asked about those.
@@ -148,12 +174,14 @@ class Problem:
 
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
         """
-        for version in () if tracing() else self.versions:
-            if version != version_of(version.name, version.tensor):
+        if tracing():
+            return
+        for name, t, changes, address in self.versions:
+            if t.data_ptr() != address or (changes is not None and t._version != changes):
                 rule = "the tensors of a matrix must not change after attend()."
-                found = f"{version.name} was changed in place"
+                found = f"{name} was changed in place"
                 fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
-                raise ModifiedError(where, rule, {version.name: version.tensor}, found=found, fix=fix)
+                raise ModifiedError(where, rule, {name: t}, found=found, fix=fix)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -161,11 +189,21 @@ class Problem:
         sink = [] if self.sink is None else [self.sink]
         return [self.q, self.k, *sink, *self.parameters]
 
+    @cached_property
+    def score_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the score holds, and those that code of the user in it reads elsewhere."""
+        return (*tensors_of(self.score), *self.read)
+
     @property
     def parameters(self) -> list[Tensor]:
         """The tensors of the score that get a gradient."""
-        every = () if self.detached else (*tensors_of(self.score), *self.read)
-        return [t for t in every if t.requires_grad]
+        return [] if self.detached else [t for t in self.score_tensors if t.requires_grad]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether one of `leaves` gets a gradient."""
+        of_tokens = self.q.requires_grad or self.k.requires_grad
+        return of_tokens or (self.sink is not None and self.sink.requires_grad) or bool(self.parameters)
 
     def recording(self) -> AbstractContextManager[Any]:
         """Return the context in which the score is evaluated: without a graph if the problem is detached."""
@@ -181,26 +219,16 @@ class Problem:
         return tracing() or not self.has_numbers
 
     @property
-    def has_numbers(self) -> bool:
-        """Whether the tokens have numbers in memory; tensors of the meta device do not."""
-        return holds_numbers(self.q) and holds_numbers(self.k)
-
-    @property
     def needs_graph(self) -> bool:
         """Whether computations on the matrix must record a graph for a gradient."""
         # The log-sum-exp of a part counts keys that the part does not have: no gradient could reach those.
         recorded = torch.is_grad_enabled() and not self.partial
-        return self.is_symbolic or (recorded and any(t.requires_grad for t in self.leaves))
+        return self.is_symbolic or (recorded and self.requires_grad)
 
     @cached_property
     def runs_own_code(self) -> bool:
         """Whether the score runs code of the user, which may read tensors that its attributes do not hold."""
         return not holds_all(self.score)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Sizes of the matrix: batch, heads, m, n."""
-        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
     @cached_property
     def batch_ids(self) -> Tensor:
@@ -216,16 +244,6 @@ class Problem:
     def group(self) -> int:
         """Query heads that share one key head."""
         return self.q.shape[1] // max(self.k.shape[1], 1)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype that scores and sums are computed in."""
-        return accumulation_dtype(self.q.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tokens."""
-        return self.q.device
 
     @full_precision
     def project(self) -> tuple[Tokens, Tokens]:
@@ -243,10 +261,15 @@ class Problem:
             return q, k
 
     @cached_property
+    def dot(self) -> Dot | None:
+        """The score as a dot product, without a graph; None where it is none."""
+        with torch.no_grad():
+            return self.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # in the score's own form
+
+    @property
     def plain_dot(self) -> Dot | None:
         """The score as a plain dot product, without a graph; None if it has a bias, a cap or a constant per row."""
-        with torch.no_grad():
-            dot = self.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # in the score's own form
+        dot = self.dot
         return dot if dot is not None and dot.row is None and dot.bias is None and not dot.cap else None
 
     @cached_property
@@ -290,7 +313,7 @@ class Problem:
     @cached_property
     def protected_storages(self) -> frozenset[int]:
         """Addresses of the storages that must not be overwritten: those of the tokens and of the score."""
-        tensors = (*tree_flatten(self.tokens), *tensors_of(self.score), *self.read)
+        tensors = (*tree_flatten(self.tokens), *self.score_tensors)
         return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
