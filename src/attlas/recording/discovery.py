@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
 
 from torch import nn
@@ -15,6 +16,7 @@ from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, wi
 from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
+_NAMED = re.compile(r"attention|attn", re.IGNORECASE)
 _POOLS = re.compile(r"attention_?pool|attn_?pool|pooling_?head", re.IGNORECASE)
 _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
 # The name by which code of transformers finds its attention function, and torch's own function.
@@ -73,17 +75,11 @@ def mentions(module: nn.Module | type[nn.Module], name: str) -> bool:
     return False
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that code uses, also within its inner functions."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def is_named_attention(module: nn.Module) -> bool:
-    """Return whether the class of a module is called an attention."""
-    return re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) is not None
+@cache
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the global names and attributes that code uses, also within its inner functions."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)
 
 
 class ModelAttentions:
@@ -110,7 +106,9 @@ class ModelAttentions:
         self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
-        self._known = {type(module) for _, module in self._modules if _is_attention(module, patched=patched)}
+        one_each = {type(module): module for _, module in self._modules}
+        self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
+        self._named = {kind for kind in one_each if _NAMED.search(kind.__name__)}
         self._classes = dict.fromkeys(self._known, 1)
         self._number()
 
@@ -211,7 +209,7 @@ class ModelAttentions:
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that are attentions by their code, or whose class is named like one."""
-        return [(p, m) for p, m in self._modules if type(m) in self._known or is_named_attention(m)]
+        return [(p, m) for p, m in self._modules if type(m) in self._known or type(m) in self._named]
 
     def watched(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that may attend: with `attlas.attention`, any but those of torch and scores."""

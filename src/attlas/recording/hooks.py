@@ -370,7 +370,7 @@ def is_changing() -> bool:
 def is_recording(listener: Listener | None = None) -> bool:
     """Return whether a listener (by default, any listener) records in this thread."""
     listeners = _listeners.get()
-    return bool(listeners) if listener is None else any(one is listener for one in listeners)
+    return bool(listeners) if listener is None else id(listener) in map(id, listeners)
 
 
 @contextmanager

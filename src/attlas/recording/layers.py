@@ -98,17 +98,22 @@ def without_attention(
     attentions : iterable of str
         Paths of all attentions of the model.
     """
-    attentions = tuple(attentions)
+    # The modules that are an attention, or hold one.
+    holders = {
+        ".".join(parts[:depth])
+        for parts in (path.split(".") for path in attentions)
+        for depth in range(1, len(parts) + 1)
+    }
     found = {}
     for name, first in numbers.first_of_list.items():
         elements = [(f"{name}.{child}".lstrip("."), element) for child, element in lists[name].named_children()]
-        attending = {path for path, _ in elements if any(_is_inside(one, path) for one in attentions)}
+        attending = {path for path, _ in elements if path in holders}
         beside = {  # what layers with attention have beside it: norms, feed-forward layers
             part
             for path, element in elements
             if path in attending
             for part, _ in element.named_children()
-            if not any(_is_inside(one, f"{path}.{part}") for one in attentions)
+            if f"{path}.{part}" not in holders
         }
         for place, (path, element) in enumerate(elements):
             if path not in attending:
@@ -124,7 +129,3 @@ def _names(module: nn.Module) -> Iterator[str]:
             yield from _names(element)
     else:
         yield type(module).__name__
-
-
-def _is_inside(path: str, outer: str) -> bool:
-    return path == outer or path.startswith(outer + ".")
