@@ -57,6 +57,9 @@ def cast_values(v: Any, tokens: Tensor) -> tuple[Any, torch.dtype | None]:
     dtype : torch.dtype or None
         Dtype of the product; None where it is that of the values.
     """
+    kind = tokens.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return v, None
     dtype = autocast_dtype(v)
     if dtype is None or autocast_dtype(tokens) is None:
         return v, None

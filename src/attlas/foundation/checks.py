@@ -153,9 +153,11 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tupl
     ShapeError
         If an axis is missing or the leading axes do not fit.
     """
+    if _fit_as_they_are(q, k) and q.shape[1] == k.shape[1] and k.shape[1] > 0:
+        return q, k, tuple(q.shape[:2])
     labels = {"q (..., m, d)": q, "k (..., n, d)": k}
     check_tensors(where, labels)
-    q, k = (as_plain(where, label[0], t) for label, t in labels.items())
+    q, k = as_plain(where, "q", q), as_plain(where, "k", k)
     rank = max(q.ndim, k.ndim) - 2
     q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
     batch = _broadcast(where, q4.shape[:-3], k4.shape[:-3], labels, "k")
@@ -195,6 +197,9 @@ def check_values(
     DtypeError, DeviceError, ShapeError
         If it does not fit the matrix.
     """
+    usual = axes.kept == (True, True) and _fit_as_they_are(v, tokens) and v.shape[2] == tokens.shape[2]
+    if usual and v.shape[0] == axes.layout[0] and v.shape[1] > 0 and heads % v.shape[1] == 0:
+        return v
     name, size, token = names
     labels = {f"{token} tokens (batch, heads, {size}, d)": tokens, f"{name} (..., {size}, e)": v}
     check_tensors(where, labels)
@@ -267,6 +272,23 @@ def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
             rule = f"{first_label.partition(' ')[0]} and {name} must be on the same device."
             fix = f"{name}.to({str(first.device)!r})"
             raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
+
+
+def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are plain ones of four axes and of one batch, dtype and device, as nearly all are.
+
+    Then there is nothing to be brought to four axes, and nothing to be said but of heads and tokens.
+    """
+    return (
+        type(t) is type(other) is Tensor
+        and t.ndim == other.ndim == 4
+        and t.dtype is other.dtype
+        and t.dtype in _FLOATS
+        and t.device == other.device
+        and t.layout is other.layout is torch.strided
+        and not (t.is_nested or other.is_nested)
+        and t.shape[0] == other.shape[0]
+    )
 
 
 def _with_heads(t: Tensor, rank: int) -> Tensor:

@@ -33,6 +33,8 @@ class Axes:
     @property
     def shape(self) -> tuple[int, ...]:
         """Leading axes that the user sees."""
+        if all(self.kept):
+            return tuple(self.layout)
         return tuple(size for size, kept in zip(self.layout, self.kept, strict=True) if kept)
 
     def restore(self, t: Tensor) -> Tensor:
