@@ -57,7 +57,7 @@ def main() -> None:
         q, k, v = (torch.randn(1, h, t, d).to(dtype) for h, t in ((heads, queries), (kept, tokens), (kept, tokens)))
         compared = step(q, k, v) if queries == 1 else cases(q, k, v, causal=causal)
         rounds = 3 * args.rounds if queries == 1 else args.rounds if tokens <= 8192 else 3
-        how = {"instruction set": library.instruction_set(), **forced}
+        how = {"instruction set": library.current().instruction_set, **forced}
         add(file, name, how | ratios(compared, "sdpa", rounds, clock))
         if 1 < queries <= 8192:
             both = ratios(both_ways(q, k, v, causal=causal), "sdpa", rounds, clock)

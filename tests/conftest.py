@@ -90,13 +90,13 @@ class InstructionSets:
         test = request.node.nodeid.replace(f"set {request.param}", "")
         if not self.reaches_kernels.get(test, True):
             pytest.skip("it reaches no kernel")
-        call, calls = library.call, []
+        call, calls = library.Kernels.call, []
 
-        def counted(*names: str, **fields: object) -> int:
-            calls.append(names)
-            return call(*names, **fields)
+        def counted(kernels: library.Kernels, entry: str, /, **fields: object) -> int:
+            calls.append(entry)
+            return call(kernels, entry, **fields)
 
-        monkeypatch.setattr(library, "call", counted)
+        monkeypatch.setattr(library.Kernels, "call", counted)
         monkeypatch.setenv("ATTLAS_NATIVE", request.param)
         yield
         self.reaches_kernels[test] = bool(calls)

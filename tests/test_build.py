@@ -81,7 +81,7 @@ def test_wheel_with_a_compiler_holds_the_library(
     }
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
     monkeypatch.setattr(library, "_FILE", unpacked)
-    assert library.call("elementary", count=0) == library.code("DONE")
+    assert library.current().call("elementary", count=0) == library.current().codes["DONE"]
 
 
 def exported(library: Path) -> set[str]:

@@ -36,13 +36,13 @@ class Walk(NamedTuple):
 
 
 BUDGETS = {
-    "attend": Walk(12, 24, 80),
-    "product": Walk(26, 96, 216),
-    "product of 16 tokens": Walk(20, 67, 143),
-    "backward": Walk(19, 71, 159),
-    "collect": Walk(26, 81, 204),
-    "tile of the viewer": Walk(40, 134, 316),
-    "recorded pass": Walk(58, 1398, 5330),
+    "attend": Walk(12, 23, 51),
+    "product": Walk(18, 49, 84),
+    "product of 16 tokens": Walk(13, 20, 27),
+    "backward": Walk(14, 43, 79),
+    "collect": Walk(21, 52, 101),
+    "tile of the viewer": Walk(35, 99, 201),
+    "recorded pass": Walk(55, 1115, 2282),
 }
 needs_kernels = pytest.mark.skipif(
     not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),

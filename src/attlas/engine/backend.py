@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attlas.engine.costs import Operation
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.plan import Plan
@@ -19,8 +20,6 @@ from attlas.foundation.compat import cached_property
 from attlas.foundation.trees import rebuilt
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
-
-Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics"]
 
 #: Stands in a list of results for a statistic that the backend does not compute.
 MISSING = object()
@@ -75,16 +74,21 @@ class Request:
     @cached_property
     def dot(self) -> Dot | None:
         """The score as a dot product; None where it is none."""
-        score = self.problem.score
-        with self.problem.recording():
-            return self.fused or score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
+        problem = self.problem
+        if self.fused is not None:
+            return self.fused
+        if self.tokens is vars(problem).get("tokens"):  # those without a graph, of which it is kept for all reads
+            return problem.dot
+        with problem.recording():
+            return problem.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
 
     @property
     def product(self) -> Dot:
-        """The dot product of a request that `as_fused` has made."""
-        if self.fused is None:
-            raise TypeError("as_fused() comes first")
-        return self.fused
+        """The dot product without the constant of each row, which softmax does not see."""
+        dot = self.dot
+        if dot is None:
+            raise TypeError("the score is no dot product")
+        return dot if dot.row is None else replace(dot, row=None)
 
     def as_fused(self) -> Request:
         """Return the request whose score and tokens are those of the dot product.
@@ -131,20 +135,19 @@ class Backend(ABC):
     ----------
     name : str
         Its name in `Plan`.
+    row : str
+        Its row in the table of costs, `attlas.engine.costs.ROWS`.
     takes_fused : bool
         Whether it computes requests that `Request.as_fused` has made.
     """
 
     name: ClassVar[str]
+    row: ClassVar[str]
     takes_fused: ClassVar[bool] = False
 
     @abstractmethod
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         """Return in one sentence why an operation of this request is not computed; None where it is."""
-
-    @abstractmethod
-    def cost(self, request: Request, operation: Operation) -> float:
-        """Return the time that an operation takes, by measurement; 1 is the output by torch's fused kernel."""
 
     def prepare(self, request: Request) -> Request:
         """Return the request with the tokens that this backend takes, and that its gradients speak of."""
@@ -169,7 +172,10 @@ class Backend(ABC):
         return None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m)."""
+        """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp, shape (batch, heads, m).
+
+        Where there is no graph, the request need not be one that `prepare` has made.
+        """
         raise NotImplementedError
 
     def backward(

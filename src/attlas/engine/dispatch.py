@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.backend import Backend, Request
+from attlas.engine.backends.native import library
+from attlas.engine.costs import Operation, costs_of
 from attlas.engine.plan import BACKENDS as NAMES
 from attlas.errors import BackendError
 
@@ -62,7 +64,9 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
         If the plan names a backend that cannot compute the output of this problem.
     """
     name = request.plan.backend
-    backends = sorted(allowed_backends(name), key=lambda backend: backend.cost(request, operation))
+    backends = allowed_backends(name)
+    if len(backends) > 1:
+        backends = _cheapest_first(backends, _costs(request, operation, backends))
     first: Backend | None = None
     for backend in backends:
         # The request is prepared once, for the first backend; the others must take the same tokens.
@@ -107,6 +111,23 @@ def allowed_backends(name: str) -> tuple[Backend, ...]:
     return tuple(backend for backend in BACKENDS if name in ("auto", backend.name))
 
 
+def _costs(request: Request, operation: Operation, backends: tuple[Backend, ...]) -> tuple[float, ...]:
+    """Return the costs of an operation by some backends."""
+    return costs_of(_rows(backends), request.problem, operation, library.current().instruction_set)
+
+
+@cache
+def _rows(backends: tuple[Backend, ...]) -> tuple[str, ...]:
+    """Return the rows of backends in the table of costs."""
+    return tuple(backend.row for backend in backends)
+
+
+@cache
+def _cheapest_first(backends: tuple[Backend, ...], costs: tuple[float, ...]) -> tuple[Backend, ...]:
+    """Return backends by their costs; of two that cost the same, the first comes first."""
+    return tuple(sorted(backends, key=dict(zip(backends, costs, strict=True)).__getitem__))
+
+
 def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backend, float], dict[str, str]]:
     """Return the cost of each backend that computes the output, and the reason of each name that does not."""
     costs: dict[Backend, float] = {}
@@ -114,7 +135,7 @@ def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backen
     for backend in backends:
         reason = backend.unsupported(request, "output")
         if reason is None:
-            costs[backend] = backend.cost(request, "output")
+            (costs[backend],) = _costs(request, "output", (backend,))
         elif backend.name not in reasons or request.dot is None:  # two of one name: that for this kind of score
             reasons[backend.name] = reason
     return costs, reasons

@@ -72,8 +72,9 @@ class CellGradient:
     @property
     def is_product(self) -> bool:
         """Whether it is ``left_i · right_j`` alone, the gradient of a product with the matrix."""
-        others = (self.column, self.row, self.log, self.square, self.lse, self.mean, self.linear)
-        return self.is_closed and self.left is not None and all(t is None for t in others)
+        no_other_weights = self.column is None and self.row is None and self.log is None and self.square is None
+        nothing_in_logits = self.lse is None and self.mean is None and self.linear is None
+        return no_other_weights and nothing_in_logits and self.left is not None and self.is_closed
 
     @property
     def product(self) -> tuple[Tensor, Tensor, Tensor]:

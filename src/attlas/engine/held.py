@@ -32,25 +32,28 @@ def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     return list(found.values())
 
 
-def parts_of(owner: nn.Module | Mask) -> Iterator[nn.Module | Mask]:
-    """Yield a score or a mask and the modules and masks that it is made of; what is shared comes several times."""
-    yield owner
+def parts_of(owner: nn.Module | Mask) -> list[nn.Module | Mask]:
+    """Return a score or a mask and the modules and masks that it is made of; what is shared comes several times."""
+    parts = [owner]
     for part in _values(owner):
         if isinstance(part, (nn.Module, Mask)):
-            yield from parts_of(part)
+            parts += parts_of(part)
+    return parts
 
 
-def _values(owner: nn.Module | Mask) -> Iterator[Any]:
-    """Yield the attributes of an object that may be tensors or hold some, and the entries of those that are lists."""
+def _values(owner: nn.Module | Mask) -> list[Any]:
+    """Return the attributes of an object that may be tensors or hold some, and the entries of those that are lists."""
+    values: list[Any] = []
     for name, value in vars(owner).items():
         if name in _SETTINGS or type(value) in _NO_TENSORS:
             continue
         if isinstance(value, dict):
-            yield from value.values()
+            values += value.values()
         elif isinstance(value, (list, tuple)):
-            yield from value
+            values += value
         else:
-            yield value
+            values.append(value)
+    return values
 
 
 # Hooks and settings that every module has.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,13 +11,13 @@ from torch import Tensor
 
 from attlas.engine import online, traced
 from attlas.engine.autodiff import autograd
-from attlas.engine.autodiff.autograd import pool, pool_transposed
 from attlas.engine.backend import MISSING, Request
 from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
+from attlas.scores.dot import ScaledDot
 
 
 def explain(problem: Problem, plan: Plan) -> Choice:
@@ -32,22 +31,53 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
     if problem.is_symbolic:
         return traced.multiply(problem, v, dropout), None
-    graph = torch.is_grad_enabled()
-    if not graph and dropout is None:
-        quick = next((backend for backend in allowed_backends(plan.backend) if backend.has_fast_path(problem)), None)
-        if quick is not None and (result := quick.fast_path(problem, v)) is not None:
-            return result
-    request = Request(problem, problem.project() if graph else problem.tokens, plan, dropout)
-    request = replace(request, learned=graph and bool(problem.parameters))
+    if torch.is_grad_enabled() and (v.requires_grad or problem.requires_grad):
+        return _product_with_graph(problem, v, plan, dropout)
+    if dropout is None and (result := _quick_product(problem, v, plan)) is not None:
+        return result
+    return _product(problem, v, plan, dropout)
+
+
+def _quick_product(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
+    """Return output and log-sum-exp of a plain scaled dot product by one call of a kernel; None for all else."""
+    if problem.mask is not None or problem.sink is not None or type(problem.score) is not ScaledDot:
+        return None
+    for backend in allowed_backends(plan.backend):
+        if backend.has_fast_path(problem):
+            return backend.fast_path(problem, v)
+    return None
+
+
+@torch.no_grad()
+def _product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
+    """Return output and log-sum-exp by the cheapest backend; code of the user may read tensors that want a gradient."""
+    request = Request(problem, problem.tokens, plan, dropout)
     backends = candidates(request, "output")
     backend = next(backends)
-    row = None if request.dot is None or not backend.takes_fused else request.dot.row
-    request = backend.prepare(request)
-    values = v if request.fused is None else v.to(request.fused.q.dtype)
+    dot = request.dot if backend.takes_fused else None
+    values = v if dot is None else v.to(dot.q.dtype)
     if (recorded := backend.recorded(request, values)) is not None:
         return recorded
-    out, lse = pool(request, values, chain((backend,), backends))
-    return out.to(v.dtype), lse if row is None else lse + row.detach()
+    found = backend.forward(request, values)
+    # Numbers that this backend does not sum: the others take the tokens that it takes.
+    out, lse = autograd.forward(backend.prepare(request), values, backends) if found is None else found
+    return out.to(v.dtype), lse if dot is None or dot.row is None else lse + dot.row
+
+
+def _product_with_graph(
+    problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output with its graph, and the log-sum-exp without."""
+    request = Request(problem, problem.project(), plan, dropout, learned=bool(problem.parameters))
+    backends = candidates(request, "output")
+    backend = next(backends)
+    dot = request.dot if backend.takes_fused else None
+    request = backend.prepare(request)
+    values = v if dot is None else v.to(dot.q.dtype)
+    if (recorded := backend.recorded(request, values)) is not None:
+        return recorded
+    out, lse = autograd.pool(request, values, chain((backend,), backends))
+    return out.to(v.dtype), lse if dot is None or dot.row is None else lse + dot.row.detach()
 
 
 @full_precision
@@ -55,9 +85,13 @@ def multiply_transposed(problem: Problem, x: Tensor, lse: Callable[[], Tensor], 
     """Return ``A.mT @ x``, shape (batch, heads, n, e); `lse` gives the log-sum-exp where it is needed."""
     if problem.is_symbolic:
         return traced.multiply_transposed(problem, x)
-    tokens = problem.project() if torch.is_grad_enabled() else problem.tokens
-    request = Request(problem, tokens, plan)
-    return pool_transposed(next(candidates(request, "transposed")).prepare(request), x, lse())
+    graph = torch.is_grad_enabled() and (x.requires_grad or problem.requires_grad)
+    with torch.set_grad_enabled(graph):
+        request = Request(problem, problem.project() if graph else problem.tokens, plan)
+        request = next(candidates(request, "transposed")).prepare(request)
+        if graph:
+            return autograd.pool_transposed(request, x, lse())
+        return autograd.transposed(request, lse(), x).to(x.dtype)
 
 
 @torch.no_grad()
@@ -68,14 +102,17 @@ def collect(
     """Compute statistics, and the log-sum-exp where it comes out: each by the first backend that gives it."""
     request = Request(problem, problem.tokens, plan)
     results: list[Any] = [MISSING] * len(statistics)
+    asked = statistics
     for number, backend in enumerate(candidates(request, "statistics")):
-        asked = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
         # Each backend rounds large logits in its own way: by the sums of another, weights do not sum to 1.
-        other = asked and number and lse is not None and not problem.partial and online.exceeds(lse, 2 * online.SMALL)
-        if asked and (found := backend.statistics(request, asked, None if other else lse)) is not None:
+        other = number and lse is not None and not problem.partial and online.exceeds(lse, 2 * online.SMALL)
+        if (found := backend.statistics(request, asked, None if other else lse)) is not None:
             given = iter(found[0])
             results = [next(given) if result is MISSING else result for result in results]
+            asked = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
             lse = lse if other else found[1]
+        if not asked:
+            break
     return results, lse
 
 

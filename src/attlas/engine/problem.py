@@ -121,7 +121,7 @@ class Problem:
         object.__setattr__(self, "dtype", accumulation_dtype(q.dtype))
         object.__setattr__(self, "device", q.device)
         object.__setattr__(self, "has_numbers", holds_numbers(q) and holds_numbers(k))
-        if self.versions or self.is_symbolic:
+        if self.versions or tracing() or not self.has_numbers:
             return
         versions = [version_of("q", q), version_of("k", k)]
         own = (q.data_ptr(), k.data_ptr())
@@ -203,7 +203,8 @@ class Problem:
     def requires_grad(self) -> bool:
         """Whether one of `leaves` gets a gradient."""
         of_tokens = self.q.requires_grad or self.k.requires_grad
-        return of_tokens or (self.sink is not None and self.sink.requires_grad) or bool(self.parameters)
+        of_sink = self.sink is not None and self.sink.requires_grad
+        return of_tokens or of_sink or bool(self.score_tensors and self.parameters)
 
     def recording(self) -> AbstractContextManager[Any]:
         """Return the context in which the score is evaluated: without a graph if the problem is detached."""
@@ -256,9 +257,11 @@ class Problem:
     @cached_property
     def tokens(self) -> tuple[Tokens, Tokens]:
         """Queries and keys after `Score.project`, without a graph; computed once for all reads."""
+        if type(self.score).project is Score.project:
+            return self.q.detach(), self.k.detach()
         with torch.no_grad():
-            q, k = tree_map(Tensor.detach, self.project())
-            return q, k
+            q, k = self.project()
+        return tree_map(Tensor.detach, q), tree_map(Tensor.detach, k)
 
     @cached_property
     def dot(self) -> Dot | None:
@@ -306,8 +309,9 @@ class Problem:
         found = None if self.mask is None else self.mask.allowed_runs(self.tile(*map(range, self.shape)))
         if found is None:
             return None
-        first, stop = torch.broadcast_tensors(*(t[(None,) * (3 - t.ndim)] for t in found))
-        first, stop = (t.expand(-1, -1, m).clamp(0, n) for t in (first, stop))
+        first, stop = torch.broadcast_tensors(*found)
+        shape = (1,) * (3 - first.ndim) + first.shape[:-1] + (m,)
+        first, stop = first.expand(shape).clamp(0, n), stop.expand(shape).clamp(0, n)
         return first, torch.maximum(first, stop)
 
     @cached_property
@@ -362,6 +366,8 @@ def spread_heads(t: Tensor, heads: int) -> Tensor:
 
 def match_heads(k: Tensor, v: Tensor, query_heads: int) -> tuple[Tensor, Tensor]:
     """Repeat the heads of keys or values where one has fewer than the other."""
+    if k.shape[1] == v.shape[1]:
+        return k, v
     heads = max(k.shape[1], v.shape[1])
     if heads % min(k.shape[1], v.shape[1]):
         heads = query_heads

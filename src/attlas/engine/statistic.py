@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import cache, singledispatch
 from typing import Any, TypeAlias
 
 import torch
@@ -475,13 +475,18 @@ class Statistic(ABC):
         steps : sequence of str
             The methods that it is about.
         """
-        own = type(self)
-        # What a class of attlas inherits is about that class, too.
-        owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
-        step = getattr(owner, "step", None)
-        if step is None or getattr(step, "__isabstractmethod__", False):
-            return True
-        return all(getattr(own, one, None) is getattr(owner, one, None) for one in steps)
+        return _describes(type(self), name, tuple(steps))
+
+
+@cache
+def _describes(own: type[Statistic], name: str, steps: tuple[str, ...]) -> bool:
+    """Return what `Statistic.describes` does, of a class."""
+    # What a class of attlas inherits is about that class, too.
+    owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
+    step = getattr(owner, "step", None)
+    if step is None or getattr(step, "__isabstractmethod__", False):
+        return True
+    return all(getattr(own, one, None) is getattr(owner, one, None) for one in steps)
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:

@@ -100,7 +100,7 @@ def count(problem: Problem, run: Callable[[torch.Tensor], Any] | None = None) ->
 
 def kernels() -> str:
     """Return the instruction set of the compiled kernels, ``"none"`` without kernels."""
-    return library.instruction_set() if library.available() else "none"
+    return library.current().instruction_set
 
 
 def _pairs(problem: Problem) -> int:

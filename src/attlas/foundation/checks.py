@@ -43,7 +43,7 @@ def holds_numbers(t: Tensor) -> bool:
 
     Tensors of the meta device have none, and neither have subclasses that stand for other tensors.
     """
-    return not t.is_meta and _keeps_numbers(t)
+    return not t.is_meta and (type(t) is Tensor or _keeps_numbers(t))
 
 
 def _keeps_numbers(t: Tensor) -> bool:

@@ -98,7 +98,6 @@ def test_any_number_of_threads_gives_the_same(threads: None) -> None:
 
 
 @needs_wide
-@torch.no_grad()
 def test_the_short_way_is_taken_where_the_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     for owner, name in ((decode, "fast_path"), (Sdpa, "fast_path"), (FusedKernels, "forward")):
@@ -157,3 +156,18 @@ def test_gradients_of_one_query() -> None:
     pairs = (torch.autograd.grad(out, leaves, slope) for out in (found, exact))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e5], ids=["usual logits", "logits above 1e8"])
+@pytest.mark.parametrize("m", [2, 40, 600])
+def test_an_output_is_the_same_with_and_without_a_graph(m: int, scale: float) -> None:
+    q, k, v = tokens(m, 1100, 64, 64, torch.float32, (4, 4, 4))
+    q, k = q * scale, k * scale
+    plain = attlas.attend(q, k) @ v
+    with torch.no_grad():
+        quiet = attlas.attend(q, k) @ v
+    recorded = attlas.attend(q, k) @ v.clone().requires_grad_()
+    assert not plain.requires_grad
+    assert recorded.requires_grad
+    assert torch.equal(plain, recorded)
+    assert torch.equal(quiet, recorded)

@@ -197,7 +197,7 @@ def test_other_python_threads_run_meanwhile() -> None:
         inside.wait()
         seen[0] = under_way[0]
 
-    original = library.call
+    original = library.Kernels.call
 
     def watched(*args: Any, **fields: Any) -> int:
         under_way[0] = True
@@ -211,10 +211,10 @@ def test_other_python_threads_run_meanwhile() -> None:
     looker.start()
     try:
         sys.setswitchinterval(1000)  # nobody is made to give the lock away
-        library.call = watched
+        library.Kernels.call = watched
         attlas.attend(q, k, plan=NATIVE) @ v
     finally:
-        library.call = original
+        library.Kernels.call = original
         sys.setswitchinterval(interval)
         inside.set()
         looker.join()

@@ -146,15 +146,16 @@ def test_nothing_is_computed_after_it(signals: Signals) -> None:
     """Of an output that was NaN before, the rows that were not computed yet are NaN."""
     q = tokens(3000, 32)
     out, lse = torch.full((1, 2, 3000, 32), torch.nan), torch.empty(1, 2, 3000, dtype=torch.float64)
-    tensor4 = library.structure("Tensor4")(q.data_ptr(), *q.stride()[:3])
+    tensor4 = library.current().structures["Tensor4"](q.data_ptr(), *q.stride()[:3])
     sizes = {"batch": 1, "heads": 2, "key_heads": 2, "m": 3000, "n": 3000, "d": 32, "e": 32, "threads": 1}
     results = {"out": out.data_ptr(), "lse": lse.data_ptr()}
-    fields = sizes | results | dict.fromkeys("qkv", tensor4) | {"type": library.code("FLOAT32"), "scale": 0.2}
+    fields = sizes | results | dict.fromkeys("qkv", tensor4) | {"scale": 0.2}
+    fields["type"] = library.current().codes["FLOAT32"]
     signals.then = signals.stop
     with pytest.raises(Stop):
-        library.call("dot", **fields)
+        library.current().call("dot", **fields)
     assert bool(out.isnan().any())
-    assert library.call("dot", **fields) == library.code("DONE")
+    assert library.current().call("dot", **fields) == library.current().codes["DONE"]
     assert bool(out.isfinite().all())
 
 

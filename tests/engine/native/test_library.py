@@ -24,8 +24,10 @@ def elementary(function: str, x: np.ndarray) -> np.ndarray:
     out = np.full_like(x, 7)
     kind = {"float32": "FLOAT32", "float64": "FLOAT64"}[str(x.dtype)]
     fields = {"in": x.ctypes.data, "out": out.ctypes.data, "count": x.size}
-    status = library.call("elementary", **fields, function=library.code(function), type=library.code(kind))
-    assert status == library.code("DONE")
+    status = library.current().call(
+        "elementary", **fields, function=library.current().codes[function], type=library.current().codes[kind]
+    )
+    assert status == library.current().codes["DONE"]
     return out
 
 
@@ -108,8 +110,8 @@ def test_any_length_and_alignment(name: str, dtype: type, use) -> None:
             x = rng.normal(size=count + start + 4).astype(dtype)
             out = np.full_like(x, 7)
             fields = {"in": x[start:].ctypes.data, "out": out[start:].ctypes.data, "count": count}
-            kind = library.code("FLOAT32" if dtype is np.float32 else "FLOAT64")
-            library.call("elementary", **fields, function=library.code("EXP"), type=kind)
+            kind = library.current().codes["FLOAT32" if dtype is np.float32 else "FLOAT64"]
+            library.current().call("elementary", **fields, function=library.current().codes["EXP"], type=kind)
             np.testing.assert_allclose(out[start : start + count], np.exp(x[start : start + count]), rtol=3e-7)
             assert np.all(out[:start] == 7)
             assert np.all(out[start + count :] == 7)
@@ -131,23 +133,23 @@ def test_several_python_threads_may_call() -> None:
 def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
     assert library.runnable() == library.SETS[: len(library.runnable())]
-    assert library.instruction_set() == library.runnable()[-1]
-    assert library.why_not() is None
+    assert library.current().instruction_set == library.runnable()[-1]
+    assert library.current().why_not is None
 
 
 @needs_kernels
 def test_no_set_runs_that_the_processor_lacks() -> None:
     entry, _, kind, _ = library._loaded(library._FILE).function("elementary")
     for number in (-1, len(library.runnable()), 99):
-        assert entry(ctypes.byref(kind()), number) == library.code("UNSUPPORTED")
+        assert entry(ctypes.byref(kind()), number) == library.current().codes["UNSUPPORTED"]
 
 
 def test_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTLAS_NATIVE", "none")
     reason = "ATTLAS_NATIVE=none turns the kernels off"
     assert not library.available()
-    assert library.why_not() == reason
-    said = refusal(BackendError, lambda: library.call("elementary", count=0))
+    assert library.current().why_not == reason
+    said = refusal(BackendError, lambda: library.current().call("elementary", count=0))
     assert said == f"attlas.engine.backends.native: {reason}"
 
 
@@ -161,9 +163,10 @@ def test_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
     monkeypatch.setattr(library, "_FILE", tmp_path / "_kernels.so")
     reason = "the kernels were not compiled when attlas was installed"
-    assert library.why_not() == reason
+    assert library.current().why_not == reason
     assert library.runnable() == ()
-    said = refusal(BackendError, lambda: library.structure("AttentionParams"))
+    assert library.current().structures == library.current().codes == {}
+    said = refusal(BackendError, lambda: library.current().call("dot"))
     assert said == f"attlas.engine.backends.native: {reason}"
 
 
@@ -172,7 +175,7 @@ def test_broken_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     broken = tmp_path / "_kernels.so"
     broken.write_bytes(b"no library")
     monkeypatch.setattr(library, "_FILE", broken)
-    assert re.match(r"the library of kernels cannot be loaded \(.*_kernels\.so: ", library.why_not())
+    assert re.match(r"the library of kernels cannot be loaded \(.*_kernels\.so: ", library.current().why_not)
     assert not library.available()
 
 
@@ -193,12 +196,17 @@ def test_structures_are_those_of_the_header() -> None:
     declared = re.findall(r"^struct (\w+)", text, flags=re.M)
     assert {"Tensor4", "AttentionParams", "Elementary"} <= set(declared)
     for name in declared:
-        fields = [field for field, *_ in library.structure(name)._fields_]
+        fields = [field for field, *_ in library.current().structures[name]._fields_]
         body = re.sub(r"//.*", "", re.search(rf"^struct {name} {{(.*?)^}};", text, flags=re.M | re.S)[1])
-        rows = "".join(f"void* {statistic};" for statistic in library.row_statistics())
+        rows = "".join(f"void* {statistic};" for statistic in library.current().row_statistics)
         assert fields == re.findall(r"(\w+)(?=[,;])", body.replace("ATTLAS_ROW_STATISTICS(ATTLAS_POINTER)", rows))
-    assert library.structure("Tensor4").row.offset == 24
-    assert [library.code(name) for name in ("DONE", "NOT_FINITE", "NO_MEMORY", "UNSUPPORTED")] == [0, 1, 2, 3]
+    assert library.current().structures["Tensor4"].row.offset == 24
+    assert [library.current().codes[name] for name in ("DONE", "NOT_FINITE", "NO_MEMORY", "UNSUPPORTED")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @needs_kernels
@@ -228,12 +236,12 @@ def test_declarations_of_every_form() -> None:
 
 @needs_kernels
 def test_unknown_names_raise() -> None:
-    misspelt = refusal(BackendError, lambda: library.call("elementary", count=0, cuont=3))
+    misspelt = refusal(BackendError, lambda: library.current().call("elementary", count=0, cuont=3))
     assert misspelt == "attlas.engine.backends.native: no cuont"
     with pytest.raises(AttributeError):
-        library.structure("Tensor4")(rwo=3)
+        library.current().structures["Tensor4"](rwo=3)
     with pytest.raises(AttributeError):
-        library.call("nothing")
+        library.current().call("nothing")
 
 
 @needs_kernels
@@ -269,8 +277,9 @@ if child == 0:
     from attlas.engine.backends.native import library
     n, d = q.shape[2:]
     held = torch.zeros(1, 2, n, dtype=torch.float64), q.contiguous()
-    place = library.structure("Tensor4")(held[1].data_ptr(), *q.stride()[:3])
-    status = library.call("dot", batch=1, heads=2, key_heads=2, m=n, n=n, d=d, q=place, k=place, threads=3, scale=1.0,
+    kernels = library.current()
+    place = kernels.structures["Tensor4"](held[1].data_ptr(), *q.stride()[:3])
+    status = kernels.call("dot", batch=1, heads=2, key_heads=2, m=n, n=n, d=d, q=place, k=place, threads=3, scale=1.0,
                           lse=held[0].data_ptr())
     os._exit(int(status != 0 or not bool(held[0].all())))
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

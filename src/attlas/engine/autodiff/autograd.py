@@ -26,9 +26,7 @@ Collect: TypeAlias = Callable[[], tuple[list[Any], Tensor]]
 
 
 def pool(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tensor, Tensor]:
-    """Return ``A @ v`` and the log-sum-exp (without a graph)."""
-    if not torch.is_grad_enabled():
-        return _forward(request, v, backends)
+    """Return ``A @ v`` with its graph, and the log-sum-exp without."""
     pooled: tuple[Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
         request, backends, v, request.problem.sink, *request.inputs()
     )
@@ -36,9 +34,7 @@ def pool(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tens
 
 
 def pool_transposed(request: Request, x: Tensor, lse: Tensor) -> Tensor:
-    """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
-    if not torch.is_grad_enabled():
-        return _transposed(request, lse, x).to(x.dtype)
+    """Return ``A.mT @ x`` with its graph, shape (batch, heads, n, e)."""
     out: Tensor = _PoolTransposed.apply(  # type: ignore[no-untyped-call]
         request, lse, x, request.problem.sink, *request.inputs()
     )
@@ -56,13 +52,14 @@ def collect(request: Request, statistics: Sequence[Statistic], compute: Collect)
 
 
 @full_precision
-def _forward(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tensor, Tensor]:
+def forward(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tensor, Tensor]:
+    """Return ``A @ v`` and the log-sum-exp by the first backend that gives them, without a graph."""
     return next(result for backend in backends if (result := backend.forward(request, v)) is not None)
 
 
 @full_precision
-def _transposed(request: Request, lse: Tensor, x: Tensor) -> Tensor:
-    """Return ``A.mT @ x`` in the dtype of the sums."""
+def transposed(request: Request, lse: Tensor, x: Tensor) -> Tensor:
+    """Return ``A.mT @ x`` in the dtype of the sums, without a graph."""
     backends = candidates(request, "transposed")
     return next(out for backend in backends if (out := backend.transposed(request, lse, x)) is not None)
 
@@ -81,7 +78,7 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any, request: Request, backends: Iterable[Backend], v: Tensor, sink: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(request.with_inputs(inputs), v, backends)
+        out, lse = forward(request.with_inputs(inputs), v, backends)
         # A view could not be changed in place by who gets it. What shares its memory counts changes with it.
         out = out.data if out._is_view() else out
         ctx.save_for_backward(v, lse, sink, *inputs)
@@ -104,11 +101,11 @@ class _Pool(torch.autograd.Function):
             return None, None, *recorded_gradients(pooled, (v, sink, *inputs), grad)
         out = ctx.out
         if out._version != ctx.version:  # the user has changed it in place
-            out, lse = _forward(request, v, candidates(request, "output"))
+            out, lse = forward(request, v, candidates(request, "output"))
         # A parameter sums over all cells what the rounding of an output moves alike in each cell of a row.
         unrounded = out
         if request.learned and v.dtype.itemsize < dtype.itemsize:
-            unrounded = _forward(request, v.to(dtype), candidates(request, "output"))[0]
+            unrounded = forward(request, v.to(dtype), candidates(request, "output"))[0]
         delta = (grad.to(dtype) * unrounded.to(dtype)).sum(dim=-1)
         d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
         gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
@@ -121,7 +118,7 @@ class _PoolTransposed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, request: Request, lse: Tensor, x: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
-        out = _transposed(request.with_inputs(inputs), lse, x)
+        out = transposed(request.with_inputs(inputs), lse, x)
         ctx.request = request
         ctx.save_for_backward(lse, x, sink, *inputs)
         return out.to(x.dtype)
@@ -137,7 +134,7 @@ class _PoolTransposed(torch.autograd.Function):
             rows = rows * share_of(exact.lse, lse).unsqueeze(-1) if request.problem.partial else rows
             pooled = torch.matmul(exact.weights.mT, rows.to(exact.weights.dtype)).to(x.dtype)
             return None, None, *recorded_gradients(pooled, (x, sink, *inputs), grad)
-        d_x, own = _forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
+        d_x, own = forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
         if request.problem.partial:
             d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
         delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.backend import Backend, Operation, Request
+from attlas.engine.backend import Backend, Request
+from attlas.engine.costs import Operation
 from attlas.engine.held import without_graph
 from attlas.engine.online import product
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_map
@@ -27,15 +28,12 @@ class Dense(NamedTuple):
 class Reference(Backend):
     """The definition as a backend: for tests, and for who asks for it."""
 
-    name = "reference"
+    name = row = "reference"
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         if request.plan.backend != self.name:
             return "it stores the whole matrix; ask for it with Plan(backend='reference')"
         return None if operation == "output" else "it computes outputs only"
-
-    def cost(self, request: Request, operation: Operation) -> float:
-        return 10.0
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None]:
         problem, dropout = request.problem, request.dropout

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.backend import Backend, Gradients, Request
+from attlas.engine.costs import Operation
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exceeds, finite_shift, merge
 from attlas.engine.plan import Plan
@@ -54,7 +55,7 @@ class Piece(NamedTuple):
 class Sdpa(Backend):
     """torch's fused kernels: outputs of dot products, and their gradients."""
 
-    name = "sdpa"
+    name = row = "sdpa"
     takes_fused = True
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
@@ -75,16 +76,13 @@ class Sdpa(Backend):
             return "its gradients are those of the tokens of a dot product"
         return None
 
-    def cost(self, request: Request, operation: Operation) -> float:
-        return 1.0
-
     def prepare(self, request: Request) -> Request:
         return request.as_fused()
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        dot = request.product
         if request.device.type == "cpu":
             return None
+        dot = request.product
         grouped, causal = dot.k.shape[1] != dot.q.shape[1], request.problem.mask is not None
         out = functional.scaled_dot_product_attention(
             dot.q, dot.k, v, is_causal=causal, scale=dot.scale, enable_gqa=grouped
@@ -175,7 +173,8 @@ def _plain(problem: Problem, dot: Dot) -> bool:
 def _aligned(dot: Dot, v: Tensor) -> _Aligned:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
-    q, k, values = (_padded(t, width) for t in (dot.q, dot.k.to(dot.q.dtype), v.to(dot.q.dtype)))
+    dtype = dot.q.dtype
+    q, k, values = _padded(dot.q, width), _padded(dot.k.to(dtype), width), _padded(v.to(dtype), width)
     k, values = match_heads(k, values, q.shape[1])
     fold = q.shape[1] // k.shape[1]
     if fold > 1:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from attlas.engine import online
-from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.backend import Backend, Gradients, Request
+from attlas.engine.costs import Operation
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.held import check_leaves
@@ -36,13 +37,10 @@ from attlas.scores.base import Dot, Tokens
 class Tiled(Backend):
     """Any device, any score, any mask, any numbers, in linear memory."""
 
-    name = "tiled"
+    name = row = "tiled"
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         return None
-
-    def cost(self, request: Request, operation: Operation) -> float:
-        return 2.5
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
         problem, tokens, dropout = request.problem, request.tokens, request.dropout

@@ -53,7 +53,7 @@ class AdditiveKernels(PairwiseFamily):
             known = lse[block.slices].detach().contiguous()
             rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
             params, _buffers = pairwise_params(
-                self.q[block.slices], self.k, values, **block.mask, known=known.data_ptr()
+                self.kernels, self.q[block.slices], self.k, values, **block.mask, known=known.data_ptr()
             )
             results = {
                 "d_rows": self.zeros(batch, heads, len(block.rows), hidden),

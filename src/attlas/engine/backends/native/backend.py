@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.backend import Backend, Gradients, Operation, Request
+from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.backends.native import decode, dot, library, statistics
 from attlas.engine.backends.native.additive import AdditiveKernels
-from attlas.engine.backends.native.distance import DistanceKernels
+from attlas.engine.backends.native.distance import KERNELS, DistanceKernels
 from attlas.engine.backends.native.pairwise import PairwiseFamily
 from attlas.engine.backends.native.request import NEEDS_LSE
+from attlas.engine.costs import Operation, is_faster
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
@@ -27,11 +28,8 @@ from attlas.scores.kernel import Gaussian
 
 # What a gradient may have beside its product, of each row.
 _TERMS = ("log", "square", "mean", "linear", "centre")
-# Cells from which the kernels are faster than a few tiles, by measurement. For statistics of a dot product they are
-# from 4 queries on, and from more where there are many keys, which take longer to pack than to read in a tile: from 10
-# queries for 1,024 keys, from 37 for 16,384.
-_WORTH = 1 << 14
-_FEW, _KEYS = 4, 12
+# The family of kernels of each score that is no dot product.
+_FAMILIES: dict[type, type[PairwiseFamily]] = {Additive: AdditiveKernels, **dict.fromkeys(KERNELS, DistanceKernels)}
 
 
 class _Kernels(Backend):
@@ -60,12 +58,13 @@ class _Kernels(Backend):
 class FusedKernels(_Kernels):
     """Kernels of dot products: outputs, gradients and statistics, with any mask, a soft cap and a sink."""
 
+    row = "dot products"
     takes_fused = True
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        problem, product = request.problem, request.dot
-        if (reason := library.why_not()) is not None:
-            return reason
+        problem, product, kernels = request.problem, request.dot, library.current()
+        if kernels.why_not is not None:
+            return kernels.why_not
         if problem.device.type != "cpu":
             return "it runs on the processor only"
         if product is None or product.bias is not None:
@@ -78,20 +77,11 @@ class FusedKernels(_Kernels):
             return "the sink needs the constant of each row"
         return _unsupported(request, operation, fused=True)
 
-    def cost(self, request: Request, operation: Operation) -> float:
-        problem = request.problem
-        if operation == "statistics":
-            *_, m, n = problem.shape
-            return 5.0 if m < _FEW or _KEYS * m * m < n else 1.0
-        if not (dot.backward_is_faster if operation == "backward" else dot.is_faster)(problem):
-            return 1.2
-        return 0.6 if library.wide() else 0.9
-
     def prepare(self, request: Request) -> Request:
         return request.as_fused()
 
     def has_fast_path(self, problem: Problem) -> bool:
-        return dot.is_faster(problem)
+        return is_faster(problem, library.current().instruction_set)
 
     def fast_path(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return decode.fast_path(problem, v)
@@ -99,8 +89,7 @@ class FusedKernels(_Kernels):
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
         found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
-        # From here on float32 has no two logits that are less than some nats apart.
-        if found is None or exceeds(found["lse"], 1e15 if product.q.dtype is torch.float64 else 1e8):
+        if found is None or exceeds(found["lse"], decode.LARGEST_LSE[product.q.dtype]):
             return None
         return found["out"].to(v.dtype), found["lse"]
 
@@ -148,12 +137,13 @@ class FusedKernels(_Kernels):
 class PairwiseKernels(_Kernels):
     """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
 
-    def unsupported(self, request: Request, operation: Operation) -> str | None:
-        return _family(request).unsupported(request.problem) or _unsupported(request, operation, fused=False)
+    row = "pairs"
 
-    def cost(self, request: Request, operation: Operation) -> float:
-        *_, m, n = request.problem.shape
-        return 5.0 if m * n < _WORTH else 0.3
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        family = _FAMILIES.get(type(request.problem.score))
+        if family is None:
+            return "the score is no kernel of a distance"
+        return family.unsupported(request.problem) or _unsupported(request, operation, fused=False)
 
     def prepare(self, request: Request) -> Request:
         # Differences are taken of the tokens themselves.
@@ -165,11 +155,11 @@ class PairwiseKernels(_Kernels):
         q, k = request.tokens
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
-        family = _family(request)(request.problem, q, k)
+        family = _FAMILIES[type(request.problem.score)](request.problem, q, k)
         return family if all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        family = self.family(request)
+        family = self.family(self.prepare(request))
         found = None if family is None else family.forward(v, {})
         return None if found is None else (found["out"].to(v.dtype), found["lse"])
 
@@ -226,8 +216,3 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
     if fused and operation == "backward" and (request.fused is None or request.parameters()):
         return "its gradients are those of the tokens of a dot product"
     return None
-
-
-def _family(request: Request) -> type[PairwiseFamily]:
-    """Return the family of kernels that a score belongs to, if it belongs to one."""
-    return AdditiveKernels if type(request.problem.score) is Additive else DistanceKernels

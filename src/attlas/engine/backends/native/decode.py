@@ -5,19 +5,14 @@ These read keys and values once, as they lie. At this size each microsecond of p
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attlas.engine.backends.native import library
+from attlas.engine.costs import FEW_QUERIES, threads_for
 from attlas.engine.problem import Problem
 from attlas.scores.dot import ScaledDot
 
-_MOST = 4  # queries up to which the kernels are faster than torch's, by measurement
-_WORTH = 1 << 18  # products from which they are, where no heads share their keys
-_AVX2_WORTH = 1 << 21  # the same with AVX2, also where heads share their keys
-_ALONE = 1 << 18  # products up to which one thread is as fast as more
 # Names of the dtypes that tokens may have, in all kernels of dot products.
 TYPES = {
     torch.float32: "FLOAT32",
@@ -25,24 +20,8 @@ TYPES = {
     torch.bfloat16: "BFLOAT16",
     torch.float16: "FLOAT16",
 }
-
-
-def is_faster(problem: Problem) -> bool:
-    """Return whether there are so few queries that these kernels are the faster way, where vectors are fast."""
-    q, k = problem.q, problem.k
-    if not library.wide():
-        return q.shape[2] <= _MOST and q.numel() * k.shape[2] >= _AVX2_WORTH
-    return q.shape[2] <= _MOST and (q.shape[1] != k.shape[1] or q.numel() * k.shape[2] >= _WORTH)
-
-
-def threads(q: Tensor, n: int) -> int:
-    """Return how many threads a call uses: reading is worth more than one earlier than multiplying is."""
-    return torch.get_num_threads() if q.numel() * n > _ALONE else 1
-
-
-def type_of(dtype: torch.dtype) -> int:
-    """Return the code of a dtype of tokens."""
-    return library.code(TYPES[dtype])
+# Log-sum-exp from which on no two logits are less than some nats apart, in the dtype of the sums.
+LARGEST_LSE = {dtype: 1e15 if dtype is torch.float64 else 1e8 for dtype in TYPES}
 
 
 def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -55,19 +34,15 @@ def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     batch, heads, m, d = q.shape
     key_heads, n, e = k.shape[1], k.shape[2], v.shape[3]
-    if m > _MOST or key_heads != v.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel(), e):
+    if m > FEW_QUERIES or key_heads != v.shape[1] or q.dtype is not v.dtype or 0 in (q.numel(), k.numel(), e):
         return None
-    strides = q.stride(), k.stride(), v.stride()
-    if not strides[0][3] == strides[1][3] == strides[2][3] == 1:
+    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         return None
+    kernels = library.current()
     dtype = problem.dtype
     out = torch.empty(batch, heads, m, e, dtype=dtype, device="cpu")
     lse = torch.empty(batch, heads, m, dtype=torch.float64, device="cpu")
-    tensor4 = library.structure("Tensor4")
-    fields: dict[str, Any] = {
-        name: tensor4(t.data_ptr(), *stride[:3]) for name, t, stride in zip("qkv", (q, k, v), strides, strict=True)
-    }
-    status = library.call(
+    status = kernels.call(
         "dot",
         batch=batch,
         heads=heads,
@@ -76,11 +51,16 @@ def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         n=n,
         d=d,
         e=e,
-        type=type_of(q.dtype),
-        threads=threads(q, n),
+        q=kernels.tensor4(q),
+        k=kernels.tensor4(k),
+        v=kernels.tensor4(v),
+        type=kernels.codes[TYPES[q.dtype]],
+        rounded=1,
+        threads=threads_for(q, n),
         scale=score.factor(d),
         out=out.data_ptr(),
         lse=lse.data_ptr(),
-        **fields,
     )
-    return (out.to(v.dtype), lse) if status == library.code("DONE") else None
+    if status != kernels.codes["DONE"] or float(lse.abs().amax()) > LARGEST_LSE[q.dtype]:
+        return None
+    return out.to(v.dtype), lse

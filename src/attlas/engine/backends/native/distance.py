@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native import request
 from attlas.engine.backends.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
+from attlas.engine.costs import DIRECT_COORDINATES, MOST_COORDINATES
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
 
-_DIRECT = 8  # coordinates up to which differences are faster than any dot product
-_LARGEST = 16  # coordinates; from there on a matrix product is faster
-_KERNELS: dict[type, str] = {
+KERNELS: dict[type, str] = {
     Gaussian: "GAUSSIAN",
     Laplace: "LAPLACE",
     Boxcar: "BOXCAR",
@@ -39,7 +38,7 @@ class DistanceKernels(PairwiseFamily):
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
         super().__init__(problem, q, k)
         self.score: Any = problem.score
-        self.kernel = library.code(_KERNELS[type(problem.score)])
+        self.kernel = self.kernels.codes[KERNELS[type(problem.score)]]
         with torch.no_grad():
             self.scale = self._scale().contiguous()
 
@@ -54,11 +53,11 @@ class DistanceKernels(PairwiseFamily):
 
     @staticmethod
     def unsupported(problem: Problem) -> str | None:
-        if type(problem.score) not in _KERNELS:
+        if type(problem.score) not in KERNELS:
             return "the score is no kernel of a distance"
-        if problem.q.shape[-1] > _LARGEST:
-            return f"the tokens have more than {_LARGEST} coordinates"
-        if problem.q.shape[-1] > _DIRECT and not isinstance(problem.tokens[0], Tensor):
+        if problem.q.shape[-1] > MOST_COORDINATES:
+            return f"the tokens have more than {MOST_COORDINATES} coordinates"
+        if problem.q.shape[-1] > DIRECT_COORDINATES and not isinstance(problem.tokens[0], Tensor):
             return "this Gaussian is computed as a dot product"
         return unsupported_reason(problem)
 
@@ -83,14 +82,15 @@ class DistanceKernels(PairwiseFamily):
             q = self.q[block.slices]
             first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
-            params, _buffers = pairwise_params(q, self.k, values, **fields)
+            params, _buffers = pairwise_params(self.kernels, q, self.k, values, **fields)
             if not self.run_backward(params, rows_left, rows_delta, first=first, second=second):
                 return None
             d_q[block.slices] = first
             if d_scale is not None and second is not None:
                 d_scale += second.sum(dim=(0, 1, 2))
             first, part = self.zeros(batch, heads, n, d), torch.empty_like(d_values)
-            params, _buffers = pairwise_params(keys, q, rows_left, by_column=True, **fields, out=part.data_ptr())
+            fields["out"] = part.data_ptr()
+            params, _buffers = pairwise_params(self.kernels, keys, q, rows_left, by_column=True, **fields)
             if not self.run_backward(params, right_rows, rows_delta, first=first):
                 return None
             d_k += first

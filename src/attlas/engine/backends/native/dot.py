@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attlas.engine.backends.native import decode, library, request
+from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native.decode import TYPES
+from attlas.engine.costs import ONE_THREAD, threads_for
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
-
-ONE_THREAD = 1 << 23  # products below which threads cost more than they save
-# Where keys and values are packed, an output is faster from so many products on, and for float32 and float16 from so
-# many queries and products on; by measurement against torch's kernel.
-_LARGE = 1 << 30
-_QUERIES, _PRODUCTS = 512, 1 << 24
-_AVX2_QUERIES, _AVX2_PRODUCTS = 1024, 1 << 28  # the same with AVX2, for every dtype
-_AVX2_GRADIENTS = 1 << 24  # products from which gradients of 16-bit tokens are faster with AVX2, by measurement
-_FEW = 16  # queries below which keys and values are not packed
-
-
-def is_faster(problem: Problem) -> bool:
-    """Return whether the kernels are the faster way for an output of this size, by measurement."""
-    if not library.fast():
-        return False
-    if problem.q.shape[2] < _FEW:
-        return decode.is_faster(problem)
-    products = problem.q.numel() * problem.k.shape[2]
-    if not library.wide():
-        return problem.q.shape[2] >= _AVX2_QUERIES and products >= _AVX2_PRODUCTS
-    if problem.q.dtype in (torch.float32, torch.float16) and problem.q.shape[2] >= _QUERIES:
-        return products >= _PRODUCTS
-    return products >= _LARGE
 
 
 @torch.no_grad()
@@ -62,17 +40,20 @@ def compute(
     dict of str to Tensor, or None
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
-    dot, v = align_heads(dot, v)
+    kernels = library.current()
+    q, k, v = _aligned(dot, v)
     if lse is None and wanted.keys() & request.NEEDS_LSE:
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:
-        part = replace(dot, q=dot.q[:, :, rows])
-        threads = _threads(part.q, part.k.shape[2])
-        return succeeded(library.call("dot", **params(part, v), threads=threads, **fields), dot)
+        part = q[:, :, rows]
+        threads = threads_for(part, k.shape[2])
+        status = kernels.call("dot", **params(kernels, dot, part, k, v), threads=threads, **fields)
+        return succeeded(kernels, status, dot)
 
     rounded = int(wanted.get("rounded", False))
-    return request.compute(problem, wanted, run, size=None if v is None else v.shape[-1], lse=lse, rounded=rounded)
+    size = None if v is None else v.shape[-1]
+    return request.compute(kernels, problem, wanted, run, size=size, lse=lse, rounded=rounded)
 
 
 def read(
@@ -88,13 +69,13 @@ def read(
     return found
 
 
-def align_heads(dot: Dot, v: Tensor | None) -> tuple[Dot, Tensor | None]:
-    """Give keys and values as many heads as the other has, one dtype, and a last axis without gaps."""
+def _aligned(dot: Dot, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return queries, keys and values of one dtype, whose last axis has no gaps; keys and values have as many heads."""
     q, k = dot.q, dot.k.to(dot.q.dtype)
     if v is not None:
         k, v = match_heads(k, v.to(q.dtype), q.shape[1])
         v = contiguous_vectors(v)
-    return replace(dot, q=contiguous_vectors(q), k=contiguous_vectors(k)), v
+    return contiguous_vectors(q), contiguous_vectors(k), v
 
 
 def contiguous_vectors(t: Tensor) -> Tensor:
@@ -102,58 +83,35 @@ def contiguous_vectors(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def params(dot: Dot, v: Tensor | None) -> dict[str, Any]:
+def params(kernels: library.Kernels, dot: Dot, q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, Any]:
     """Return tokens and values in the fields of ``AttentionParams``; the caller keeps them alive."""
-    batch, heads, m, d = dot.q.shape
+    batch, heads, m, d = q.shape
     fields: dict[str, Any] = {
         "batch": batch,
         "heads": heads,
-        "key_heads": dot.k.shape[1],
+        "key_heads": k.shape[1],
         "m": m,
-        "n": dot.k.shape[2],
+        "n": k.shape[2],
         "d": d,
-        "q": tensor4(dot.q),
-        "k": tensor4(dot.k),
-        "type": decode.type_of(dot.q.dtype),
+        "q": kernels.tensor4(q),
+        "k": kernels.tensor4(k),
+        "type": kernels.codes[TYPES[dot.q.dtype]],
         "scale": dot.scale,
         "cap": dot.cap,
     }
-    return fields if v is None else fields | {"v": tensor4(v), "e": v.shape[-1]}
+    return fields if v is None else fields | {"v": kernels.tensor4(v), "e": v.shape[-1]}
 
 
-def succeeded(status: int, dot: Dot) -> bool:
+def succeeded(kernels: library.Kernels, status: int, dot: Dot) -> bool:
     """Return True for a kernel that computed its results, False for one that found NaN, infinity or an overflow."""
-    if status not in (library.code("DONE"), library.code("NOT_FINITE")):
+    if status == kernels.codes["DONE"]:
+        return True
+    if status != kernels.codes["NOT_FINITE"]:
         rule, fix = "a kernel must do what it was asked for.", "Plan(backend='tiled'), and please report it."
         raise BackendError(
             "attlas.engine.backends.native", rule, {"q": dot.q, "k": dot.k}, found=f"status {status}", fix=fix
         )
-    return status == library.code("DONE")
-
-
-def _threads(q: Tensor, n: int) -> int:
-    """Return how many threads a call uses."""
-    if q.shape[2] < _FEW:
-        return decode.threads(q, n)
-    return torch.get_num_threads() if q.numel() * n > ONE_THREAD else 1
-
-
-def tensor4(t: Tensor) -> Any:
-    """Return a tensor of four axes as the kernels see it; the caller keeps it alive."""
-    return library.structure("Tensor4")(t.data_ptr(), *t.stride()[:3])
-
-
-def backward_is_faster(problem: Problem) -> bool:
-    """Return whether these kernels are a faster way back than torch's own, by measurement.
-
-    Tokens of 16 bits are torch's where the kernels would multiply them with the vectors of AVX-512. With AVX2, torch
-    has no instructions for them and takes five times as long.
-    """
-    if not library.fast():
-        return False
-    if problem.q.dtype.itemsize == 2 and library.instruction_set() != "amx":
-        return not library.wide() and problem.q.numel() * problem.k.shape[2] >= _AVX2_GRADIENTS
-    return is_faster(problem)
+    return False
 
 
 @torch.no_grad()
@@ -193,28 +151,29 @@ def backward(
     tuple of Tensor, or None
         None where numbers are not finite or so large that products overflow.
     """
-    dtype, kind = problem.dtype, decode.type_of(product.q.dtype)
-    aligned, values = align_heads(product, v)
+    kernels, dtype = library.current(), problem.dtype
+    q, k, values = _aligned(product, v)
     if values is None:
         return None
-    q, k, values = (contiguous_vectors(t.detach().to(dtype)) for t in (aligned.q, aligned.k, values))
-    grad, lse, delta = contiguous_vectors(grad.detach().to(dtype)), lse.contiguous(), delta.to(dtype, copy=True)
+    # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.
+    q, k, values, grad = [contiguous_vectors(t.detach().to(dtype)) for t in (q, k, values, grad)]
+    lse, delta = lse.contiguous(), delta.to(dtype, copy=True)
     column = None if column is None else column.to(dtype).contiguous()
     terms = {name: t.to(dtype) for name, t in (rows or {}).items()}
-    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values))
+    d_q, d_k, d_v = [torch.zeros(t.shape, dtype=dtype, device="cpu") for t in (q, k, values)]
     for block in request.row_blocks(problem):
         slices = block.slices
         part = d_q if len(block.rows) == problem.shape[2] else torch.empty_like(d_q[slices])
         known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
-        # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.
-        fields = params(replace(product, q=q[slices], k=k), values) | block.mask
-        threads = torch.get_num_threads() if q[slices].numel() * k.shape[2] > ONE_THREAD else 1
-        fields |= {"type": kind, "threads": threads, "lse": known[0].data_ptr(), "lse_known": 1}
-        status = library.call(
+        queries = q[slices]
+        fields = params(kernels, product, queries, k, values) | block.mask
+        fields["threads"] = torch.get_num_threads() if queries.numel() * k.shape[2] > ONE_THREAD else 1
+        fields |= {"lse": known[0].data_ptr(), "lse_known": 1}
+        status = kernels.call(
             "dot_backward",
-            of=library.structure("AttentionParams")(**fields),
-            grad=tensor4(grad[slices]),
+            of=kernels.structures["AttentionParams"](**fields),
+            grad=kernels.tensor4(grad[slices]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),
@@ -223,7 +182,7 @@ def backward(
             column=None if column is None else column.data_ptr(),
             **{name: t.data_ptr() for name, t in zip(terms, known[2:], strict=True)},
         )
-        if not succeeded(status, product):
+        if not succeeded(kernels, status, product):
             return None
         delta[slices] += sums
         if part is not d_q:

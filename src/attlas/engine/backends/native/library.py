@@ -7,7 +7,7 @@ A call from the main thread looks at signals while it runs (`kernels/interrupt.h
 a second, as a KeyboardInterrupt that is raised here.
 
 ``ATTLAS_NATIVE`` names the instruction set to use (``baseline``, ``avx2``, ``avx512``, ``amx``), or ``none`` for a
-computation without the kernels. It is read at each call.
+computation without the kernels. It is read whenever `current` is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from attlas.errors import BackendError, TooLargeError, listed
 
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
-_FAST, _WIDE = SETS.index("avx2"), SETS.index("avx512")
 
 _FILE = Path(__file__).with_name("_kernels.so")
 _WHERE, _REBUILD = "attlas.engine.backends.native", "build the kernels again: make native."
@@ -148,56 +147,107 @@ def _loaded(file: Path) -> _Library | str:
         return f"the library of kernels cannot be loaded ({error})"
 
 
-@functools.cache
-def _configured(file: Path, setting: str) -> tuple[_Library, int] | str:
-    """Return the library and the number of the instruction set, or in one sentence why it cannot be used."""
-    found = _loaded(file)
-    if setting == "none":
-        return "ATTLAS_NATIVE=none turns the kernels off"
-    return found if isinstance(found, str) else (found, SETS.index(_selected_set(file, setting)))
+class Kernels:
+    """The kernels as a call finds them: the library and an instruction set, or the reason why they cannot be used.
+
+    Attributes
+    ----------
+    why_not : str or None
+        Why they cannot be used here, in one sentence without a full stop; None where they can.
+    instruction_set : str
+        The one of :data:`SETS` that a call uses; ``"none"`` where they cannot be used.
+    fast : bool
+        Whether they can be used and have vectors with which large outputs are faster than torch's: those of ``avx2``,
+        ``avx512`` and ``amx``.
+    wide : bool
+        Whether they can be used and have the wide vectors that they are fastest with: those of ``avx512`` and ``amx``.
+    codes : dict of str to int
+        The enumerators of abi.h, such as ``"FLOAT32"`` and ``"NOT_FINITE"``; none where there is no library.
+    structures : dict of str to type
+        The structures of abi.h as ctypes classes, such as ``"Tensor4"``, whose fields have the names of abi.h.
+    row_statistics : tuple of str
+        The statistics of each row that the kernels compute, in the order of abi.h.
+
+    Examples
+    --------
+    >>> kernels = current()
+    >>> kernels.fast == (kernels.instruction_set in ("avx2", "avx512", "amx"))
+    True
+    >>> kernels.why_not is not None or "entropy" in kernels.row_statistics
+    True
+    """
+
+    def __init__(self, library: _Library | None, instruction_set: str, why_not: str | None) -> None:
+        self.why_not = why_not
+        self.instruction_set = instruction_set
+        self.fast = instruction_set in ("avx2", "avx512", "amx")
+        self.wide = instruction_set in ("avx512", "amx")
+        self.codes: dict[str, int] = {} if library is None else library.codes
+        self.structures: dict[str, type[ctypes.Structure]] = {} if library is None else library.structures
+        self.row_statistics: tuple[str, ...] = () if library is None else library.row_statistics
+        self._library = library
+        self._number = SETS.index(instruction_set) if why_not is None else -1
+
+    def tensor4(self, t: torch.Tensor) -> ctypes.Structure:
+        """Return a tensor of four axes as the kernels see it; the caller keeps it alive."""
+        return self.structures["Tensor4"](t.data_ptr(), *t.stride()[:3])
+
+    def call(self, entry: str, /, **fields: Any) -> int:
+        """Run a kernel, without Python's lock.
+
+        Parameters
+        ----------
+        entry : str
+            Name of the C function: ``"dot"`` for ``attlas_dot``, which takes ``AttentionParams``.
+        **fields
+            The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers,
+            as ``Tensor.data_ptr()`` gives them.
+
+        Returns
+        -------
+        int
+            The status, one of the codes ``"DONE"``, ``"NOT_FINITE"`` and ``"UNSUPPORTED"``.
+
+        Raises
+        ------
+        BackendError
+            If there is no library, or it was built from other sources and lacks a field.
+        TooLargeError
+            If the kernel got no memory.
+        KeyboardInterrupt
+            If Ctrl-C was pressed, or whatever else the handler of a signal raises; the results are then not complete.
+
+        Notes
+        -----
+        The memory behind the addresses must stay alive until the call returns: the caller holds the tensors.
+
+        Examples
+        --------
+        >>> kernels = current()
+        >>> x = torch.zeros(3)
+        >>> y = torch.full((3,), 7.0)
+        >>> if kernels.why_not is None:
+        ...     done = kernels.call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
+        """
+        library, why_not = self._library, self.why_not
+        if library is None or why_not is not None:
+            remedy = "install a C++ compiler and attlas again" if library is None else "unset ATTLAS_NATIVE"
+            rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
+            raise BackendError(_WHERE, rule, found=why_not or "", fix=fix)
+        function = library.function(entry)
+        if not fields.keys() <= function.fields:
+            rule = f"{function.structure.__name__} must have every field that is set."
+            absent = listed(sorted(fields.keys() - function.fields))
+            raise BackendError(_WHERE, rule, found=f"no {absent}", fix=_REBUILD)
+        status = library.run(function, function.structure(**fields), self._number)
+        if status == library.codes["NO_MEMORY"]:
+            rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
+            raise TooLargeError(_WHERE, rule, found=f"no memory left for {entry}", fix=fix)
+        return status
 
 
-def _configured_now() -> tuple[_Library, int] | str:
-    """Return what `_configured` does, for the environment as it is."""
-    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-
-
-def _library() -> tuple[_Library, int]:
-    """Return the library and the number of the instruction set, for callers that need them."""
-    found = _configured_now()
-    if isinstance(found, str):
-        remedy = "install a C++ compiler and attlas again" if isinstance(_loaded(_FILE), str) else "unset ATTLAS_NATIVE"
-        rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
-        raise BackendError(_WHERE, rule, found=found, fix=fix)
-    return found
-
-
-def _declared() -> _Library:
-    """Return the library for what it declares, which does not depend on the environment."""
-    found = _loaded(_FILE)
-    return _library()[0] if isinstance(found, str) else found
-
-
-@functools.cache
-def _selected_set(file: Path, setting: str) -> str:
-    """Return the instruction set of a setting."""
-    found = _loaded(file)
-    able = () if isinstance(found, str) else SETS[: found.best + 1]
-    wanted = setting or (able[-1] if able else "none")
-    if wanted not in able:
-        rule = "it must name an instruction set that was compiled and that this processor can run."
-        fix = f"set it to {', '.join(('none', *able))}, or leave it unset."
-        raise BackendError("ATTLAS_NATIVE", rule, found=f"ATTLAS_NATIVE={wanted}", fix=fix)
-    return wanted
-
-
-def why_not() -> str | None:
-    """Say in one sentence why the native kernels cannot be used here; None where they can.
-
-    Returns
-    -------
-    str or None
-        The reason, without a full stop.
+def current() -> Kernels:
+    """Return the kernels for the environment as it is; a computation asks once, and hands them on.
 
     Raises
     ------
@@ -206,11 +256,10 @@ def why_not() -> str | None:
 
     Examples
     --------
-    >>> why_not() is None or isinstance(why_not(), str)
+    >>> current() is current()
     True
     """
-    found = _configured_now()
-    return found if isinstance(found, str) else None
+    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
 def available() -> bool:
@@ -223,10 +272,10 @@ def available() -> bool:
 
     Examples
     --------
-    >>> available() == (why_not() is None)
+    >>> available() == (current().why_not is None)
     True
     """
-    return why_not() is None
+    return current().why_not is None
 
 
 def runnable() -> tuple[str, ...]:
@@ -246,182 +295,18 @@ def runnable() -> tuple[str, ...]:
     return () if isinstance(found, str) else SETS[: found.best + 1]
 
 
-def instruction_set() -> str:
-    """Return the instruction set that a call uses: the widest, or the one that ``ATTLAS_NATIVE`` names.
-
-    Returns
-    -------
-    str
-        One of :data:`SETS`.
-
-    Raises
-    ------
-    BackendError
-        If ``ATTLAS_NATIVE`` names none that this processor can run, or there is no library.
-
-    Examples
-    --------
-    >>> not available() or instruction_set() in runnable()
-    True
-    """
-    return _selected_set(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
-
-
-def fast() -> bool:
-    """Tell whether the kernels can be used here, and have vectors with which large outputs are faster than torch's.
-
-    Returns
-    -------
-    bool
-        True for ``avx2``, ``avx512`` and ``amx``.
-
-    Examples
-    --------
-    >>> fast() == (available() and instruction_set() != "baseline")
-    True
-    """
-    return _runs(_FAST)
-
-
-def wide() -> bool:
-    """Tell whether the kernels can be used here, and have the wide vectors that they are fastest with.
-
-    Returns
-    -------
-    bool
-        True for ``avx512`` and ``amx``.
-
-    Examples
-    --------
-    >>> wide() == (available() and instruction_set() in ("avx512", "amx"))
-    True
-    """
-    return _runs(_WIDE)
-
-
-def _runs(least: int) -> bool:
-    """Tell whether the kernels can be used here with this instruction set or a wider one."""
-    found = _configured_now()
-    return not isinstance(found, str) and found[1] >= least
-
-
-def structure(name: str) -> type[ctypes.Structure]:
-    """Return a structure of abi.h as a ctypes class.
-
-    Parameters
-    ----------
-    name : str
-        Its name in C++: ``"Tensor4"``.
-
-    Returns
-    -------
-    type
-        Made from the text that the library carries; fields have the names of abi.h.
-
-    Raises
-    ------
-    BackendError
-        If there is no library.
-
-    Examples
-    --------
-    >>> not available() or hasattr(structure("Tensor4"), "row")
-    True
-    """
-    return _declared().structures[name]
-
-
-def row_statistics() -> tuple[str, ...]:
-    """Return the names of the statistics of each row that the kernels compute.
-
-    Returns
-    -------
-    tuple of str
-        In the order of abi.h.
-
-    Raises
-    ------
-    BackendError
-        If there is no library.
-
-    Examples
-    --------
-    >>> not available() or "entropy" in row_statistics()
-    True
-    """
-    return _declared().row_statistics
-
-
-def code(name: str) -> int:
-    """Return the number of an enumerator of abi.h.
-
-    Parameters
-    ----------
-    name : str
-        Its name in C++: ``"FLOAT32"``, ``"NOT_FINITE"``.
-
-    Returns
-    -------
-    int
-        Its value.
-
-    Raises
-    ------
-    BackendError
-        If there is no library.
-
-    Examples
-    --------
-    >>> code("DONE") if available() else 0
-    0
-    """
-    return _declared().codes[name]
-
-
-def call(entry: str, /, **fields: Any) -> int:
-    """Run a kernel, without Python's lock.
-
-    Parameters
-    ----------
-    entry : str
-        Name of the C function: ``"dot"`` for ``attlas_dot``, which takes ``AttentionParams``.
-    **fields
-        The fields of its structure by name; what is not given is zero, or a null pointer. Addresses are integers, as
-        ``Tensor.data_ptr()`` gives them.
-
-    Returns
-    -------
-    int
-        The status, one of `code` ``"DONE"``, ``"NOT_FINITE"`` and ``"UNSUPPORTED"``.
-
-    Raises
-    ------
-    BackendError
-        If there is no library, or it was built from other sources and lacks a field.
-    TooLargeError
-        If the kernel got no memory.
-    KeyboardInterrupt
-        If Ctrl-C was pressed, or whatever else the handler of a signal raises; the results are then not complete.
-
-    Notes
-    -----
-    The memory behind the addresses must stay alive until the call returns: the caller holds the tensors.
-
-    Examples
-    --------
-    >>> x = torch.zeros(3)
-    >>> y = torch.full((3,), 7.0)
-    >>> if available():
-    ...     done = call("elementary", **{"in": x.data_ptr(), "out": y.data_ptr()}, count=3)
-    """
-    library, number = _library()
-    function = library.function(entry)
-    if not fields.keys() <= function.fields:
-        rule = f"{function.structure.__name__} must have every field that is set."
-        absent = listed(sorted(fields.keys() - function.fields))
-        raise BackendError(_WHERE, rule, found=f"no {absent}", fix=_REBUILD)
-    status = library.run(function, function.structure(**fields), number)
-    if status == library.codes["NO_MEMORY"]:
-        rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
-        raise TooLargeError(_WHERE, rule, found=f"no memory left for {entry}", fix=fix)
-    return status
+@functools.cache
+def _configured(file: Path, setting: str) -> Kernels:
+    """Return the kernels of a library with the instruction set of a setting, the widest one if it is empty."""
+    found = _loaded(file)
+    library = None if isinstance(found, str) else found
+    if setting == "none":
+        return Kernels(library, "none", "ATTLAS_NATIVE=none turns the kernels off")
+    if isinstance(found, str):
+        return Kernels(None, "none", found)
+    able = SETS[: found.best + 1]
+    if setting and setting not in able:
+        rule = "it must name an instruction set that was compiled and that this processor can run."
+        fix = f"set it to {', '.join(('none', *able))}, or leave it unset."
+        raise BackendError("ATTLAS_NATIVE", rule, found=f"ATTLAS_NATIVE={setting}", fix=fix)
+    return Kernels(found, setting or able[-1], None)

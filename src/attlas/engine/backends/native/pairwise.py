@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.backends.native import library, request
-from attlas.engine.backends.native.dot import tensor4
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.foundation.checks import all_finite
@@ -23,7 +22,7 @@ def unsupported_reason(problem: Problem) -> str | None:
     """Return why the kernels cannot compute this problem, whatever its score; None where they can."""
     if problem.device.type != "cpu":
         return "the tokens are not on the CPU"
-    if (reason := library.why_not()) is not None:
+    if (reason := library.current().why_not) is not None:
         return reason
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
@@ -31,12 +30,14 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 
 def pairwise_params(
-    rows: Tensor, columns: Tensor, values: Tensor, *, by_column: bool = False, **fields: Any
+    kernels: library.Kernels, rows: Tensor, columns: Tensor, values: Tensor, *, by_column: bool = False, **fields: Any
 ) -> tuple[Any, list[Tensor]]:
     """Return a C++ structure ``PairwiseParams``, and the copies of tensors that it points to.
 
     Parameters
     ----------
+    kernels : Kernels
+        The kernels.
     rows, columns : Tensor, shape (batch, heads, tokens, d) and (batch, some heads, tokens, d)
         Tokens in the dtype of the sums.
     values : Tensor, shape (batch, some heads, columns, e)
@@ -50,9 +51,9 @@ def pairwise_params(
     # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
     buffers = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
     buffers = [t if t.stride(-1) == 1 else t.contiguous() for t in buffers]
-    tensors = [tensor4(t) for t in buffers]
+    tensors = [kernels.tensor4(t) for t in buffers]
     batch, heads, m, d = rows.shape
-    params = library.structure("PairwiseParams")(
+    params = kernels.structures["PairwiseParams"](
         batch=batch,
         heads=heads,
         token_heads=columns.shape[1],
@@ -64,7 +65,7 @@ def pairwise_params(
         rows=tensors[0],
         columns=tensors[1],
         values=tensors[2],
-        type=library.code("FLOAT64" if rows.dtype is torch.float64 else "FLOAT32"),
+        type=kernels.codes["FLOAT64" if rows.dtype is torch.float64 else "FLOAT32"],
         threads=torch.get_num_threads(),
         by_column=int(by_column),
         **fields,
@@ -91,7 +92,7 @@ class PairwiseFamily(ABC):
     entry: ClassVar[str]
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
-        self.problem = problem
+        self.problem, self.kernels = problem, library.current()
         self.q, self.k = q.detach().to(problem.dtype), k.detach().to(problem.dtype)
 
     @staticmethod
@@ -105,15 +106,16 @@ class PairwiseFamily(ABC):
 
     def run_forward(self, params: Any) -> bool:
         """Run the forward kernel; return False where it does not take the problem."""
-        return library.call(self.entry, pairs=params, **self.fields()) == library.code("DONE")
+        return self.kernels.call(self.entry, pairs=params, **self.fields()) == self.kernels.codes["DONE"]
 
     def run_backward(self, params: Any, left: Tensor, delta: Tensor, **results: Tensor | None) -> bool:
         """Run the kernel of gradients; return False where it does not take the problem."""
-        own = library.structure(self.entry.capitalize())(pairs=params, **self.fields())
-        slopes = library.structure("Slopes")(left=left.data_ptr(), delta=delta.data_ptr())
+        kernels = self.kernels
+        own = kernels.structures[self.entry.capitalize()](pairs=params, **self.fields())
+        slopes = kernels.structures["Slopes"](left=left.data_ptr(), delta=delta.data_ptr())
         addresses = {name: 0 if t is None else t.data_ptr() for name, t in results.items()}
-        status = library.call(f"{self.entry}_backward", of=own, slopes=slopes, **addresses)
-        return status == library.code("DONE")
+        status = kernels.call(f"{self.entry}_backward", of=own, slopes=slopes, **addresses)
+        return status == kernels.codes["DONE"]
 
     @abstractmethod
     def parameters(self) -> Tensor:
@@ -140,11 +142,11 @@ class PairwiseFamily(ABC):
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
             fields.pop("sink", None)  # the kernel knows no sink: it is added below
-            params, _buffers = pairwise_params(self.q[:, :, rows], self.k, values, **fields)
+            params, _buffers = pairwise_params(self.kernels, self.q[:, :, rows], self.k, values, **fields)
             return self.run_forward(params)
 
         size = None if v is None else v.shape[-1]
-        found = request.compute(self.problem, {"lse": True, **wanted}, run, size=size)
+        found = request.compute(self.kernels, self.problem, {"lse": True, **wanted}, run, size=size)
         if found is None or ("out" in found and not all_finite(found["out"])):  # tiled sums values that overflow
             return None
         if self.problem.sink is not None:
@@ -157,16 +159,16 @@ class PairwiseFamily(ABC):
         """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
         if not all_finite(self.q, self.k):
             return None
-        no_values, structure = self.k[..., :0], library.structure("AttentionParams")
+        no_values, structure = self.k[..., :0], self.kernels.structures["AttentionParams"]
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
-            params, _buffers = pairwise_params(self.q[:, :, rows], self.k, no_values)
+            params, _buffers = pairwise_params(self.kernels, self.q[:, :, rows], self.k, no_values)
             sizes = {name: getattr(params, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             results = structure(**sizes, scale=math.log(2.0), **fields)  # logits are in powers of 2
             params.statistics = ctypes.addressof(results)
             return self.run_forward(params)
 
-        return request.compute(self.problem, wanted, run, lse=lse.detach())
+        return request.compute(self.kernels, self.problem, wanted, run, lse=lse.detach())
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
@@ -180,7 +182,7 @@ class PairwiseFamily(ABC):
             part, known = torch.empty_like(total), lse[block.slices].contiguous()
             fields = block.mask | {"known": known.data_ptr(), "out": part.data_ptr()}
             params, _buffers = pairwise_params(
-                keys, self.q[block.slices], values[block.slices], by_column=True, **fields
+                self.kernels, keys, self.q[block.slices], values[block.slices], by_column=True, **fields
             )
             if not self.run_forward(params):
                 return None

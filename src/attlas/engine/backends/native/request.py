@@ -32,6 +32,7 @@ class Picture(NamedTuple):
 
 
 def compute(
+    kernels: library.Kernels,
     problem: Problem,
     wanted: Mapping[str, Any],
     run: Callable[[slice, dict[str, Any]], bool],
@@ -44,6 +45,8 @@ def compute(
 
     Parameters
     ----------
+    kernels : Kernels
+        The kernels.
     problem : Problem
         The matrix.
     wanted : mapping
@@ -65,11 +68,11 @@ def compute(
     dict of str to Tensor, or None
         None where a call was refused.
     """
-    results = _empty(problem, wanted, size, problem.shape[2])
+    results = _empty(kernels, problem, wanted, size, problem.shape[2])
     for block in row_blocks(problem):
         m = len(block.rows)
-        part = results if m == problem.shape[2] else _empty(problem, wanted, size, m)
-        rows = block.slices[2]
+        part = results if m == problem.shape[2] else _empty(kernels, problem, wanted, size, m)
+        rows = slice(block.rows.start, block.rows.stop)
         fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
         if not run(rows, fields | further):
             return None
@@ -116,20 +119,25 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     return ({}, ()) if cells is None else _of_cells(cells, len(at.rows), len(at.columns))
 
 
-def _empty(problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int) -> dict[str, Tensor]:
+def _empty(
+    kernels: library.Kernels, problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
+) -> dict[str, Tensor]:
     """Return memory for the results of `m` rows."""
     batch, heads, _, n = problem.shape
-    shapes: dict[str, tuple[int, ...]] = {name: (m,) for name in ("lse", *library.row_statistics()) if name in wanted}
-    shapes.update({name: (n,) for name in ("column_mass", "column_max") if name in wanted})
-    if "largest" in wanted:
-        shapes["top_values"] = shapes["top_keys"] = (m, wanted["largest"])
-    if "offsets" in wanted:
-        shapes["offsets"] = (m + n - 1,)
-    for name in ("picture_sum", "picture_max"):
-        if name in wanted:
-            shapes[name] = (len(wanted[name].rows) - 1, len(wanted[name].columns) - 1)
-    if "coverage" in wanted:
-        shapes["coverage"] = (m, len(wanted["coverage"]))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, value in wanted.items():
+        if name == "lse" or name in kernels.row_statistics:
+            shapes[name] = (m,)
+        elif name in ("column_mass", "column_max"):
+            shapes[name] = (n,)
+        elif name == "largest":
+            shapes["top_values"] = shapes["top_keys"] = (m, value)
+        elif name == "offsets":
+            shapes[name] = (m + n - 1,)
+        elif name in ("picture_sum", "picture_max"):
+            shapes[name] = (len(value.rows) - 1, len(value.columns) - 1)
+        elif name == "coverage":
+            shapes[name] = (m, len(value))
     if size is not None:
         shapes["out"] = (m, size)
     return {
@@ -188,7 +196,7 @@ def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor,
     first, stop : Tensor of int64, shape (batch or 1, heads or 1, m)
         The first key of each row and the one after its last.
     """
-    low, high = (t.to(torch.int32).contiguous() for t in (first, stop))
+    low, high = first.to(torch.int32).contiguous(), stop.to(torch.int32).contiguous()
     fields = {"low": low.data_ptr(), "high": high.data_ptr()}
     return fields | _strides("span", low), (low, high)
 
@@ -210,4 +218,5 @@ def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[T
 
 def _strides(name: str, t: Tensor) -> dict[str, int]:
     """Return the strides of batch and heads, 0 where there is one for all."""
-    return {f"{name}_{axis}": 0 if t.shape[i] == 1 else t.stride(i) for i, axis in enumerate(("batch", "head"))}
+    batch, head = (0 if t.shape[0] == 1 else t.stride(0)), (0 if t.shape[1] == 1 else t.stride(1))
+    return {f"{name}_batch": batch, f"{name}_head": head}

@@ -53,9 +53,10 @@ def collect(
         Log-sum-exp of each row.
     """
     requests = _requested_outputs(problem, statistics)
-    if all(outputs is None for outputs in requests):
+    made = [outputs for outputs in requests if outputs is not None]
+    if not made:
         return None
-    merged = _merge_requests([outputs for outputs in requests if outputs is not None], problem.shape[2:])
+    merged = _merge_requests(made, problem.shape[2:])
     v = merged.pop("out", None)
     if lse is None:
         merged["lse"] = True
