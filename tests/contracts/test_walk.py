@@ -36,13 +36,13 @@ class Walk(NamedTuple):
 
 
 BUDGETS = {
-    "attend": Walk(12, 23, 51),
-    "product": Walk(18, 49, 84),
-    "product of 16 tokens": Walk(13, 20, 27),
-    "backward": Walk(14, 43, 79),
-    "collect": Walk(21, 52, 101),
-    "tile of the viewer": Walk(35, 99, 201),
-    "recorded pass": Walk(55, 1115, 2282),
+    "attend": Walk(13, 23, 52),
+    "product": Walk(19, 52, 87),
+    "product of 16 tokens": Walk(14, 23, 30),
+    "backward": Walk(13, 42, 78),
+    "collect": Walk(22, 52, 104),
+    "tile of the viewer": Walk(37, 99, 210),
+    "recorded pass": Walk(53, 1189, 2428),
 }
 needs_kernels = pytest.mark.skipif(
     not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),

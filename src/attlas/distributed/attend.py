@@ -16,7 +16,7 @@ from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, version_of
 from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
-from attlas.foundation.checks import tracing
+from attlas.foundation.compat import tracing
 from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.matrix.attend import attend as local_attend

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attlas.foundation.checks import tracing
+from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.foundation.checks import all_finite, tracing
+from attlas.foundation.checks import all_finite
+from attlas.foundation.compat import tracing
 
 SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart

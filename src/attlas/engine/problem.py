@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attlas.engine.held import holds_all, read_by, tensors_of
 from attlas.errors import ModifiedError
-from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, tracing
-from attlas.foundation.compat import cached_property
+from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
+from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens

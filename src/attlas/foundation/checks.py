@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import BackendError, DeviceError, DtypeError, ShapeError, counted, kind
-from attlas.foundation.compat import replaced_by_context_parallel, transforming
+from attlas.foundation.compat import replaced_by_context_parallel, tracing
 from attlas.foundation.indexing import Axes
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -18,14 +18,6 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that scores and sums are computed in: float64 for float64, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def tracing() -> bool:
-    """Return whether torch traces the program, so that no number of a tensor can be read.
-
-    True inside torch.compile, torch.export and the transforms of torch.func.
-    """
-    return torch.compiler.is_compiling() or transforming()
 
 
 def all_finite(*tensors: Tensor) -> bool:

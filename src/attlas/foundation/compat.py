@@ -46,8 +46,8 @@ except ImportError:
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED", "TO_COPY", "VALIDATORS",
     "EinopsBackend", "TorchDispatchMode", "cached_property", "causal_models", "changes", "constant_to_compiler",
-    "in_backward", "local_part",
-    "parse_to", "replaced_by_context_parallel", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+    "in_backward", "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves",
+    "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -79,6 +79,16 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
     """Return device and dtype from the arguments of ``Tensor.to``, which has several signatures."""
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
     return device, dtype
+
+
+def tracing() -> bool:
+    """Return whether torch traces the program, so that no number of a tensor can be read.
+
+    True inside torch.compile, torch.export and the transforms of torch.func.
+    """
+    return (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
 
 
 def transforming() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
-from attlas.foundation.checks import tracing
+from attlas.foundation.compat import tracing
 from attlas.foundation.read_tensors import ReadTensors, watched
 from attlas.foundation.tiles import Tile
 

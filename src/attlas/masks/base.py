@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.foundation.checks import tracing
-from attlas.foundation.compat import changes
+from attlas.foundation.compat import changes, tracing
 from attlas.foundation.stored import Stored
 from attlas.foundation.tiles import Tile
 from attlas.masks.drawing import picture

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.foundation.checks import as_plain, tracing
+from attlas.foundation.checks import as_plain
+from attlas.foundation.compat import tracing
 from attlas.foundation.pairwise import TileFunction
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask, changes_of

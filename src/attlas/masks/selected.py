@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe
-from attlas.foundation.checks import as_plain, tracing, whole_number
+from attlas.foundation.checks import as_plain, whole_number
+from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import heads_of

@@ -20,8 +20,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError
-from attlas.foundation.checks import tracing
-from attlas.foundation.compat import cached_property, transforming
+from attlas.foundation.compat import cached_property, tracing, transforming
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.masks.placed import translated_mask

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import ShapeError
-from attlas.foundation.checks import tracing
+from attlas.foundation.compat import tracing
 from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.nn import checkpoint

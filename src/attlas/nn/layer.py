@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, RecordingError, ShapeError
-from attlas.foundation.checks import check_probability, tracing
-from attlas.foundation.compat import cached_property, changes, transforming
+from attlas.foundation.checks import check_probability
+from attlas.foundation.compat import cached_property, changes, tracing, transforming
 from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Mask
 from attlas.masks.argument import as_mask

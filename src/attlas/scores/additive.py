@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.foundation.checks import tracing, whole_number
+from attlas.foundation.checks import whole_number
+from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Score, Tokens, check_sizes, with_parameters

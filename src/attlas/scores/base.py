@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, counted, kind
-from attlas.foundation.checks import check_floating, heads_of_three_axes, tracing
+from attlas.foundation.checks import check_floating, heads_of_three_axes
+from attlas.foundation.compat import tracing
 from attlas.foundation.stored import Stored
 from attlas.foundation.tiles import Tile
 

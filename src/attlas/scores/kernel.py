@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.foundation.checks import as_floats, as_plain, tracing
+from attlas.foundation.checks import as_floats, as_plain
+from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters

@@ -16,9 +16,9 @@ from attlas.foundation.checks import (
     check_floating,
     heads_of_three_axes,
     is_integer,
-    tracing,
     whole_number,
 )
+from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile
 from attlas.scores.base import Score, with_parameters
 

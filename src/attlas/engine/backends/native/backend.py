@@ -22,7 +22,8 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
-from attlas.foundation.checks import all_finite, tracing
+from attlas.foundation.checks import all_finite
+from attlas.foundation.compat import tracing
 from attlas.scores.additive import Additive
 from attlas.scores.kernel import Gaussian
 
