@@ -222,22 +222,17 @@ class AttentionMatrix(LazyTensor):
         """
         dropout = Dropout.draw(dropout_p) if dropout_p > 0.0 else None
         vector = isinstance(v, Tensor) and v.ndim == 1
-        self.weights.check_unchanged("A @ v")
-        tokens = self.problem.k
-        v, dtype = cast_values(v, tokens)
-        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, tokens, self.axes, self.weights.shape[1])
-        if observers.active:
-            out = observers.product(self, values, dropout)
-        else:
-            out = self.weights.product(values, dropout)
+        weights = self.weights
+        v, dtype = cast_values(v, weights.keys)
+        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, weights.keys, self.axes, weights.shape[1])
+        out = observers.product(self, values, dropout) if observers.active else weights.product(values, dropout)
         out = self.axes.restore(out if dtype is None else out.to(dtype))
         return out.squeeze(-1) if vector else out
 
     def transposed_product(self, x: Tensor) -> Tensor:
         """Return ``A.mT @ x`` of vectors with any axes that fit."""
         vector = isinstance(x, Tensor) and x.ndim == 1
-        self.weights.check_unchanged("A.mT @ x")
-        tokens, heads = self.problem.q, self.weights.shape[1]
+        tokens, heads = self.weights.queries, self.weights.shape[1]
         x, dtype = cast_values(x.unsqueeze(-1) if vector else x, tokens)
         out = self.weights.transposed_product(
             check_values("A.mT @ x", x, tokens, self.axes, heads, ("x", "m", "query"))

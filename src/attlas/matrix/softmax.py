@@ -61,7 +61,8 @@ class SoftmaxWeights(Weights):
         self.problem = problem
         self.plan = plan
         self.shape, self.dtype, self.device = problem.shape, problem.dtype, problem.device
-        self.mask, self.key_heads = problem.mask, problem.k.shape[1]
+        self.queries, self.keys, self.key_heads = problem.q, problem.k, problem.k.shape[1]
+        self.mask = problem.mask
         self.are_shares, self.counts_other_keys = are_shares, problem.partial
         self._lse = lse  # as it was computed; `known_lse` has the precision for weights
         self._whole = whole

@@ -38,6 +38,8 @@ class Weights(ABC):
         Whether the weights of a row are shares of one: then they are not negative, and have an entropy.
     counts_other_keys : bool
         Whether the rows are parts of longer ones, so that their weights sum to less than 1.
+    queries, keys : Tensor, shapes (batch, heads, m, d) and (batch, key heads, n, dk)
+        What the rows and the columns are made of. Values of a product have the dtype and the device of the keys.
     key_heads : int
         Heads of the keys; each serves as many heads of queries.
     batch_ids, head_ids : Tensor of int64, shapes (batch,) and (heads,)
@@ -55,6 +57,8 @@ class Weights(ABC):
     mask: Mask | None
     are_shares: bool
     counts_other_keys: bool
+    queries: Tensor
+    keys: Tensor
     key_heads: int
     batch_ids: Tensor
     head_ids: Tensor
