@@ -37,8 +37,8 @@ class Walk(NamedTuple):
 
 BUDGETS = {
     "attend": Walk(13, 23, 52),
-    "product": Walk(19, 52, 87),
-    "product of 16 tokens": Walk(14, 23, 30),
+    "product": Walk(19, 48, 81),
+    "product of 16 tokens": Walk(14, 19, 24),
     "backward": Walk(13, 42, 78),
     "collect": Walk(22, 52, 104),
     "tile of the viewer": Walk(37, 99, 210),

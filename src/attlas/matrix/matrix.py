@@ -146,12 +146,14 @@ class AttentionMatrix(LazyTensor):
     @property
     def problem(self) -> Problem:
         """What is computed: tokens, score, mask, sink."""
-        return self.softmax_weights.problem
+        problem: Problem = self.weights.of_softmax("A.problem").problem
+        return problem
 
     @property
     def plan(self) -> Plan:
         """How it is computed."""
-        return self.softmax_weights.plan
+        plan: Plan = self.weights.of_softmax("A.plan").plan
+        return plan
 
     @property
     def q(self) -> Tensor:
