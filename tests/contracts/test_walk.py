@@ -40,9 +40,9 @@ BUDGETS = {
     "product": Walk(19, 48, 81),
     "product of 16 tokens": Walk(14, 19, 24),
     "backward": Walk(13, 42, 78),
-    "collect": Walk(22, 52, 104),
-    "tile of the viewer": Walk(37, 99, 210),
-    "recorded pass": Walk(53, 1189, 2428),
+    "collect": Walk(22, 52, 98),
+    "tile of the viewer": Walk(37, 99, 200),
+    "recorded pass": Walk(53, 1173, 2372),
 }
 needs_kernels = pytest.mark.skipif(
     not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),

@@ -94,7 +94,7 @@ class SoftmaxWeights(Weights):
 
     @property
     def requires_grad(self) -> bool:
-        return any(t.requires_grad for t in self.problem.leaves)
+        return self.problem.requires_grad
 
     @property
     def needs_graph(self) -> bool:
@@ -244,16 +244,21 @@ class SoftmaxWeights(Weights):
         self.check_unchanged("A.collect()")
         self.check_numbers("A.collect()")
         self.check_statistics(statistics)
-        if self.mask is not None and not all(s.may_skip_tiles(self.problem) for s in statistics):
-            problem = replace(self.problem, mask=_NoTileSkipped(self.mask))
-            return self.derived(problem, self.lse())._collected(statistics)
+        for statistic in statistics:
+            if self.mask is not None and not statistic.may_skip_tiles(self.problem):
+                problem = replace(self.problem, mask=_NoTileSkipped(self.mask))
+                return self.derived(problem, self.lse())._collected(statistics)
         return self._collected(statistics)
 
     def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
         problem = self.problem
-        values_need_graph = torch.is_grad_enabled() and any(s.v is not None and s.v.requires_grad for s in statistics)
-        recorded = [s for s in statistics if s.differentiable] if problem.needs_graph or values_need_graph else []
-        others = [s for s in statistics if s not in recorded]
+        values = [s.v for s in statistics if s.v is not None]
+        values_need_graph = bool(values) and torch.is_grad_enabled() and any(v.requires_grad for v in values)
+        if not (values_need_graph or problem.needs_graph):
+            found, self._lse = operations.collect(problem, statistics, self.plan, self.known_lse)
+            return found
+        recorded = [s for s in statistics if s.differentiable]
+        others = [s for s in statistics if not s.differentiable]
         results: dict[Statistic, Any] = {}
         if recorded:
             self.gradient.mark_incomplete("statistics were collected")

@@ -75,7 +75,7 @@ class Weights(ABC):
     def check_statistics(self, statistics: Sequence[Statistic]) -> None:
         """Raise a ShapeError, by its name, for a statistic that these weights do not have."""
         for statistic in statistics:
-            if statistic.of_shares:
+            if statistic.of_shares and not self.are_shares:
                 self.check_shares(f"{type(statistic).__name__}()")
 
     def of_softmax(self, where: str) -> Any:
