@@ -1,8 +1,11 @@
 """The demo from end to end on a tiny model: what is printed, what is written, and that the numbers are right."""
 
+import importlib.util
+import json
 import re
 import timeit
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from torch.nn import functional
 
 import attlas
 from attlas import models
-from attlas.cli import main
+from attlas.cli import demo, main
 from attlas.cli.loading import load, texts
+from attlas.cli.report import telling_query
 from attlas.cli.terminal import Terminal
 from attlas.foundation.installation import install_command
 from attlas.heads import Head
@@ -26,51 +30,86 @@ def heads_of(atlas: Atlas) -> list[Head]:
     return [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
 
 
+def hide_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+
+
 def test_writes_report_pictures_and_recording(demo_folder: Path) -> None:
     assert sorted(file.name for file in demo_folder.iterdir()) == ["atlas.png", "head.png", "report.html", "run.atlas"]
     for name in ("atlas.png", "head.png"):
         assert (demo_folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_prints_a_table_and_the_line_about_memory(
+def test_tells_its_story_in_few_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model_and_text: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
-    status = main(["demo", *model_and_text, "--out", str(tmp_path), "--tokens", "100"])
+    hide_matplotlib(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    status = main(["demo", *model_and_text, "-o", "d", "--tokens", "100"])
     out, err = capsys.readouterr()
     assert status == 0
     lines = out.splitlines()
-    header = next(line for line in lines if "entropy" in line)
-    assert " ".join(header.split()) == ("layer head entropy keys first previous induction on text distance what it is")
-    rows = [line.split() for line in lines if re.match(r" +\d +\d +\d+\.\d\d ", line)]
-    assert [(row[0], row[1]) for row in rows] == [(str(layer), str(head)) for layer in range(2) for head in range(3)]
-    assert "6 full matrices of 100 × 100 in float32 would take 234 KiB; attlas kept" in out
+    assert len(lines) <= 14
+    assert lines[0].startswith("tiny, 2 layers × 3 heads, reads 100 tokens of greet <b>.py (")
+    head = max(heads_of(attlas.load(tmp_path / "d" / "run.atlas")), key=lambda head: head.prominence)
+    assert lines[1].startswith(f"  Head {head.layer}·{head.head} ({head.patterns[0].name}) ")
+    assert re.search(r"^  All 6 heads: \d ", out, flags=re.M)
+    assert "6 matrices of 100 × 100 would take 234 KiB; attlas kept" in out
+    assert re.search(r"^  d/report.html  .+ can be opened now$", out, flags=re.M)
     assert f"  no pictures: matplotlib is not installed:\n  {install_command('plot')}\n" in out
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run.atlas"]
+    assert lines[-2].startswith("  attlas stats d/run.atlas  ")
+    assert lines[-1].startswith("  attlas view d/run.atlas  ")
+    assert sorted(file.name for file in (tmp_path / "d").iterdir()) == ["report.html", "run.atlas"]
     assert "\x1b" not in out + err  # piped: no colours, no moving line
     assert "reading 100 tokens" in err
-    assert max(map(len, lines[: lines.index("")] + rows[0])) < 200
 
 
 def test_a_narrow_terminal_has_no_longer_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, model_and_text: tuple[str, ...]
 ) -> None:
-    """Columns give way from the right and are named, sentences are broken; `attlas stats` needs nothing computed."""
+    """Sentences are broken, columns of the table give way and are named; `attlas stats` needs nothing computed."""
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("attlas.cli.demo.importlib.util.find_spec", lambda name: None)  # no pictures
+    hide_matplotlib(monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", *model_and_text, "-o", "d", "--tokens", "100"]) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    header = next(line for line in out.splitlines() if "entropy" in line)
-    assert header.endswith("  what it is")
-    assert "distance" not in header
-    assert re.search(r"not shown for want of room: [a-z, ]*distance; the report has everything", out)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
     assert main(["stats", "d/run.atlas", "--sort", "induction", "--top", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "induction" in out
+    assert max(map(len, out.splitlines())) <= 80
+    header = next(line for line in out.splitlines() if "entropy" in line)
+    assert " ".join(header.split()).startswith("layer head entropy keys first previous induction on text")
+    assert re.search(r"not shown for want of room: [a-z, ]*distance", out)
     assert err == "", "the demo keeps what it has computed"
+
+
+def test_the_example_has_the_weights_of_the_head(tmp_path: Path, said: Run) -> None:
+    out = said("demo", "--model", models.path(), "--text", timeit.__file__, "--tokens", 300, "--out", tmp_path)
+    atlas = attlas.load(tmp_path / "run.atlas")
+    head = max(heads_of(atlas), key=lambda head: head.prominence)
+    query = telling_query(atlas, head.layer, head.head)
+    row = atlas[head.layer][0, head.head, query, :]
+    shown = re.findall(r"\"((?:[^\"\\]|\\.)+)\" \(([\d.]+) %\)", " ".join(out.split()))
+    assert 1 <= len(shown) <= 3
+    for (word, weight), value, key in zip(shown, *row.topk(len(shown)), strict=True):
+        assert json.loads(f'"{word}"').split() == atlas.tokens[key].split()
+        assert float(weight) == pytest.approx(100 * float(value), abs=0.51)
+        assert (atlas.ids[0, key - 1] == atlas.ids[0, query]) == (", each after an earlier" in " ".join(out.split()))
+
+
+def test_an_example_names_no_earlier_copy_where_there_is_none() -> None:
+    """Of four tokens "a b a c", the last one attends to the two in the middle."""
+    ids, tokens = torch.tensor([0, 1, 0, 2]), ("a", " b", "a", "\n")
+    values = torch.tensor([0.7, 0.26, 0.03, 0.01]).expand(1, 1, 4, 4)
+    top = SimpleNamespace(values=values, indices=torch.tensor([1, 2, 0, 3]).expand(1, 1, 4, 4))
+    entry = SimpleNamespace(statistics={"top_k": top}, heads=(5,))
+    head = SimpleNamespace(head=5)
+    text = demo._example(tokens, ids, entry, head, 3)
+    assert text == r'After "a ba\n" it attends to " b" (70 %), "a" (26 %).'
+    assert demo._example(tokens, torch.tensor([2, 2, 2, 2]), entry, head, 3).endswith(
+        r'" b" (70 %), "a" (26 %), each after an earlier "\n".'
+    )
 
 
 def test_report_is_named_before_the_other_texts_are_read(
@@ -81,12 +120,12 @@ def test_report_is_named_before_the_other_texts_are_read(
         terminal.say("reading 64 texts")
 
     monkeypatch.setattr("attlas.cli.demo.write_demo", read_corpus)
-    monkeypatch.setattr("attlas.cli.demo._draw", lambda *_: None)
+    monkeypatch.setattr("attlas.cli.demo.picture.draw", lambda *_: None)
     assert main(["demo", "--tokens", "80", "--out", str(tmp_path), "--no-browser"]) == 0
     told = "".join(capsys.readouterr().out.split())  # a line may end within a long path
     before, _, _ = told.partition("reading64texts")
-    assert f"{tmp_path / 'report.html'}canbeopenednow." in before
-    assert "thattakestwominutesmore" in before
+    assert f"{tmp_path / 'report.html'}" in before
+    assert "canbeopenednow" in before
 
 
 def test_numbers_equal_those_of_full_matrices(demo_folder: Path, model_folder: Path) -> None:
@@ -145,7 +184,7 @@ def test_the_shipped_model_has_the_heads_that_the_demo_is_about(tmp_path: Path, 
     assert most_telling.induction > 0.5
     assert most_telling.induction_text > 10 * most_telling.chance
     assert {"induction", "previous token"} <= {head.patterns[0].name for head in heads}
-    loss = float(re.search(r"\((\d\.\d\d)\s+nats\s+a\s+token\)", out)[1])
+    loss = float(re.search(r"\((\d\.\d\d)\s+nats\s+per\s+token\)", out)[1])
     model = transformers.AutoModelForCausalLM.from_pretrained(models.path())
     with torch.no_grad():
         logits = model(atlas.ids).logits[0]

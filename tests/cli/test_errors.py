@@ -121,6 +121,26 @@ def test_colours_only_where_they_are_wanted(no_color: str, coloured: bool, monke
     assert err.text.rsplit("\x1b[K", 1)[1].startswith("  reading")
 
 
+def test_a_step_that_is_done_may_leave_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = FakeTerminal(), FakeTerminal()
+    terminal = Terminal(out, err)
+    terminal.keeps_steps = False
+    with terminal.step("reading", 2) as tick:
+        tick()
+        before = err.text
+        terminal.say("a result")
+        assert err.text == f"{before}\r\x1b[K", "the moving line goes before a result is written"
+        terminal.say("another one")
+        assert err.text == f"{before}\r\x1b[K"
+    assert err.text.endswith("\r\x1b[K")
+    terminal = Terminal(io.StringIO(), log := io.StringIO())
+    terminal.keeps_steps = False
+    with terminal.step("reading"):
+        pass
+    assert log.getvalue().startswith("  reading  "), "a log keeps it"
+
+
 @pytest.mark.parametrize(("quiet", "lines"), [(0.0, ["  reading  1/2", "  reading  0"]), (1e9, ["  reading  0"])])
 def test_a_log_hears_of_long_work(quiet: float, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attlas.cli.terminal._QUIET", quiet)

@@ -1,6 +1,7 @@
 """The command line: read, go on, join, export; and runs of two processes."""
 
 import importlib.util
+import io
 import os
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.pages import data_of
 
 import attlas
 from attlas.cli import main
+from attlas.cli.corpus import _Estimate
+from attlas.cli.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +66,21 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert main(["demo", "--tokens", "64", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "over 2 texts" in told
+    assert "All heads over 2 texts" in told
     assert "heads.html" in told
     assert len(attlas.load(tmp_path / "corpus").heads) == 24
     assert {"info", "head:0:0", "head:0:23", "sample:0:23:0"} <= data_of(tmp_path / "heads.html")["answers"].keys()
+
+
+def test_the_demo_says_once_how_long_it_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the texts after the first, which is slow: 2,000 tokens took 4 s, 60 texts of 1,000 at most are left."""
+    times = iter([100.0, 102.0, 104.0, 200.0])
+    monkeypatch.setattr("attlas.cli.corpus.time.monotonic", lambda: next(times))
+    out = io.StringIO()
+    estimate = _Estimate(64, 1000, Terminal(out))
+    for texts, tokens in ((1, 500), (3, 1500), (4, 2500), (5, 3500)):
+        estimate(texts, tokens)
+    assert out.getvalue() == "  The model now reads 64 more texts, which takes about 2 min more.\n"
 
 
 def read_as(rank: int, arguments: list[str]) -> None:

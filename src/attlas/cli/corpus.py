@@ -9,6 +9,7 @@ import sysconfig
 import time
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 
 import attlas
 from attlas.cli.checks import check_least
+from attlas.cli.formatting import counted
 from attlas.cli.loading import LoadedModel, load
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.foundation.installation import install_command
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from attlas.corpus import Corpus
 
 _SHOWN = 8  # heads in the list at the end
+_DEMO_TEXTS = 64
+_MEASURED = 3.0  # seconds of reading from which the demo says how long the rest takes
 # Held out of the shipped model's training: its card lists them.
 _UNSEEN = ("_bootsubprocess", "_compat_pickle", "_osx_support", "_py_abc", "_strptime", "argparse", "collections",
            "ipaddress", "quopri", "subprocess", "tempfile", "timeit", "turtledemo")  # fmt: skip
@@ -59,13 +63,22 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 
 def _read(
-    loaded: LoadedModel, source: Any, out: Path, options: dict[str, Any], terminal: Terminal, *, shown: bool = True
+    loaded: LoadedModel,
+    source: Any,
+    out: Path,
+    options: dict[str, Any],
+    terminal: Terminal,
+    *,
+    shown: bool = True,
+    after_each: Callable[[int, int], None] | None = None,
 ) -> Corpus | None:
-    """Read, with a line that says how fast and how long it still takes."""
+    """Read, with a line that says how fast and how long it still takes; `after_each` gets the texts and tokens read."""
     with terminal.shares("reading") as tell:
         begin = time.monotonic()
 
         def progress(texts: int, tokens: int, share: float) -> None:
+            if after_each is not None:
+                after_each(texts, tokens)
             took = max(time.monotonic() - begin, 1e-9)
             left = f", {_time(took / share - took)} left" if share > 0.01 else ""
             tell(share, f"{texts:,} texts, {tokens:,} tokens, {round(tokens / took):,} tokens/s{left}")
@@ -107,8 +120,7 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
         indent="",
     )
     table = corpus.table("arrow").to_pylist()
-    kinds = Counter(row["kind"] for row in table).most_common()
-    terminal.prose(", ".join(f"{number} {kind}" for kind, number in kinds))
+    terminal.prose(counted(Counter(row["kind"] for row in table)))
     terminal.say("  head   entropy  previous  induction  distance  largest  kind", "dim")
     for row in sorted(table, key=lambda row: -row["induction_score"])[:_SHOWN]:
         numbers = (
@@ -121,8 +133,48 @@ def say(corpus: Corpus, terminal: Terminal) -> None:
     )
 
 
+class _Estimate:
+    """Says once how long the rest of the texts takes, from the speed of the first ones.
+
+    Parameters
+    ----------
+    texts : int
+        How many texts are read.
+    length : int
+        Tokens of each, at most.
+    terminal : Terminal
+        Where it is said.
+    """
+
+    def __init__(self, texts: int, length: int, terminal: Terminal) -> None:
+        self._texts, self._length, self._terminal = texts, length, terminal
+        self._begin: tuple[float, int] | None = None  # after the first text, which takes longer than others
+        self._is_said = False
+
+    def __call__(self, texts: int, tokens: int) -> None:
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = now, tokens
+        seconds, read = now - self._begin[0], tokens - self._begin[1]
+        if self._is_said or not read or seconds < _MEASURED:
+            return
+        self._is_said = True
+        left = (self._texts - texts) * self._length * seconds / read
+        self._terminal.prose(f"The model now reads {self._texts} more texts, which takes about {_time(left)} more.")
+
+
 def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
-    """Read the files of Python's standard library that the shipped model did not see in training."""
+    """Read files of Python's standard library that the shipped model did not see in training, and say what was found.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        The shipped model.
+    out : Path
+        The folder of the corpus.
+    terminal : Terminal
+        Where it is said, how long it still takes as well.
+    """
     if importlib.util.find_spec("pyarrow") is None:
         terminal.say("  no corpus: pyarrow is not installed:")
         terminal.say(f"  {install_command('corpus')}")
@@ -130,6 +182,10 @@ def write_demo(loaded: LoadedModel, out: Path, terminal: Terminal) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     files = [library / f"{name}.py" for name in _UNSEEN]
     files += sorted(path for name in _UNSEEN for path in (library / name).rglob("*.py"))
-    found = _read(loaded, [path for path in files if path.is_file()], out, {"limit": 64}, terminal)
-    if found is not None:
-        say(found, terminal)
+    there = [path for path in files if path.is_file()]
+    estimate = _Estimate(_DEMO_TEXTS, loaded.context or 0, terminal)
+    corpus = _read(loaded, there, out, {"limit": _DEMO_TEXTS}, terminal, after_each=estimate)
+    if corpus is not None:
+        counts = corpus.config["counts"]
+        kinds = counted(Counter(row["kind"] for row in corpus.table("arrow").to_pylist()))
+        terminal.prose(f"All heads over {counts['texts']:,} texts, {counts['tokens']:,} tokens: {kinds}.")

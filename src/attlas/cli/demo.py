@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shlex
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from attlas import models
 from attlas.cli import picture, report
 from attlas.cli.corpus import write_demo
 from attlas.cli.files import is_corpus, read_text
-from attlas.cli.formatting import in_bytes, percent, print_heads, secondary_patterns
+from attlas.cli.formatting import counted, in_bytes, page_size, percent
 from attlas.cli.loading import load, tokenize
 from attlas.cli.options import parse
 from attlas.cli.record import check_out, record_text
@@ -22,43 +25,21 @@ from attlas.cli.stats import title_line
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.cli.view import export, open_if_attended
 from attlas.foundation.installation import install_command
-from attlas.heads import MIXED, PATTERNS, Head
+from attlas.heads import Head
 from attlas.heads.classification import measure_entry
-from attlas.recording.atlas import Atlas
+from attlas.recording.atlas import Atlas, Entry
 
-# Columns: field of Head, heading, format; those on the right give way where the terminal is narrow.
-_COLUMNS = (
-    ("layer", "layer", "d"),
-    ("head", "head", "d"),
-    ("entropy", "entropy", ".2f"),
-    ("effective_keys", "keys", ",.1f"),
-    ("first", "first", ".2f"),
-    ("previous", "previous", ".2f"),
-    ("induction", "induction", ".2f"),
-    ("induction_text", "on text", ".2f"),
-    ("distance", "distance", ",.0f"),
-)
-_LONGER = "on two cores that takes two minutes more, and its progress says how long"
-_SHOWN_BY = {"breadth": "effective_keys"}  # the column that shows the measure of a pattern, where names differ
-_COLOURS = {
-    "induction": ("red", "bold"),
-    "duplicate": ("yellow",),
-    "previous": ("blue",),
-    "fixed": ("blue",),
-    "current": ("cyan",),
-    "first": ("dim",),
-    "near": ("green",),
-    "favourite": ("magenta",),
-    "breadth": ("magenta",),
-}
+_CONTEXT = 24  # characters of the text that the example shows
+_EXAMPLES = 3  # keys that the example shows
+_LEAST = 0.05  # weight of a key from which the example shows it
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Record the model on the text; print the table; write report, pictures and recording; open them if attended."""
+    """Record the model on a text, say what its heads do, and write a report, pictures and a corpus."""
     source, text = read_text(arguments.text)
     out = arguments.out
     run_folder = _run_folder(out)
-    terminal.say("attlas demo", "bold")
+    terminal.keeps_steps = False  # the output is short; times of the steps are in logs only
     with terminal.step("loading the model"):
         loaded = load(models.path() if arguments.model is None else arguments.model)
     ids = tokenize(loaded, text, arguments.tokens)
@@ -69,33 +50,69 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     details = {"source": source, "command": arguments.command, "unseen": is_default}
     atlas = record_text(loaded, ids, {}, details, parse(["record", f"--out={run_folder}"]), terminal)
     heads = [head for entry in atlas.entries for head in measure_entry(atlas, entry)]
-    terminal.say()
-    _table(atlas, heads, loss, terminal)
-    terminal.say()
-    _patterns(heads, terminal)
-    terminal.say()
+    clearest = max(heads, key=lambda head: head.prominence)
+    held_out = ", unseen in training" if is_default else ""
+    terminal.prose(f"{title_line(atlas)}{held_out} ({loss:.2f} nats per token)", "bold", indent="")
+    _say_example(atlas, clearest, terminal)
+    terminal.prose(f"All {len(heads)} heads: {counted(Counter(head.patterns[0].name for head in heads))}.")
     terminal.prose(_memory(atlas))
     terminal.say()
-    report.run(parse(["report", f"--out={out / 'report.html'}", "--", str(run_folder)]), terminal)
-    _draw(run_folder, max(heads, key=lambda head: head.prominence), terminal)
+    _write_files(run_folder, clearest, terminal)
     if is_default:
-        terminal.say()
-        terminal.prose(f"{out / 'report.html'} can be opened now. The model goes on with 64 more texts; {_LONGER}.")
         write_demo(loaded, out / "corpus", terminal)
         if is_corpus(out / "corpus"):
-            export([out / "corpus"], out / "heads.html", terminal)
-        terminal.say()
+            page = out / "heads.html"
+            export([out / "corpus"], page, terminal)
+            terminal.files([(page, f"{page_size(page)}: every head on all these texts")])
+    terminal.say()
+    command = f"attlas stats {shlex.quote(str(run_folder))}"
+    terminal.say(f"  {terminal.style(command, 'bold')}  prints the numbers of every head as a table")
     open_if_attended(run_folder, terminal, browser=not arguments.no_browser)
 
 
-def _draw(run_folder: Path, head: Head, terminal: Terminal) -> None:
-    """Draw every head, and one close up, where matplotlib is installed."""
+def _say_example(atlas: Atlas, head: Head, terminal: Terminal) -> None:
+    """Say what the head with the clearest pattern does, and what it attends to at one token of the text."""
+    pattern = head.patterns[0]
+    does = pattern.does[:1].lower() + pattern.does[1:]
+    terminal.prose(f"Head {head.layer}·{head.head} ({pattern.name}) {does}")
+    query = report.telling_query(atlas, head.layer, head.head)
+    if query is not None and atlas.tokens and atlas.ids is not None:
+        terminal.prose(_example(atlas.tokens, atlas.ids[0], atlas.entry(head.layer), head, query))
+
+
+def _example(tokens: Sequence[str], ids: Tensor, entry: Entry, head: Head, query: int) -> str:
+    """Return a sentence with the keys that get most of a query's weight."""
+    top, index = entry.statistics["top_k"], entry.heads.index(head.head)
+    weights = top.values[0, index, query, :_EXAMPLES].tolist()
+    keys = [int(key) for key in top.indices[0, index, query, :_EXAMPLES]]
+    shown = [key for key, weight in zip(keys, weights, strict=True) if weight >= _LEAST] or keys[:1]
+    words = [f"{_quoted(tokens[key])} ({percent(weight)})" for key, weight in zip(shown, weights, strict=False)]
+    text = _quoted("".join(tokens[: query + 1])[-_CONTEXT:].lstrip())
+    follow = all(key > 0 and ids[key - 1] == ids[query] for key in shown)
+    why = f", each after an earlier {_quoted(tokens[query])}" if follow else ""
+    return f"After {text} it attends to {', '.join(words)}{why}."
+
+
+def _quoted(text: str) -> str:
+    """Return text on one line, in quotation marks."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _write_files(run_folder: Path, head: Head, terminal: Terminal) -> None:
+    """Write the report and name it at once; then draw all heads, and one close up, where matplotlib is installed."""
+    page = run_folder.with_name("report.html")
+    report.write(parse(["report", f"--out={page}", "--", str(run_folder)]), terminal)
+    terminal.files([(page, f"{page_size(page)}: every head and its evidence; can be opened now")])
     if importlib.util.find_spec("matplotlib") is None:
         terminal.say("  no pictures: matplotlib is not installed:")
         terminal.say(f"  {install_command('plot')}")
         return
-    for name, chosen in (("atlas.png", []), ("head.png", [f"--layer={head.layer}", f"--head={head.head}"])):
-        picture.run(parse(["picture", f"--out={run_folder.with_name(name)}", *chosen, "--", str(run_folder)]), terminal)
+    one = [f"--layer={head.layer}", f"--head={head.head}"]
+    for name, chosen in (("atlas.png", []), ("head.png", one)):
+        path = run_folder.with_name(name)
+        picture.draw(parse(["picture", f"--out={path}", *chosen, "--", str(run_folder)]), terminal)
+        what = f"head {head.layer}·{head.head}" if chosen else "all heads side by side"
+        terminal.files([(path, what)], width=len(str(page)))
 
 
 def _run_folder(out: Path) -> Path:
@@ -110,36 +127,9 @@ def _run_folder(out: Path) -> Path:
     return folder
 
 
-def _table(atlas: Atlas, heads: Sequence[Head], loss: float, terminal: Terminal) -> None:
-    held_out = ", which it never saw in training" if atlas.details["unseen"] else ""
-    terminal.prose(f"{title_line(atlas)}{held_out} ({loss:.2f} nats a token)", "bold", indent="")
-    terminal.say()
-    kinds, strong = [], set()
-    for i, head in enumerate(heads):
-        also = "".join(f", {name}" for name in secondary_patterns(head))
-        main = head.patterns[0]
-        coloured = terminal.style(main.name, *_COLOURS.get(main.measure, ("dim",))) + terminal.style(also, "dim")
-        kinds.append((main.name + also, coloured))
-        measures = {_SHOWN_BY.get(kind.measure, kind.measure) for kind in head.patterns}
-        strong |= {(i, j) for j, (name, *_) in enumerate(_COLUMNS) if name in measures}
-    rows = [asdict(head) for head in heads]
-    print_heads(terminal, _COLUMNS, rows, kinds, everything="the report has everything", strong=strong)
-
-
-def _patterns(heads: Sequence[Head], terminal: Terminal) -> None:
-    for kind in (*PATTERNS, MIXED):
-        names = [f"{head.layer}·{head.head}" for head in heads if kind in head.patterns]
-        if not names:
-            continue
-        rule = f"{kind.definition}: at least {percent(kind.threshold)}" if kind.measure else kind.definition
-        terminal.say(f"  {terminal.style(kind.name, *_COLOURS.get(kind.measure, ('dim',)))}  {', '.join(names)}")
-        terminal.say(f"    {kind.does}")
-        terminal.prose(rule, "dim", indent="    ")
-
-
 def _memory(atlas: Atlas) -> str:
-    """Say what full matrices would have taken, and what was kept."""
+    """Say what whole matrices would have taken, and what was kept."""
     n, matrices = atlas.entries[0].shape[2], sum(len(entry.heads) for entry in atlas.entries)
     kept = sum(t.nbytes for A in atlas for t in (A.q, A.k, A.lse))
-    line = f"{matrices} full matrices of {n:,} × {n:,} in float32 would take {in_bytes(matrices * n * n * 4)}; "
-    return f"{line}attlas kept {in_bytes(kept)}: the layers' queries and keys, and one number a row."
+    line = f"{matrices} matrices of {n:,} × {n:,} would take {in_bytes(matrices * n * n * 4)}; "
+    return f"{line}attlas kept queries, keys and one number per row: {in_bytes(kept)}."

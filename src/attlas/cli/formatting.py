@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ def print_heads(
     *,
     everything: str,
     notes: Sequence[str] = (),
-    strong: Collection[tuple[int, int]] = (),
 ) -> None:
     """Print a table with one line per head, and what it leaves out.
 
@@ -46,8 +46,6 @@ def print_heads(
         Where the columns are that do not fit.
     notes : sequence of str
         Sentences below the table.
-    strong : collection of (int, int)
-        Row and column of the cells that are printed bold.
     """
     headings, layers = [heading for _, heading, _ in columns], [row["layer"] for row in rows]
     table = [[_cell(row.get(name), form) for name, _, form in columns] for row in rows]
@@ -60,8 +58,7 @@ def print_heads(
         if i and layers[i] != layers[i - 1] and layers == sorted(layers):
             terminal.say()
         cells = map(str.rjust, row[:shown], widths)
-        styled = [terminal.style(cell, *(("bold",) if (i, j) in strong else ())) for j, cell in enumerate(cells)]
-        terminal.say(f"  {'  '.join([*styled, *(coloured for _, coloured in kinds[i : i + 1])])}")
+        terminal.say(f"  {'  '.join([*cells, *(coloured for _, coloured in kinds[i : i + 1])])}")
     left = [f"not shown for want of room: {', '.join(headings[shown:])}; {everything}"] if headings[shown:] else []
     for note in (*notes, *left):
         terminal.say()
@@ -103,8 +100,12 @@ def in_bytes(size: float) -> str:
 
 def say_page(path: Path, terminal: Terminal) -> None:
     """Name an HTML file that was written."""
-    size = in_bytes(path.stat().st_size)
-    terminal.say(f"{terminal.style(str(path), 'bold')}  {size}, opens in any browser, also offline")
+    terminal.say(f"{terminal.style(str(path), 'bold')}  {page_size(path)}, opens in any browser, also offline")
+
+
+def page_size(path: Path) -> str:
+    """Return the size of a file that was written."""
+    return in_bytes(path.stat().st_size)
 
 
 def json_text(report: Any) -> str:
@@ -118,6 +119,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def counted(numbers: Counter[str]) -> str:
+    """Return how often each name occurs, the most frequent first.
+
+    Examples
+    --------
+    >>> from collections import Counter
+    >>> counted(Counter(["broad", "local", "broad"]))
+    '2 broad, 1 local'
+    """
+    return ", ".join(f"{number:,} {name}" for name, number in numbers.most_common())
 
 
 def plural(number: int, word: str) -> str:

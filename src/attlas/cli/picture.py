@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,25 @@ _LABELLED = 48  # tokens up to which every row and column has its text
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Read the folder, draw, and write the file."""
+    """Draw, and name the file."""
+    terminal.say(terminal.style(str(draw(arguments, terminal)), "bold"))
+
+
+def draw(arguments: Namespace, terminal: Terminal) -> Path:
+    """Read the folder, draw, and write the file.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    UsageError
+        If the recording has nothing of what was asked for.
+    RecordingError
+        If the folder is no recording.
+    """
     check_target(arguments.out, "-o", (".png", ".svg", ".pdf"))
     pictures.sheet(1, 1)  # without matplotlib, say so now
     if arguments.size is not None and not 1 <= arguments.size <= 8192:
@@ -43,8 +62,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
         raise UsageError("--head goes with --layer.", found, "--layer 0 --head 0")
     else:
         figure = _one(atlas, entries[0], arguments, terminal)
-    written = pictures.save(figure, arguments.out)
-    terminal.say(f"{terminal.style(str(written), 'bold')}")
+    return pictures.save(figure, arguments.out)
 
 
 def _entries(atlas: Atlas, layer: str | None) -> list[Entry]:

@@ -20,7 +20,21 @@ _HEAD = re.compile(r"(\d+)[.·](\d+)")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
-    """Read the folder, and write the page, with a query in colour from which its first head shows what it does."""
+    """Write the page, and name it."""
+    write(arguments, terminal)
+    say_page(arguments.out, terminal)
+
+
+def write(arguments: Namespace, terminal: Terminal) -> None:
+    """Read the folder, and write the page, with a query in colour from which its first head shows what it does.
+
+    Raises
+    ------
+    UsageError
+        If the page cannot be written there, or has no such heads.
+    RecordingError
+        If the folder is no recording.
+    """
     from attlas.view import export  # the viewer, which commands that write no page do without
 
     check_target(arguments.out, "-o", (".html", ".htm"))
@@ -28,10 +42,9 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     atlas = open_atlas(arguments.atlas, terminal)
     with terminal.shares("writing the report") as tell:
         heads = heads or _most_telling(atlas)
-        query = _query(atlas, *heads[0]) if heads else None
+        query = telling_query(atlas, *heads[0]) if heads else None
         title = title_of(atlas, arguments.atlas)
         export(atlas, arguments.out, heads=heads or None, title=title, query=query, progress=tell)
-    say_page(arguments.out, terminal)
 
 
 def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
@@ -41,10 +54,20 @@ def _most_telling(atlas: Atlas) -> list[tuple[int, int]]:
     return [] if best is None else [(best.layer, best.head)]
 
 
-def _query(atlas: Atlas, layer: int, head: int) -> int | None:
+def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
     """Return the query from which a head finds most of what followed an earlier copy of its token.
 
-    None where the text or the largest weights are not known.
+    Parameters
+    ----------
+    atlas : Atlas
+        The recording.
+    layer, head : int
+        Which head.
+
+    Returns
+    -------
+    int or None
+        The position of the query; None where the text or the largest weights are not known.
     """
     entry = next((entry for entry in atlas.entries if entry.layer == layer and head in entry.heads), None)
     if entry is None or "top_k" not in entry.statistics or atlas.ids is None or atlas.ids.shape[-1] != entry.shape[2]:

@@ -25,6 +25,7 @@ _SHOWN = (
     ("first", "first", ".2f"),
     ("previous", "previous", ".2f"),
     ("induction", "induction", ".2f"),
+    ("induction_text", "on text", ".2f"),
     ("first_key_mass", "first key", ".2f"),
     ("max_logit", "max logit", ",.1f"),
     ("max_weight", "largest", ".2f"),
@@ -32,6 +33,17 @@ _SHOWN = (
     ("logit_variance", "variance", ",.2f"),
     ("coverage_1", "coverage", ",.0f"),
 )
+_COLOURS = {
+    "induction": ("red", "bold"),
+    "duplicate": ("yellow",),
+    "previous": ("blue",),
+    "fixed": ("blue",),
+    "current": ("cyan",),
+    "first": ("dim",),
+    "near": ("green",),
+    "favourite": ("magenta",),
+    "breadth": ("magenta",),
+}  # of the patterns, by their measure
 _NOT_MEASURES = ("layer", "head", "entropy", "effective_keys", "tokens")  # fields of Head that decide about no pattern
 # Columns of a recording that the measures of its heads replace.
 _REPLACED = ("first_key_mass",)
@@ -126,20 +138,27 @@ def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -
     kind, call = ([(name, name, "")] if len({row[name] for row in rows}) > 1 else [] for name in ("kind", "call"))
     columns = [*kind, ("layer", "layer", "d"), ("head", "head", "d"), *call]
     columns += [column for column in _SHOWN if any(row.get(column[0]) is not None for row in rows)]
-    patterns = [str(row.get("what") or "–") for row in rows] if any(row.get("what") for row in rows) else []
+    patterns = [str(row.get("what") or "") for row in rows] if any(row.get("what") for row in rows) else []
     length = round(_mean_length(atlas))
     few = [kind.name for kind in PATTERNS if kind not in detectable(length)] if patterns else []
     print_heads(
         terminal,
         columns,
         rows,
-        [(text, text) for text in patterns],
+        [(names or "–", _in_colour(names, terminal)) for names in patterns],
         everything="--csv and --json have everything",
         notes=[
             *([f"too short a text ({length:,} tokens) to name heads {', '.join(few)}"] if few else []),
             *([f"not recorded: {'; '.join(atlas.unrecorded)}"] if atlas.unrecorded else []),
         ],
     )
+
+
+def _in_colour(names: str, terminal: Terminal) -> str:
+    """Return the names of a head's patterns, the first one in its colour."""
+    first, comma, others = names.partition(", ")
+    measure = next((pattern.measure for pattern in PATTERNS if pattern.name == first), "")
+    return terminal.style(first or "–", *_COLOURS.get(measure, ("dim",))) + terminal.style(comma + others, "dim")
 
 
 def _mean_length(atlas: Atlas) -> float:

@@ -54,12 +54,19 @@ class Terminal:
     ----------
     out, err : TextIO, optional
         Where to write; the default is the process's own streams.
+
+    Attributes
+    ----------
+    keeps_steps : bool
+        Whether the line of a step stays on the screen, with its time, when the step is done. In a log it always does.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         # A process that was started without a standard output has None in its place.
         self.out = out or sys.stdout or io.StringIO()
         self.err = err or sys.stderr or io.StringIO()
+        self.keeps_steps = True
+        self._is_line_moving = False
         for stream in (self.out, self.err):
             # A terminal that cannot show a character gets a question mark, and not a crash.
             if hasattr(stream, "reconfigure"):
@@ -72,6 +79,8 @@ class Terminal:
 
     def say(self, text: str = "", *names: str) -> None:
         """Write one line of the result, in a style where the standard output shows styles."""
+        if self._is_line_moving:
+            self._clear()
         print(self.style(text, *names), file=self.out, flush=True)
 
     def data(self, text: str) -> None:
@@ -102,9 +111,9 @@ class Terminal:
             return text
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
-    def files(self, written: Sequence[tuple[Path, str]]) -> None:
-        """Name the files that were written, and say what each is."""
-        width = max((len(str(path)) for path, _ in written), default=0)
+    def files(self, written: Sequence[tuple[Path, str]], width: int = 0) -> None:
+        """Name the files that were written, in a column of at least `width` characters, and say what each is."""
+        width = max([width, *(len(str(path)) for path, _ in written)])
         for path, text in written:
             self.say(f"  {self.style(str(path).ljust(width), 'bold')}  {text}")
 
@@ -168,6 +177,7 @@ class Terminal:
             nonlocal last
             if self._moves():
                 print(f"\r\x1b[K  {label}{moving}", end="", file=self.err, flush=True)
+                self._is_line_moving = True
             elif logged and time.perf_counter() - last >= _QUIET:
                 last = time.perf_counter()
                 print(f"  {label}  {logged}", file=self.err, flush=True)
@@ -176,11 +186,14 @@ class Terminal:
 
     def _finish(self, label: str, text: str) -> None:
         self._clear()
+        if self._moves() and not self.keeps_steps:
+            return
         print(f"  {label}  {self.style(text, 'dim', stream=self.err)}", file=self.err, flush=True)
 
     def _clear(self) -> None:
         if self._moves():
             print("\r\x1b[K", end="", file=self.err, flush=True)
+        self._is_line_moving = False
 
     def _moves(self) -> bool:
         return self.err.isatty() and os.environ.get("TERM") != "dumb"

@@ -85,6 +85,7 @@ def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) 
     if arguments.export is not None:
         check_target(arguments.export, "--export", (".html", ".htm"))
         export(folders, arguments.export, terminal)
+        say_page(arguments.export, terminal)
     else:
         with _exit_on_sigterm():
             _show_corpora(folders, terminal, arguments)
@@ -119,14 +120,13 @@ def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
     path : Path
         The file.
     terminal : Terminal
-        Where that is said.
+        Where progress is shown.
     """
     from attlas.view import export_corpus
 
     corpora = _opened_corpora(folders, terminal)
     with terminal.shares("writing the page") as tell:
         export_corpus(corpora, path, titles=[folder.resolve().name for folder in folders], progress=tell)
-    say_page(path, terminal)
 
 
 def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
