@@ -103,7 +103,7 @@ def _demo(command: argparse.ArgumentParser) -> None:
 def _record(command: argparse.ArgumentParser) -> None:
     """Run a Hugging Face model on a text and record the attention of every head.
 
-    Queries, keys and one number a row are kept, in linear memory, with exact statistics of every cell.
+    Queries, keys and one number per row are kept, in linear memory, with exact statistics of every cell.
 
     Examples
     --------
@@ -202,7 +202,7 @@ def _view(command: argparse.ArgumentParser) -> None:
     option("--port", **_NUMBER, help="port of 127.0.0.1 (default: the next free from 8750 on)")
     option("--no-browser", **_FLAG, help="print the address and open nothing")
     option("--compare", **_FOLDER, help="another recording of as many tokens, head by head")
-    option("--at", metavar="LINK", help="open at this place: a copied link, or what stands behind its #")
+    option("--at", metavar="LINK", help="where to open: a link copied from the viewer, or the part after its #")
     option("--export", **_FILE, help="write the page of a corpus as one HTML file instead")
 
 
@@ -250,8 +250,8 @@ def _picture(command: argparse.ArgumentParser) -> None:
 def _report(command: argparse.ArgumentParser) -> None:
     """Write the page of the viewer as one HTML file that needs no server.
 
-    It has every head, the text and what each token looks at. It opens at the most telling head, and loads nothing from
-    anywhere.
+    It has every head, the text and what each token attends to. It opens at the head with the clearest pattern, and
+    loads nothing from anywhere.
 
     Examples
     --------
@@ -259,7 +259,7 @@ def _report(command: argparse.ArgumentParser) -> None:
     attlas report run.atlas --heads 2.4,3.2 -o report.html
     """
     _atlas(command)
-    heads = "layer and head of those in detail (default: the most telling head)"
+    heads = "layer and head of those in detail (default: the head with the clearest pattern)"
     command.add_argument("--heads", metavar="L.H,...", help=heads)
     command.add_argument("-o", "--out", **_FILE, required=True, help="report.html")
 
@@ -273,7 +273,7 @@ def _scaling(command: argparse.ArgumentParser) -> None:
     option("--sizes", metavar="D,D,...", help="sizes of queries and keys (default: 8,16,...,512)")
     option("--keys", **_NUMBER, help=f"keys of each query (default: {KEYS})")
     option("--queries", **_NUMBER, help=f"queries that are drawn (default: {QUERIES})")
-    names = f"{', '.join(DISTRIBUTIONS)} (default: the first)"
+    names = f"{', '.join(DISTRIBUTIONS)} (default: {DISTRIBUTIONS[0]})"
     option("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
     option("--seed", **_NUMBER, help="seed of the draw (default: 0)")
     option = command.add_argument_group("a model").add_argument
@@ -311,7 +311,7 @@ def _regress(command: argparse.ArgumentParser) -> None:
     option("--features", metavar="A,B,...", help=features)
     option("--weights", metavar="COLUMN", help="weight of each row; only ratios matter (default: all equal)")
     option = command.add_argument_group("the regression").add_argument
-    option("--kernel", choices=KERNELS, metavar="NAME", help=f"{', '.join(KERNELS)} (default: the first)")
+    option("--kernel", choices=KERNELS, metavar="NAME", help=f"{', '.join(KERNELS)} (default: {KERNELS[0]})")
     bandwidth = "loo (least leave-one-out error), scott, silverman, a number, or numbers with commas (default: loo)"
     option("--bandwidth", metavar="H", help=bandwidth)
     option("--degree", type=int, choices=(0, 1), help="0: local mean, 1: local line (default: 0)")
@@ -320,7 +320,7 @@ def _regress(command: argparse.ArgumentParser) -> None:
     option("--delimiter", metavar="SIGN", help="between cells: , ; | tab space, or another sign (default: detected)")
     option("--decimal", choices=(".", ","), default=".", metavar="SIGN", help="decimal sign, . or , (default: .)")
     option("--thousands", choices=(".", ","), metavar="SIGN", help="separator of thousands, . or , (default: none)")
-    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it is all numbers)"
+    text = "whether the first line has names; columns without are 1, 2, ... (auto: no if it has only numbers)"
     option("--header", choices=("auto", "yes", "no"), default="auto", help=text)
     option("--drop-missing", **_FLAG, help="leave out rows with a missing value")
     option = command.add_argument_group("result").add_argument
@@ -343,7 +343,7 @@ def _bench(command: argparse.ArgumentParser) -> None:
     option("--tokens", type=int, default=4096, metavar="N", help="queries and keys (default: %(default)s)")
     option("--heads", type=int, default=8, metavar="N", help="heads (default: %(default)s)")
     option("--size", type=int, default=64, metavar="D", help="size of each head (default: %(default)s)")
-    dtypes = f"{', '.join(DTYPES)} (default: the first)"
+    dtypes = f"{', '.join(DTYPES)} (default: {DTYPES[0]})"
     option("--dtype", default=DTYPES[0], choices=DTYPES, metavar="NAME", help=dtypes)
     option("--seconds", type=float, default=40.0, metavar="S", help="time for the three tables (default: 40)")
     option("--again", **_FLAG, help="measure the limits of the processor again")
