@@ -476,7 +476,7 @@ def _check_merge(
 
 
 def _carry(statistic: Statistic, problem: Problem, lse: Tensor, rows: range, columns: range) -> Any:
-    """Return what a statistic carries after some rows and columns of a matrix."""
+    """Return the state of a statistic after some rows and columns of a matrix."""
     batch, heads, _, n = problem.shape
     at = problem.tile(range(batch), range(heads), rows, columns)
     row_block = RowBlock(at, column_blocks(at, problem.mask, n, whole_rows=statistic.whole_rows))

@@ -121,6 +121,6 @@ def entry_of(atlas: Atlas, layer: int | str) -> Entry:
 
 
 def title_of(atlas: Atlas, folder: Path) -> str:
-    """Return what a page about a recording is called: its text and its model, as far as they are known."""
+    """Return the title of a page about a recording: its text and its model, as far as they are known."""
     named = [str(part) for part in (atlas.details.get("source"), atlas.model) if part]
     return " · ".join(named) or folder.resolve().name

@@ -76,7 +76,7 @@ class Column:
 
     @classmethod
     def of(cls, name: str, cells: Cells, signs: Signs) -> Column:
-        """Return what a column holds; "number" where it is nothing else, so that its first other cell is an error."""
+        """Return the kind of a column; "number" where no other kind fits, so that its first other cell is an error."""
         if isinstance(cells, np.ndarray):
             return cls(name)
         texts = [text for text in cells if not is_missing(text)]

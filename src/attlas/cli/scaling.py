@@ -297,7 +297,7 @@ def _sizes(text: str | None, keys: int) -> list[int]:
 
 
 def _target(text: str | None) -> tuple[str, float]:
-    """Return what the factor is to reach, and its value."""
+    """Return the quantity that the factor is to reach, and its value."""
     name, _, value = (text or "variance=1").partition("=")
     try:
         number = float(value)

@@ -85,7 +85,7 @@ def open_atlas(folder: Path, terminal: Terminal) -> Atlas:
 
 
 def _rows(atlas: Atlas) -> list[dict[str, Any]]:
-    """Return one record a head: the recorded numbers, and its measures and patterns where they are known."""
+    """Return one record per head: the recorded numbers, and its measures and patterns where they are known."""
     heads = {
         (entry.kind, entry.layer, entry.call, head.head): head
         for entry in atlas.entries
@@ -169,7 +169,7 @@ def _mean_length(atlas: Atlas) -> float:
 
 
 def title_line(atlas: Atlas) -> str:
-    """Return what was recorded: model, layers and heads, and the text as far as it is known."""
+    """Return the title of a recording: model, layers and heads, and the text as far as it is known."""
     heads = max((len(entry.heads) for entry in atlas.entries), default=0)
     tokens, source = _tokens(atlas), atlas.details.get("source")
     read = "" if tokens is None else f", reads {plural(tokens, 'token')}" + (f" of {source}" if source else "")

@@ -141,7 +141,7 @@ def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]
 
 
 def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
-    """Return what loads the model of a corpus, or why nothing can."""
+    """Return the function that loads the model of a corpus, or the reason why none can."""
     from attlas.view.corpus import NO_PLACE, NO_TRANSFORMERS, NOT_THERE, OTHER_MODEL, NoModelError
 
     facts = corpus.config["model"]

@@ -135,7 +135,7 @@ def corpus(
     last. Until the result is written, the folder holds that of before.
 
     Cost: the forward pass of the model with attlas, and one pass of statistics over each matrix: 1.5 times the pass
-    with torch's attention at 2,048 tokens, 0.9 times at 16,384. Memory: linear in `length`, 24 bytes a head and
+    with torch's attention at 2,048 tokens, 0.9 times at 16,384. Memory: linear in `length`, 24 bytes per head and
     token of the vocabulary, and 30 bytes for each text that was read before. All texts of before are tokenized again,
     and compared.
 
@@ -254,7 +254,7 @@ class Run:
     def _agreed(
         self, about: dict[str, Any], tokenizer: Any, result: str | None, before: FinishedCorpus | None
     ) -> tuple[dict[str, Any], str]:
-        """Return what all processes know of the run, from the first of them, and its checksum."""
+        """Return the facts of the run, as its first process has written them, and their checksum."""
         from attlas.corpus.extending import is_written, keep, result_of
 
         parts = self.folder / PARTS

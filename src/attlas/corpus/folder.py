@@ -352,7 +352,7 @@ class Corpus:
         return list(zip(table["layer"].to_pylist(), table["head"].to_pylist(), strict=True))
 
     def table(self, kind: str = "pandas") -> Any:
-        """Return one row a head, with every number.
+        """Return one row per head, with every number.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class Corpus:
         return library.from_arrow(table) if kind == "polars" else table.to_pandas()
 
     def texts(self) -> pa.Table:
-        """Return one row a text that was read."""
+        """Return one row per text that was read."""
         return self._read("texts")
 
     def failed(self) -> list[dict[str, Any]]:
@@ -520,12 +520,12 @@ def open_folder(folder: Path, *, verify: bool = True) -> Corpus:
 
 
 def _stamp(folder: Path) -> list[tuple[int, int, int] | None]:
-    """Return what tells states of a folder apart: which result there is, and which run."""
+    """Return the stamps of the result and of the run in a folder; they differ where the folder has changed."""
     return [file_stamp(path) for path in (folder / CONFIG, folder / PARTS / "run.json")]
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells a file from another one of its name, None where there is none."""
+    """Return inode, size and time of a file, which differ where it was replaced; None where there is none."""
     try:
         found = path.stat()
     except OSError:

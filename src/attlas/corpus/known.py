@@ -1,4 +1,4 @@
-"""Which texts were read before, and whether they are the same now: 17 bytes a text."""
+"""Which texts were read before, and whether they are the same now: 17 bytes per text."""
 
 from __future__ import annotations
 

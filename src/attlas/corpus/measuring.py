@@ -82,7 +82,7 @@ class TextIndex:
         self._rows: dict[tuple[bytes, bytes], _Rows] = {}
 
     def rows(self, first: Tensor, stop: Tensor) -> _Rows:
-        """Return what a mask says; layers have few different masks."""
+        """Return the positions that a mask allows in each row, kept because layers share masks."""
         key = first.numpy().tobytes(), stop.numpy().tobytes()
         if key not in self._rows:
             self._rows[key] = _Rows(self.positions, first, stop)
@@ -167,7 +167,7 @@ def measure_layer(A: AttentionMatrix, ids: Tensor, texts: Sequence[TextIndex] | 
 
     Notes
     -----
-    Cost: one pass of statistics, and the cells that stand behind copies of a token. Memory: some 30 numbers a row and
+    Cost: one pass of statistics, and the cells that stand behind copies of a token. Memory: some 30 numbers per row and
     head.
     """
     return _measure(A, ids, texts, [])[1]

@@ -50,7 +50,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
 
 
 def model_facts(model: nn.Module) -> dict[str, Any]:
-    """Return what is known of a model before it runs, as JSON can hold it."""
+    """Return the facts of a model that are known before it runs: a dictionary for JSON."""
     config = getattr(model, "config", None)
     text = _config(model).get("text")
     weight = next(model.parameters(), None)
@@ -163,7 +163,7 @@ class ModelReader:
         return [path for path, width in zip(self.paths, self.widths, strict=True) for _ in range(width)]
 
     def read(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
-        """Return what each layer does on each text, or the reason why the text failed."""
+        """Return the numbers of each layer on each text, or the reason why the text failed."""
         found: list[list[TextNumbers] | str] = []
         for _, run in groupby(texts, key=len):  # of one length: nothing has to be filled up
             same = list(run)

@@ -33,7 +33,7 @@ def about_run(
     samples: int = SAMPLES,
     column: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a run is about, as JSON can hold it."""
+    """Return the model, the source and the settings of a run: a dictionary for JSON."""
     facts = model_facts(model)
     length, stride = _sizes(length, stride, facts["context"])
     for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
@@ -118,7 +118,7 @@ def save_run(folder: Path, facts: dict[str, Any], extended: str | None) -> None:
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
-    """Return what the processes of a run agree on, its checksum, and that of the corpus that it extends.
+    """Return the facts that the processes of a run agree on, their checksum, and that of the corpus that it extends.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class State:
 
     Notes
     -----
-    Memory does not grow with texts: 24 bytes a head and token of the vocabulary, and 130 KB a head.
+    Memory does not grow with texts: 24 bytes per head and token of the vocabulary, and 130 KB per head.
     """
 
     def __init__(self, heads: Sequence[tuple[int, int]], vocabulary: int, size: int, top: int) -> None:
@@ -133,7 +133,7 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> State:
-        """Return what `tensors` gave."""
+        """Return the state that `tensors` has written."""
         size, top = tensors["kept"].tolist()
         state = cls([(a, b) for a, b in tensors["heads"].tolist()], 0, size, top)
         for name in (*_ARRAYS, "low", "high", "block"):

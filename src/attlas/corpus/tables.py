@@ -28,7 +28,7 @@ def _places(state: State) -> dict[str, Any]:
 
 
 def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str]) -> pa.Table:
-    """Return one row a head: its name and every number."""
+    """Return one row per head: its name and every number."""
     found = state.numbers()
     texts, rows = state.counts[:, -1], state.counts[:, 0]
     mass = state.by_distance()[0][:, 2:SINGLE]
@@ -66,7 +66,7 @@ def _kind(columns: dict[str, NDArray[np.float64]], i: int, place: tuple[int, ...
 
 
 def distributions_table(state: State) -> pa.Table:
-    """Return one row a head and number: its distribution over texts."""
+    """Return one row per head and number: its distribution over texts."""
     rows = []
     means = state.means()
     for i, place in enumerate(state.heads):
@@ -94,7 +94,7 @@ def _of_rows(rows: Sequence[tuple[Any, ...]], columns: dict[str, pa.DataType]) -
 
 
 def distances_table(state: State) -> pa.Table:
-    """Return one row a head and bin of distance, up to the last that has any weight."""
+    """Return one row per head and bin of distance, up to the last that has any weight."""
     weight, kept = state.by_distance()
     used = int(np.flatnonzero(weight.any(axis=0)).max(initial=0)) + 1
     bins = list(pairwise(bin_edges().tolist()))[:used]
@@ -119,7 +119,7 @@ def tokens_table(state: State, vocabulary: Sequence[str]) -> pa.Table:
 
 
 def samples_table(state: State) -> pa.Table:
-    """Return one row a head and text that is kept for it."""
+    """Return one row per head and text that is kept for it."""
     heads_of = {text: state.samples.heads_of(text) for text in state.samples.kept()}
     rows: list[tuple[Any, ...]] = []
     at = [number.name for number in NUMBERS].index("max_activation")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
-    """Return what a function without collectives gives, or raise on all ranks the first error of any rank.
+    """Return the result of a function without collectives, or raise on all ranks the first error of any rank.
 
     Cost: one all-reduce of one number for each dimension of the mesh.
     """
@@ -30,7 +30,7 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
 
 
 def attempted(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return what a function gives, or its error."""
+    """Return the result of a function, or its error."""
     try:
         return compute(), None
     except Exception as error:  # noqa: BLE001 - any error leaves the other ranks waiting
@@ -56,7 +56,7 @@ def raise_first(error: Exception | None, groups: Sequence[Any]) -> NoReturn:
 
 
 def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
-    """Return what a function without collectives gives on each rank, or raise on all ranks the first error of any.
+    """Return the results of a function without collectives on all ranks, or raise on all the first error of any.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class Collector:
         return tiles and self.whole.device.type == "cpu"
 
     def local(self, statistics: list[Any]) -> list[Any]:
-        """Return what this rank's parts give: a result, or a carry of the whole matrix."""
+        """Return the results of this rank's parts: a result, or the state for the whole matrix."""
         rows = zip(self.parts, self.layout.rows, strict=True)
         asked = [[self._asked(s, part, own) for s in statistics] for part, own in rows]
         found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]

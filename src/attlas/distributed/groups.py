@@ -39,7 +39,7 @@ def by_group(
     values: bool = False,
     wanted: tuple[Tensor, Tensor] | None = None,
 ) -> Any:
-    """Return what a method of the matrix gives, computed for one group of heads after the other.
+    """Return the result of a method of the matrix, computed for one group of heads after the other.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class _Groups:
             total[self._place(group, self.sizes)] += t
 
     def slopes(self, group: Group, own: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return what a group adds to the gradients of `own`, from the gradients of the results."""
+        """Return the contribution of a group to the gradients of `own`, from the gradients of the results."""
         graph, place = torch.is_grad_enabled(), self._place(group, self.sizes)
         with torch.enable_grad():
             found = zip(map(_local, tree_leaves(self.of(group, own))), given, strict=True)

@@ -92,7 +92,7 @@ def _axis(t: DTensor, dim: int, rank: int) -> int | None:
 
 
 def roles_of(q: DTensor, k: DTensor, leading: Sequence[int]) -> tuple[Role, ...]:
-    """Return what each dimension of the mesh divides. A leading axis goes before queries, and queries before keys."""
+    """Return the axis that each dimension of the mesh divides. Leading axes go before queries, queries before keys."""
     roles: list[Role] = []
     for pair in zip(q.placements, k.placements, strict=True):
         sharded = [(t, p.dim % t.ndim) for t, p in zip((q, k), pair, strict=True) if isinstance(p, Shard)]
@@ -142,7 +142,7 @@ class Layout:
         return _sharded(axes.get(role) if isinstance(role, str) else role for role in self.roles)
 
     def _spans(self) -> list[range]:
-        """Return what this rank has of each leading axis, of the queries and of the keys."""
+        """Return this rank's range of each leading axis, of the queries and of the keys."""
         shape = (*self.leading, self.m, self.n)
         placements = self.placements(queries=self.rank, keys=self.rank + 1)
         sizes, starts = local_part(shape, self.mesh, placements)

@@ -81,7 +81,7 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
 
 
 def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
-    """Return what a rank tells about its entries, by kind, layer and call.
+    """Return the description of a rank's entries, by kind, layer and call.
 
     Raises
     ------

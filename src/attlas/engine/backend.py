@@ -28,8 +28,16 @@ MISSING = object()
 class Gradients(NamedTuple):
     """Gradients of a loss.
 
-    Those in the tokens of q and of k, in the parameters of the score, in the vectors of the columns (``A.mT @ left``),
-    and, with the sign changed, in the log-sum-exp of each row that the weights are computed with.
+    Parameters
+    ----------
+    q, k : list of Tensor
+        One gradient per projected tensor.
+    parameters : list of Tensor or None
+        One per parameter of the score, None where the loss does not use it.
+    pooled : Tensor or None
+        Gradient of the right factor, ``A.mT @ left``.
+    delta : Tensor
+        Minus the gradient of the log-sum-exp, per row.
     """
 
     q: list[Tensor]
@@ -154,9 +162,9 @@ class Backend(ABC):
         return request
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Return what `forward` does from torch's own operations, which autograd records; None where it does not.
+        """Compute the output with differentiable operations of torch, so that autograd needs no `backward` of ours.
 
-        Then there is no need of `backward`, and the log-sum-exp may be missing.
+        Returns the output and, if known, the log-sum-exp; None if this backend has no such path.
         """
         return None
 

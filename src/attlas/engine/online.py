@@ -50,7 +50,7 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
 
 
 def finite_shift(largest: Tensor) -> Tensor:
-    """Return what is subtracted before exp: the largest logit, or 0 for a row that has seen no key."""
+    """Return the number to subtract before exp: the largest logit, or 0 for a row that has seen no key."""
     return largest.masked_fill(largest == -math.inf, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 torch.compile, torch.export and the transforms of torch.func run a program on stand-ins without numbers, and can
 take apart only torch's own operations. A dot product goes to torch's fused function;
-every other score, and every transform, computes the definition: the whole matrix, m · n numbers a head.
+every other score, and every transform, computes the definition: the whole matrix, m · n numbers per head.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
 
 
 def _added(problem: Problem, dot: Dot) -> Tensor:
-    """Return what the fused function adds to the logits, or the pairs that it may see."""
+    """Return the tensor that the fused function adds to the logits, or the pairs that are allowed."""
     at = problem.tile(*map(range, problem.shape))
     allowed = None
     if problem.mask is not None:

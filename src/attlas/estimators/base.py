@@ -272,7 +272,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         self._pool = Pool(self.kernel, self._scaled(X), prepared, weights, self.degree, self.tolerance)
 
     def _targets(self) -> NDArray[np.float64]:
-        """Return what is pooled for the training data, before `_prepared`, shape (n, e)."""
+        """Return the values of the training data that are pooled, before `_prepared`, shape (n, e)."""
         raise NotImplementedError
 
     def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
@@ -381,7 +381,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     # ------------------------------------------------------------------------------------------------------- reading
 
     def _loo_predictions(self) -> Tensor:
-        """Return what every training point is predicted to be from all others, as pooled values (n, e)."""
+        """Return the leave-one-out prediction of every training point, as pooled values (n, e)."""
         check_is_fitted(self)
         self._check_lines("leave_one_out()")
         return self._loo_predictions_of_data(Observations(self.X_, self._targets(), self.sample_weight_))
@@ -395,7 +395,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return self._loo_predictions_of(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
 
     def _loo_predictions_of(self, pool: Pool, *, repeated: bool) -> Tensor:
-        """Return what each key of a pool is predicted to be from all others, (n, e)."""
+        """Return the leave-one-out prediction of each key of a pool, (n, e)."""
         task = LooTask.create(
             pool.kernel, pool.keys, pool.values, pool.weights, squared_error, self.degree, repeated=repeated
         )

@@ -99,7 +99,7 @@ class LooTask:
         return replace(self, keys=keys, values=values, weights=weights, kept=kept)
 
     def without_neighbours(self, rows: Tensor) -> Tensor:
-        """Return what is predicted for rows that have no neighbour but themselves: the mean of all others."""
+        """Return the prediction for rows that have no neighbour but themselves: the mean of all others."""
         left_out = (self.weights - self.kept)[rows].unsqueeze(-1)
         total = (self.weights.unsqueeze(-1) * self.values).sum(0) - left_out * self.values[rows]
         return total / (self.weights.sum() - left_out)
@@ -132,7 +132,7 @@ class Objective(ABC):
 
     @abstractmethod
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
-        """Return what each row is predicted to be from all others, shape (rows, e)."""
+        """Return the leave-one-out prediction of each row, shape (rows, e)."""
 
     def _keys(self, log_bandwidth: Tensor) -> Tensor:
         """Return the keys in bandwidths."""
@@ -221,7 +221,7 @@ class LeaveOneOut(Objective):
         return float(total[0]), total[1:]
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
-        """Return what each row is predicted to be from all others, shape (rows, e)."""
+        """Return the leave-one-out prediction of each row, shape (rows, e)."""
 
         def predicted(part: slice) -> Tensor:
             rows = self.rows[part]

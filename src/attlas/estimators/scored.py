@@ -51,7 +51,7 @@ class ScoredLeaveOneOut(Objective):
         return float(loss.detach()), slope.double().cpu()
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
-        """Return what each row is predicted to be from all others, shape (rows, e)."""
+        """Return the leave-one-out prediction of each row, shape (rows, e)."""
         keys, rows = self._keys(log_bandwidth), self.rows
         others = from_function(lambda b, h, i, j: rows[i] != j)
         matrix = attend(keys[rows], keys, score=weighted(self.score, self._weights), mask=others)

@@ -119,7 +119,7 @@ def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, An
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return what a file holds, after its checksums were found right."""
+    """Check the checksums of a file, and return its contents."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -107,7 +107,7 @@ class SummedLeaveOneOut(Objective):
         return self._exact.value(log_bandwidth)
 
     def predictions(self, log_bandwidth: Tensor) -> Tensor:
-        """Return what each row is predicted to be from all others, shape (rows, e)."""
+        """Return the leave-one-out prediction of each row, shape (rows, e)."""
         with self._threads() as threads:
             keys = self._keys(log_bandwidth)
             return torch.cat(

@@ -41,7 +41,7 @@ def cast(t: Any, *, rounds: bool = True) -> Any:
 
 
 def cast_values(v: Any, tokens: Tensor) -> tuple[Any, torch.dtype | None]:
-    """Return what a matrix is multiplied with, and the dtype of the product, as ``torch.autocast`` casts them.
+    """Return the values, cast as ``torch.autocast`` casts them, and the dtype of the product.
 
     Parameters
     ----------

@@ -249,7 +249,7 @@ def _worded_errors(target: Path, where: str, kind: type[AttlasError], unfinished
 
 
 def _reason(error: OSError, target: Path) -> tuple[str, str]:
-    """Return what an error of the system says of a file, and what to do."""
+    """Return the message of an error of the system about a file, and what to do."""
     real = Path(os.path.realpath(target))
     said = error.strerror or str(error)
     if error.errno in _FULL:

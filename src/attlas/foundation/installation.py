@@ -38,7 +38,7 @@ def install_command(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return what pip has noted of the place that attlas was installed from (PEP 610); nothing for an index."""
+    """Return pip's note of the place that attlas was installed from (PEP 610); an empty one for an index."""
     from importlib import metadata  # not with `attlas --help`: it takes longer than the rest
 
     try:

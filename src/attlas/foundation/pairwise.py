@@ -74,7 +74,7 @@ class TileFunction:
         return copied
 
     def __call__(self, at: Tile, *cells: Tensor) -> Tensor:
-        """Return what the function says of each pair of a tile, broadcastable to (batches, heads, rows, columns).
+        """Return the function's value for each pair of a tile, broadcastable to (batches, heads, rows, columns).
 
         Raises
         ------
@@ -109,7 +109,7 @@ class TileFunction:
         return self.f(*cells, at.b, at.h, at.i, at.j)
 
     def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
-        """Return what the function says of few cells of a tile; None where it fails, as it will on the tile.
+        """Return the function's values for few cells of a tile; None where it fails, as it will on the tile.
 
         Raises a DeviceError before an operation gets a tensor that is neither on the CPU nor where the matrix is.
         """
@@ -141,7 +141,7 @@ class TileFunction:
         return check
 
     def _watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
-        """Return what the function says of a tile of which it is watched what is read; it settles nothing."""
+        """Return the function's values for a tile while its reads are watched, and decide nothing from them."""
         with watch.checking(self._check_device(at)):
             if self._tiles:
                 try:

@@ -19,7 +19,7 @@ class Stored:
     stored: tuple[str, ...] | None = None
 
     def to_dict(self) -> dict[str, Any] | None:
-        """Return what `from_dict` makes this object of again, or None if it is not stored.
+        """Return the settings from which `from_dict` makes this object again, or None if it is not stored.
 
         The values are numbers, texts, tensors, and scores or masks. The default is what `stored` names. A recording
         keeps it; ``attlas.load(folder, score=YourClass)`` makes a score of a class of your own from it. A mask of

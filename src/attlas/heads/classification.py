@@ -344,7 +344,7 @@ def measure(A: AttentionMatrix, ids: Tensor, R: AttentionMatrix, period: int, la
 
     Notes
     -----
-    Exact, from one pass over each matrix. Memory: a few numbers a token and head.
+    Exact, from one pass over each matrix. Memory: a few numbers per token and head.
 
     Examples
     --------

@@ -42,7 +42,7 @@ def effect(
     data: str = "records",
     verbose: bool = False,
 ) -> Any:
-    """Return what leaving out each head, or each span of a text, does to the loss or to a logit.
+    """Return by how much the loss or a logit changes without each head, or without each span of a text.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def _logits(where: str, output: Any) -> Tensor:
 
 
 def _measure(where: str, target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what takes logits and tokens and gives one number per sequence."""
+    """Return the function that is measured: of logits and tokens, one number per sequence."""
     span = place_span(where, "positions", positions, n, "tokens")
     span = range(max(span.start, 1), span.stop)  # nothing tells of the first token
     if target is None:

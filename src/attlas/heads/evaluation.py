@@ -27,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def read(model: nn.Module, ids: Tensor) -> Any:
-    """Return what a model gives for a text, shape (batch, n), without a cache; few logits, where it can do so."""
+    """Return the output of a model for texts, shape (batch, n), without a cache and with few logits where it can."""
     parameters = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if "logits_to_keep" in parameters:

@@ -39,7 +39,7 @@ class HeadScores(Statistic):
 
     Notes
     -----
-    Padding is left out. Cost: one pass; memory of some forty numbers a row and head.
+    Padding is left out. Cost: one pass; memory of some forty numbers per row and head.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def scores(
     `FirstToken`, `Local`, `Broad`, `DuplicateToken`, `Induction`, `Separator`. In cross-attention between
     two texts ask for those that have a meaning there: `first_token`, `broad`, `separator`, and
     `duplicate_token` and `induction` with ``query_ids``.
-    Cost: one pass; memory of some thirty numbers a row and head.
+    Cost: one pass; memory of some thirty numbers per row and head.
 
     Examples
     --------

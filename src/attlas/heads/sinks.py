@@ -71,7 +71,7 @@ class FirstToken(Statistic):
     that any query of this text may see: with filling on the left it is the first real token. Queries whose
     window has left it behind do not count. Attention sinks are described in [1]_; [2]_ counts a head as one
     from 0.3 on. A learned sink (``A.sum(-1)`` below 1) is another thing and no key.
-    Cost: a look at the first tile of each row; memory of three numbers a row and head.
+    Cost: a look at the first tile of each row; memory of three numbers per row and head.
 
     References
     ----------
@@ -129,7 +129,7 @@ class Broad(Statistic):
     ``1/|Q| Σ_{i ∈ Q} N_i / n_i`` over the queries Q that may see two keys or more, with N the effective
     number of keys and n the number that the mask allows: 1 for uniform weights, 1/n for a single key. Broad
     heads are described in [1]_ (section 3.3) by the entropy of their rows.
-    Cost: one norm; memory of three numbers a row and head.
+    Cost: one norm; memory of three numbers per row and head.
 
     References
     ----------
@@ -187,7 +187,7 @@ class FavouriteToken(Statistic):
     Notes
     -----
     ``max_t 1/|Q| Σ_{i ∈ Q} Σ_{t_j = t} A_ij`` over all queries Q, where j runs over the keys after the first token
-    of the text. Cost: a column sum; memory of one number a key and head.
+    of the text. Cost: a column sum; memory of one number per key and head.
 
     Examples
     --------

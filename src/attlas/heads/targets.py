@@ -178,7 +178,7 @@ class Agreement(TargetWeight):
     Notes
     -----
     With token ids as labels this is weight on copies of the token; with the id of the token *before* each
-    key it is induction on any text, without a repeated block. Memory: a few numbers a row and head.
+    key it is induction on any text, without a repeated block. Memory: a few numbers per row and head.
 
     Examples
     --------

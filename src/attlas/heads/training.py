@@ -207,7 +207,7 @@ class EntropyAlarm:
     sinks) live near entropy 0: `drop` asks for a fall in place of a level, from a result that you keep.
     The alarm itself has no state: it can be asked at any step, for any layer, on any rank.
 
-    Cost: with all rows one pass over the matrix; with r rows ``3 r n`` scores a head, whatever m is, exact for
+    Cost: with all rows one pass over the matrix; with r rows ``3 r n`` scores per head, whatever m is, exact for
     those rows: on a CPU, for 32 of 8,192 rows, a twelfth of the time of the layer's fused attention.
 
     References

@@ -3,7 +3,7 @@
 After ``import attlas.huggingface``, a model loaded with ``attn_implementation="attlas"`` (or switched with
 ``model.set_attn_implementation("attlas")``) gives the same logits as before, and
 ``model(**inputs, output_attentions=True).attentions[layer]`` is a lazy `AttentionMatrix` instead of a
-tensor of m × n numbers a head.
+tensor of m × n numbers per head.
 
 Examples
 --------

@@ -57,7 +57,7 @@ def _block_size(module: nn.Module) -> int:
 
 
 def whole_of(mask: Mask, sizes: Sequence[int], n: int, device: torch.device) -> Tensor:
-    """Return what a mask allows in a whole matrix of these sizes (batch, heads, m) and n keys, as booleans."""
+    """Return the pairs that a mask allows in a whole matrix of sizes (batch, heads, m) and n keys, as booleans."""
     batch, heads, m = sizes
     own = torch.arange(batch), torch.arange(heads)
     return mask.allows(Tile(range(batch), range(heads), range(m), range(n), m, n, *own, device))

@@ -224,7 +224,7 @@ class AttentionMonitor(TrainerCallback):
 
 
 def _sums(entry: Entry) -> Sums:
-    """Return what is kept of one pass of one layer; one transfer from the device."""
+    """Return the numbers that are kept of one pass of one layer; one transfer from the device."""
     results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.
     logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in results)

@@ -76,7 +76,7 @@ def dense_attention(
 
 
 def _added(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return what SDPA takes: the allowed pairs, or one tensor that says both."""
+    """Return the mask argument of SDPA: the allowed pairs, or one bias that hides the others."""
     if bias is None:
         return allowed if allowed is None or allowed.dtype is torch.bool else allowed.to(dtype)
     if allowed is None:

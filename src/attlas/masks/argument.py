@@ -12,7 +12,7 @@ from attlas.masks import Mask, from_function, from_tensor
 
 
 def as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
-    """Return what stands in the place of a mask as a mask, or raise a DtypeError."""
+    """Return an argument `mask` as a `Mask`, or raise a DtypeError."""
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor):

@@ -141,7 +141,7 @@ class Heads(Combined):
 
 
 def _merged(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """Return what holds for all heads of a tile, from what holds for some of them.
+    """Join tensors of some heads into one of all heads of a tile.
 
     Parameters
     ----------

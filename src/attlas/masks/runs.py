@@ -46,7 +46,7 @@ class Runs(Mask):
 
     Notes
     -----
-    Memory: 8 bytes a row and 8 to 16 a run, linear where a mask is causal, a window, chunks, packed documents
+    Memory: 8 bytes per row and 8 to 16 per run, linear where a mask is causal, a window, chunks, packed documents
     or blocks of an image. A tile costs two searches a row and one cumulative sum.
 
     Examples
@@ -79,7 +79,7 @@ class Runs(Mask):
             raise ShapeError("Runs()", "the tables must describe runs of keys.", found=found, fix=fix)
 
     def _fault(self) -> str:
-        """Return what is wrong with the tables, or nothing; their order is looked at after that."""
+        """Return the fault of the tables, or an empty text; their order is checked after that."""
         if self.first.ndim != 3 or self.first.shape[-1] < 1 or self.first.dtype is not torch.int64:
             return f"first is {tuple(self.first.shape)} {self.first.dtype}, not int64 of shape (batch, heads, m + 1)"
         if self.starts.ndim != 1 or self.starts.shape != self.stops.shape or self.starts.dtype != self.stops.dtype:

@@ -119,7 +119,7 @@ class Selected(Mask):
         return allowed if len(own) == len(ids) else allowed[:, places.to(allowed.device)]
 
     def _of_groups(self, at: Tile) -> Tensor:
-        """Return what a tile allows, whose heads are groups."""
+        """Return the allowed pairs of a tile whose heads are groups."""
         rows = self._rows(at)
         if not rows.shape[-1]:
             return torch.zeros(1, len(at.head_ids), 1, 1, dtype=torch.bool, device=at.device)

@@ -182,7 +182,7 @@ class _Cells:
 
 
 def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
-    """Return what each cell adds to its row."""
+    """Return the contribution of each cell to the distance of its row."""
     if distance == "squared":
         return (p.weights - q.weights).square()
     if distance == "squared_logits":

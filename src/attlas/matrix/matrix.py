@@ -723,7 +723,7 @@ class AttentionMatrix(LazyTensor):
 
         Notes
         -----
-        Cost: ``rows * n`` float64 scores a head, whole in memory.
+        Cost: ``rows * n`` float64 scores per head, whole in memory.
         """
         whole_number("A.check()", "rows", rows, "A.check(rows=64)")
         batch, heads, m, n = self.weights.shape

@@ -26,7 +26,7 @@ _WIDTH = 200  # characters of a complaint of torch that it shows
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return what ``config.json`` says.
+    """Return the settings in ``config.json``.
 
     Raises
     ------

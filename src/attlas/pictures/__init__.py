@@ -242,7 +242,7 @@ def _pool(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
 
 
 def weight_words(window: tuple[range, range], shape: Sequence[int], pool: Pool = "max") -> str:
-    """Return what the colours of a map say, for the scale beside it.
+    """Return the label of the colour scale beside a map.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
 
 
 def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:
-    """Return what a user can do to have these attentions recorded or changed."""
+    """Return the fix of an error: how these attentions can be recorded or changed."""
     patch = f"{_CALLS[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
     torch_layers = any(isinstance(m, nn.MultiheadAttention) for m in modules)

@@ -20,7 +20,7 @@ sharded_text: ContextVar[Any] = ContextVar("attlas_sharded_text", default=None)
 
 
 def text_of_ranks() -> Any:
-    """Return what `attlas.distributed.context_parallel` has open in this thread; it refuses the compiler by itself."""
+    """Return the open `attlas.distributed.context_parallel` of this thread; it refuses the compiler by itself."""
     return None if torch.compiler.is_compiling() else sharded_text.get()
 
 

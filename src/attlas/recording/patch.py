@@ -114,7 +114,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return what torch returns, as interventions change it, and offer the weights on the way."""
+    """Return the output of torch's function, changed by interventions, and offer the weights to recordings."""
     options = (attn_mask, is_causal, scale, enable_gqa)
     compute = partial(_original, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     # Kernels of attlas call torch's function, too, and their matrix was offered already.

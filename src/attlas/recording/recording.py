@@ -433,7 +433,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
 
 def _hidden_state(output: Any) -> Tensor | None:
-    """Return what a decoder takes of the output of an encoder."""
+    """Return the tensor in the output of an encoder that a decoder reads."""
     return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
 
 

@@ -85,7 +85,7 @@ def _answer(
     average: bool,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the layer returns, and let recordings hear its matrix."""
+    """Return the output of the layer, and offer its matrix to recordings."""
     ask = partial(attend, query, key, value, padding)
     if not is_recording() or _answering.get():  # another recording of the same layer hears it
         return ask(need_weights, mask, average, is_causal)  # type: ignore[no-any-return]  # as torch says

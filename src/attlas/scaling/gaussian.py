@@ -120,7 +120,7 @@ def expected(keys: int, variance: float) -> Expected:
 
 
 def limit(keys: int, variance: float) -> Expected:
-    """Return what `expected` tends to for many keys, in closed form.
+    """Return the limit of `expected` for many keys, in closed form.
 
     Parameters
     ----------
@@ -181,7 +181,10 @@ def _integrate(keys: int, sigma: float) -> tuple[float, float, float]:
 
 
 def _sums(u: Tensor, z: Tensor, density: Tensor, keys: int, sigma: float) -> Tensor:
-    """Return what some t = e^u add to the four integrals."""
+    """Return the contribution of the grid points t = exp(u) to four integrals.
+
+    They are those for log Z, the mean logit, the sum of squared weights and the largest weight.
+    """
     s, step = sigma * z, float(z[1] - z[0])
     y = torch.exp((u.unsqueeze(1) + s).clamp(max=8.0))  # t e^s; beyond e^8, e^-y is 0 all the same
     decay = torch.exp(-y)

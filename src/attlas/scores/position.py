@@ -133,7 +133,7 @@ class RelativeBias(Score):
     -----
     The last query stands at the last key, ``i' = i + n - m``. T5's encoder is
     ``RelativeBias(heads, 128, buckets=32)``, its decoder the same with ``bidirectional=False``. Cost: a tile
-    of r rows and c columns looks up ``r + c - 1`` numbers a head and copies them to its pairs.
+    of r rows and c columns looks up ``r + c - 1`` numbers per head and copies them to its pairs.
 
     References
     ----------

@@ -69,7 +69,7 @@ class TopK(Statistic):
     No row is sorted: the k largest lie in the k groups of columns with the largest maxima, so that one
     pass of maxima and 16 k candidates a row are enough. Which of several equal weights is
     taken is open. A row with fewer allowed keys than k ends in weights 0, on keys that it may not see.
-    Cost: one maximum over the tile, and the candidates. Memory: 2 k numbers a row.
+    Cost: one maximum over the tile, and the candidates. Memory: 2 k numbers per row.
 
     Examples
     --------

@@ -25,7 +25,7 @@ SENTENCES = (_READ, _READ_SOURCE, _UNSEEN, _MISSING, _UNRECORDED, _MATRICES, _ST
 
 
 def about(atlas: Atlas) -> list[tuple[str, list[list[str]]]]:
-    """Return what is known of a recording: titles, and sentences with {0}, {1}, ... before their values.
+    """Return the facts of a recording: titles, and sentences with {0}, {1}, ... before their values.
 
     Parameters
     ----------

@@ -138,7 +138,7 @@ class CorpusService:
         return self._questions[name](Parameters({field: str(value) for field, value in parameters.items()}))
 
     def opened(self, number: int) -> Service | None:
-        """Return what answers for a text that was opened; None where it is closed again."""
+        """Return the service of a text that was opened; None where it is closed again."""
         found = self._opened.get(number)
         return None if found is None else found[1]
 
@@ -288,7 +288,7 @@ def excerpt(sample: Sample, window: int) -> dict[str, Any]:
 
 
 def _described(sample: Sample) -> dict[str, Any]:
-    """Return what a card says of a text before its weights are asked for."""
+    """Return the contents of the card of a text before its weights are asked for."""
     query, key = _peak(sample)
     return {
         "interval": sample.interval,

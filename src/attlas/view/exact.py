@@ -101,8 +101,8 @@ class Head:
 
     Notes
     -----
-    A window of r rows and c keys costs r c scores a head, given the log-sum-exp of its rows; where that is
-    not known yet it is found for 1,024 rows at a time, once, and kept: m numbers a head.
+    A window of r rows and c keys costs r c scores per head, given the log-sum-exp of its rows; where that is
+    not known yet it is found for 1,024 rows at a time, once, and kept: m numbers per head.
 
     Examples
     --------

@@ -35,7 +35,7 @@ class KnownHead(NamedTuple):
 
     @classmethod
     def measured(cls, head: Head) -> KnownHead:
-        """Return what the measures of a head say that it is."""
+        """Return the kinds of a head, from its measures."""
         kinds = tuple(pattern.name for pattern in head.patterns)
         return cls(kinds, {pattern.measure: head.of(pattern) for pattern in PATTERNS})
 
@@ -74,12 +74,12 @@ class KnownHeads:
     heads: Mapping[tuple[int, int], KnownHead] = field(default_factory=dict)
 
     def of(self, entry: Entry, index: int) -> KnownHead | None:
-        """Return what is known of a head of an entry; None for cross-attention and for heads that were not measured."""
+        """Return the kinds of a head of an entry; None for cross-attention and for heads that were not measured."""
         return self.heads.get((entry.layer, entry.heads[index])) if entry.kind == "self" else None
 
 
 def heads_of_text(atlas: Atlas, name: str) -> KnownHeads | None:
-    """Return what the heads of a recording are on its own text; None where the recording does not say so of all."""
+    """Return the kinds of the heads of a recording on its own text; None where they are not known of all."""
     entries = [entry for entry in atlas.entries if entry.kind == "self"]
     measured = [head for entry in entries for head in measure_entry(atlas, entry)]
     if not measured or len(measured) < sum(len(entry.heads) for entry in entries):
@@ -88,7 +88,7 @@ def heads_of_text(atlas: Atlas, name: str) -> KnownHeads | None:
 
 
 def heads_of_corpus(columns: Mapping[str, list[Any]], name: str) -> KnownHeads:
-    """Return what the heads of a corpus are over all of its texts.
+    """Return the kinds of the heads of a corpus, over all of its texts.
 
     Parameters
     ----------

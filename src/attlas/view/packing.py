@@ -89,7 +89,7 @@ class Packer:
     overviews: bool = True
 
     def pack(self) -> dict[str, Any]:
-        """Return what the page holds, less the state that it begins with.
+        """Return the contents of the page, without the state that it begins with.
 
         Raises
         ------

@@ -204,7 +204,7 @@ class Passes:
             job.close()
 
     def _facts(self, key: PassKey, head: Head) -> dict[str, object]:
-        """Return what tells a stored pass from all others; its name in the store depends on the order."""
+        """Return the facts that identify a stored pass; its name in the store depends on their order."""
         place = key.place
         recording = {"format": _FORMAT, "content": self._source.entries[place.entry].key}
         which = {"batch": place.batch, "head": place.head, "variant": place.variant, "kind": key.kind}

@@ -63,7 +63,7 @@ WORDS = {
 
 
 def on_text(own: Pattern, head: Head, *, elsewhere: bool) -> dict[str, Any] | None:
-    """Return what a head does on the text that is shown: a kind, and the shares that its sentence names.
+    """Return the kind of sentence about a head on the text that is shown, and the shares that it names.
 
     Parameters
     ----------

@@ -522,7 +522,7 @@ def refusal(status: int, text: str, **more: Any) -> Answer:
 
 
 def answered(answer: Callable[[], Answer]) -> Answer:
-    """Return what a function answers, or its error as an answer."""
+    """Return the answer of a function, or its error as an answer."""
     try:
         return answer()
     except QuestionError as error:

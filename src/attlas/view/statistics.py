@@ -100,7 +100,7 @@ class HeadTable:
         return found
 
     def answer(self) -> dict[str, Any]:
-        """Return what is known now: after half a second of looking, the rest is left for the next time.
+        """Return the statistics that are known now: after half a second of work, the rest is left for the next time.
 
         The most telling head is the strongest induction head, or without one the head that is most of its kind.
         """
@@ -139,7 +139,7 @@ class HeadTable:
         }
 
     def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
-        """Return what a head is, None where it is not known, and what the page is told of it."""
+        """Return the kinds of a head, None where they are not known, and its record for the page."""
         shown, found = self._source.entries[number], self._ready.get(number)
         elsewhere = self._known_heads and not shown.recording and self._known_heads.of(shown.entry, head)
         measured = found.heads[head] if found is not None and found.heads else None
@@ -160,7 +160,7 @@ class HeadTable:
         return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
     def _known(self, number: int, entry: Entry, end: float) -> _Measured | None:
-        """Return what an entry shows; None where it is not known yet, and there is no time to look now."""
+        """Return the measures of an entry; None where they are not known yet and there is no time now."""
         if number not in self._ready:
             if number in self._missing or time.monotonic() > end:
                 return None

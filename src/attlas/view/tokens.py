@@ -132,7 +132,7 @@ def _unit(tokens: Sequence[str], start: int, pieces: Mapping[int, bytes]) -> tup
 
 
 def _shown(tokens: Sequence[str], start: int, stop: int, pieces: Mapping[int, bytes]) -> list[str]:
-    """Return what each token of a group shows: characters that lie in it whole, and the bytes of others."""
+    """Return the shown text of each token of a group: characters that lie in it whole, and the bytes of others."""
     if start not in pieces:
         return [_UNKNOWN] * (stop - start)
     return [_readable(pieces[place]) for place in range(start, stop)]

@@ -124,7 +124,7 @@ class Replay:
         self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
-        """Return what is carried before each part, and after the last."""
+        """Return the state of the statistic before each part, and after the last."""
         carries = []
         for index in parts:
             carries.append(_with_leaves(carry)[0])

@@ -63,7 +63,7 @@ def dense(problem: Problem, rows: Tensor | range | None = None, tokens: tuple[To
 
     Notes
     -----
-    Memory: m · n numbers a head, several times. For tests and small matrices.
+    Memory: m · n numbers per head, several times. For tests and small matrices.
     """
     batch, heads, m, n = problem.shape
     at = problem.tile(*map(range, problem.shape))

@@ -256,7 +256,7 @@ def _causal(m: int, n: int, offset: int) -> Iterator[Piece]:
 
 
 def _added(piece: Piece, problem: Problem, fold: int) -> Tensor | None:
-    """Return what is added to the logits with four axes, grouped heads folded into the batch like q."""
+    """Return the tensor that is added to the logits, with four axes, grouped heads folded into the batch like q."""
     if piece.added is None:
         return None
     added = piece.added[(None,) * (4 - piece.added.ndim)]

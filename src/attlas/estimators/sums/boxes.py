@@ -202,7 +202,10 @@ def _leaf_sums(weights: Tensor, leaves: Leaves) -> Tensor:
 
 
 def _others(place: Tensor, way: Tensor, total: int) -> tuple[Run, Run]:
-    """Return the gathered keys before and after each query's own, which stands at `place` among all keys."""
+    """Split the gathered keys of each query into the runs before and after its own key, for leave-one-out.
+
+    Without its own key among them, all of them are in the first run.
+    """
     found = torch.searchsorted(way, place)
     there = (found < total) & (way[found.clamp(max=max(total - 1, 0))] == place) if total else found < 0
     end = torch.full_like(found, total)

@@ -68,7 +68,7 @@ class Reader:
 
 
 def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
-    """Return what a saved folder holds, under the names that `Atlas` gives to it.
+    """Return the contents of a saved folder, by the names of the attributes of `Atlas`.
 
     Raises
     ------

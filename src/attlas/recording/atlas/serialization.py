@@ -162,7 +162,7 @@ def mask_from(spec: Any, take: LoadTensor, depth: int = 0) -> m.Mask:
 
 
 def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return what `to_dict` of a score or mask gave."""
+    """Return the settings that `to_dict` of a score or mask has returned."""
     wrapped = spec.get("settings")
     if not isinstance(wrapped, dict | None):
         raise FormatError(f"settings = {str(wrapped)[:60]}, not an object")

@@ -240,7 +240,7 @@ class Writer:
         return runs[sizes]
 
     def part(self, name: str, t: Tensor) -> Tensor:
-        """Return what is stored of a tensor."""
+        """Return the form of a tensor that is stored."""
         return storable("save()", name, t)
 
     def put(self, name: str, t: Tensor) -> Spec:

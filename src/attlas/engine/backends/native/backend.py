@@ -42,7 +42,7 @@ class _Kernels(Backend):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
-        """Return what is wanted of the matrix, by the names of `request.compute`; None where a number is not finite."""
+        """Return the wanted results, by the names of `request.compute`; None where a number is not finite."""
 
     def statistics(
         self, request: Request, asked: Sequence[Statistic], lse: Tensor | None

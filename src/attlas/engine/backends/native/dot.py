@@ -20,7 +20,7 @@ from attlas.scores.base import Dot
 def compute(
     problem: Problem, dot: Dot, wanted: Mapping[str, Any], *, v: Tensor | None = None, lse: Tensor | None = None
 ) -> dict[str, Tensor] | None:
-    """Return what is wanted of the matrix, by the names of `request.compute`, in at most two passes.
+    """Return the wanted results, by the names of `request.compute`, in at most two passes.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def compute(
 def read(
     problem: Problem, dot: Dot, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
 ) -> dict[str, Tensor] | None:
-    """Return what `compute` does, of the logits with the constant of each row: statistics speak of those."""
+    """Return the results of `compute` for the logits with the constant of each row, which statistics are about."""
     if dot.row is None:
         return compute(problem, dot, wanted, v=v, lse=lse)
     found = compute(problem, dot, wanted, v=v, lse=None if lse is None else lse - dot.row)

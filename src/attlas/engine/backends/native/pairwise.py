@@ -156,7 +156,7 @@ class PairwiseFamily(ABC):
         return found
 
     def statistics(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
-        """Return what is wanted of the matrix, as `request.compute` names it; None where tokens are not finite."""
+        """Return the wanted results, by the names of `request.compute`; None where tokens are not finite."""
         if not all_finite(self.q, self.k):
             return None
         no_values, structure = self.k[..., :0], self.kernels.structures["AttentionParams"]
@@ -191,7 +191,7 @@ class PairwiseFamily(ABC):
 
 
 def _with_sink(found: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
-    """Return what was found with the weight of the sink counted."""
+    """Return the results with the weight of the sink counted."""
     dtype = found["lse"].dtype
     lse, share, _ = merge(found["lse"], sink.detach().to(dtype).view(1, -1, 1))
     counted = found | {"lse": lse}

@@ -41,7 +41,7 @@ def compute(
     lse: Tensor | None = None,
     **further: Any,
 ) -> dict[str, Tensor] | None:
-    """Return what is wanted of the matrix, from as many calls of a kernel as its mask needs.
+    """Return the wanted results, from as many calls of a kernel as the mask needs.
 
     Parameters
     ----------
