@@ -113,7 +113,7 @@ def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[
 
 
 def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[Mask | Score] | None = None) -> Any:
-    """Return what all parts say, with the tensors of those that have one for each batch or head put together.
+    """Return the common settings of all parts; tensors with an entry per batch or head are joined.
 
     `owner` is the class of the score or mask whose settings these are.
     """

@@ -171,7 +171,7 @@ class Stacked(Mask):
         return out
 
     def _of(self, block: Block, at: Tile) -> Tensor:
-        """Return what one block allows in a tile of its rows."""
+        """Return the pairs that one block allows in a tile of its rows."""
         keys, mask = block.columns, block.placed
         inside = (at.j >= keys.start) & (at.j < keys.stop)
         if mask is None:
