@@ -103,7 +103,10 @@ def backward_is_faster(problem: Problem, instruction_set: str) -> bool:
 
 
 def threads_for(q: Tensor, n: int) -> int:
-    """Return the number of threads with which the kernels multiply queries with `n` keys."""
+    """Return the number of threads with which the kernels multiply queries with `n` keys.
+
+    Few queries are limited by memory, so that threads pay off at smaller sizes than for matrix products.
+    """
     alone = ONE_THREAD_UNPACKED if q.shape[2] < UNPACKED else ONE_THREAD
     return torch.get_num_threads() if q.numel() * n > alone else 1
 
