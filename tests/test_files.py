@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tests.messages import said
 
 from attlas import pictures
-from attlas.errors import AttlasError, CheckpointError, FileError
+from attlas.errors import AttlasError, CheckpointError, FileError, public
 from attlas.estimators import AttentionRegressor
 from attlas.estimators.stream import predict_file
 from attlas.foundation.files import replace_folder, save_text, sync_folder, whole_file
@@ -61,7 +61,7 @@ def names(folder: Path) -> list[str]:
 
 def refused(path: Path, found: str, fix: str = ELSEWHERE) -> None:
     """Hold the whole text of an error to what it should be; the block must not begin."""
-    with pytest.raises(FileError) as error, whole_file(path, "picture"):
+    with pytest.raises(FileError) as error, public("picture"), whole_file(path):
         pytest.fail("nothing can be written here")
     assert said(error.value) == f"picture: {found}"
     assert error.value.fix == fix
@@ -119,7 +119,7 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_target_that_becomes_a_folder_meanwhile(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="found: a folder"), whole_file(tmp_path / "a.txt") as unfinished:
+    with pytest.raises(FileError, match="found: a folder"), public("f()"), whole_file(tmp_path / "a.txt") as unfinished:
         unfinished.write_text("all of it")
         (tmp_path / "a.txt").mkdir()
     assert names(tmp_path) == ["a.txt"]
@@ -164,9 +164,9 @@ def test_a_file_that_grows_too_large(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
-        with pytest.raises(FileError) as full, whole_file(tmp_path / "a.txt") as unfinished:
+        with pytest.raises(FileError) as full, public("f()"), whole_file(tmp_path / "a.txt") as unfinished:
             unfinished.write_bytes(bytes(1 << 20))
-        with pytest.raises(FileError) as large, whole_file(tmp_path / "a.safetensors") as unfinished:
+        with pytest.raises(FileError) as large, public("f()"), whole_file(tmp_path / "a.safetensors") as unfinished:
             save_file({"x": np.zeros(1 << 20)}, unfinished)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -242,7 +242,7 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "nowhere.txt").symlink_to(tmp_path / "none" / "x.txt")
     refused(tmp_path / "nowhere.txt", f"no such folder: {tmp_path / 'none'}", f"mkdir -p {tmp_path / 'none'}")
     (tmp_path / "round.txt").symlink_to("round.txt")
-    with pytest.raises(FileError, match="symbolic links"), whole_file(tmp_path / "round.txt"):
+    with pytest.raises(FileError, match="symbolic links"), public("f()"), whole_file(tmp_path / "round.txt"):
         pass
 
 
@@ -251,7 +251,8 @@ def written_by(writer: str, path: Path) -> object:
     if writer == "pictures.save()":
         return pictures.save(pictures.sheet(1, 1), path, dpi=20)
     if writer == "save_text()":
-        return save_text("text", path)
+        with public("save_text()"):
+            return save_text("text", path)
     if writer == "predict_file()":
         return predict_file(AttentionRegressor(bandwidth=1.0).fit(X, X[:, 0]), X, path)
     if writer == "AttentionRegressor.save()":

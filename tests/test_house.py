@@ -40,7 +40,7 @@ BESIDE_CORE = ("engine/autodiff/", "engine/backends/native/", "engine/costs.py",
 # Packages that are no part of the public surface; every other entry of src/attlas is (docs/stability.md).
 PRIVATE = {"foundation", "engine", "matrix", "cli"}
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 2861
+CORE_CODE_LINES = 2898
 FILE_CODE_LINES = 400
 MODEL_BYTES = 8_000_000
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}

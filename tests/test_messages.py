@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 import re
@@ -28,7 +29,7 @@ from attlas import (
     attention,
     stats,
 )
-from attlas.errors import kind
+from attlas.errors import MissingExtraError, import_extra, kind, public
 
 zeros = torch.zeros
 q, k, v = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 3)
@@ -247,7 +248,6 @@ def test_fields(expected: type[AttlasError], call: Callable[[], Any], words: str
     error = error_of(call)
     assert type(error) is expected
     assert said(error) == words
-    assert error.rule.endswith(".")
     assert len(error.arguments) <= 3
     text = str(error)
     assert text.startswith(f"{error.where}: {error.rule}\n")
@@ -281,19 +281,83 @@ def test_classes_of_errors_are_those_of_python_too() -> None:
 
 
 def test_the_text_is_made_of_the_fields() -> None:
-    error = ShapeError("f()", "x must be y.", {"t": zeros(2, 3), "x": 3, "w": "word"}, found="3", fix="y")
+    error = ShapeError("x must be y.", "3", "y", t=zeros(2, 3), x=3, w="word", where="f()")
     assert str(error) == "f(): x must be y.\n  t: (2, 3) float32 cpu\n  x: 3\n  w: word\n  found: 3\n  fix: y"
     assert error.arguments == {"t": "(2, 3) float32 cpu", "x": "3", "w": "word"}  # no tensor is kept alive
-    assert str(ShapeError("f()", "r.", found="3", fix="y")) == "f(): r.\n  found: 3\n  fix: y"
+    assert str(ShapeError("r.", "3", "y", where="f()")) == "f(): r.\n  found: 3\n  fix: y"
     assert str(ShapeError("plain words")) == "plain words"
 
 
 def test_an_error_is_said_of_another_function() -> None:
-    error = ShapeError("f()", "x must be y.", {"t": zeros(2, 3)}, found="3", fix="y")
+    error = ShapeError("x must be y.", "3", "y", t=zeros(2, 3), where="f()")
     other = error.replaced(where="command", fix="--y")
     assert type(other) is ShapeError
     assert str(other) == "command: x must be y.\n  t: (2, 3) float32 cpu\n  found: 3\n  fix: --y"
     assert str(error.replaced(where="")).startswith("x must be y.\n")
+
+
+class Halved:
+    """Public functions whose check does not know who asked for it."""
+
+    @public("halved()")
+    def by_name(self, m: int) -> int:
+        return half_of(m)
+
+    @public()
+    def by_class(self, m: int) -> int:
+        return half_of(m)
+
+    @public("outer()")
+    def through(self, m: int) -> int:
+        return self.by_name(m)
+
+
+def half_of(m: int) -> int:
+    if m % 2:
+        raise ShapeError("m must be even.", f"m = {m}", f"halved({m + 1})") from KeyError(m)
+    return m // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("by_name", "halved()"), ("by_class", "Halved()"), ("through", "halved()")]
+)
+def test_the_public_function_names_itself(name: str, where: str) -> None:
+    """The innermost one is named; the error keeps its type, its cause, its trace, and gets no other context."""
+    call = getattr(Halved(), name)
+    assert call(4) == 2
+    with pytest.raises(ShapeError) as caught:
+        call(3)
+    assert str(caught.value) == f"{where}: m must be even.\n  found: m = 3\n  fix: halved(4)"
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__context__ is None
+    assert caught.traceback[-1].name == "half_of"
+
+
+def test_a_block_names_the_function_too() -> None:
+    with pytest.raises(MissingExtraError) as caught, public("f()"):
+        import_extra("no_such_module", "it must be installed.", "pip install it")
+    assert (
+        str(caught.value)
+        == "f(): it must be installed.\n  found: no module named no_such_module\n  fix: pip install it"
+    )
+    with pytest.raises(ShapeError, match=r"^g\(\): r."), public("f()"):
+        raise ShapeError("r.", "3", "y", where="g()")
+    with pytest.raises(KeyError), public("f()"):
+        raise KeyError
+
+
+def test_a_decorated_function_is_the_same_to_who_looks_at_it() -> None:
+    assert Halved.by_name.__name__ == "by_name"
+    assert str(inspect.signature(half_of)) == str(inspect.signature(public("f()")(half_of)))
+
+
+def test_an_error_goes_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(ShapeError("r.", "3", "y", x=3)))
+    assert str(error) == "r.\n  x: 3\n  found: 3\n  fix: y"
+    with pytest.raises(ShapeError) as caught, public("f()"):
+        raise error
+    assert caught.value is error
+    assert error.args == ("f(): r.\n  x: 3\n  found: 3\n  fix: y",)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AttlasError(Exception):
@@ -13,16 +17,19 @@ class AttlasError(Exception):
 
     Parameters
     ----------
-    where : str
-        The public function, as the user typed it: ``"attend()"``.
     rule : str
         What must hold, one sentence that ends in a full stop.
+    found : str
+        The two numbers, or the value, that break the rule.
+    fix : str
+        One thing that the user can type to go on.
+    where : str, optional
+        The public function, as the user typed it: ``"attend()"``. The default is the one that the error leaves: see
+        `public`.
     arguments : Mapping[str, object], optional
         Label of each argument concerned and its value; tensors are kept as shape, dtype and device.
-    found : str, optional
-        The two numbers, or the value, that break the rule.
-    fix : str, optional
-        One thing that the user can type to go on.
+    **labels : object
+        Further arguments, whose labels are names.
 
     Attributes
     ----------
@@ -31,7 +38,7 @@ class AttlasError(Exception):
 
     Examples
     --------
-    >>> error = ShapeError("attend()", "m must be even.", {"m": 3}, found="m = 3", fix="use m = 4.")
+    >>> error = ShapeError("m must be even.", "m = 3", "use m = 4.", m=3, where="attend()")
     >>> print(error)
     attend(): m must be even.
       m: 3
@@ -43,18 +50,24 @@ class AttlasError(Exception):
 
     def __init__(
         self,
-        where: str = "",
         rule: str = "",
-        arguments: Mapping[str, object] | None = None,
-        *,
         found: str = "",
         fix: str = "",
+        *,
+        where: str = "",
+        arguments: Mapping[str, object] | None = None,
+        **labels: object,
     ) -> None:
-        self.where, self.rule, self.found, self.fix = where, rule, found, fix
-        self.arguments = {label: describe(value) for label, value in (arguments or {}).items()}
-        lines = [": ".join(filter(None, (where, rule)))]
+        self.rule, self.found, self.fix = rule, found, fix
+        self.arguments = {label: describe(value) for label, value in {**(arguments or {}), **labels}.items()}
+        self._set_where(where)
+
+    def _set_where(self, where: str) -> None:
+        """Name the public function that the error leaves."""
+        self.where = where
+        lines = [": ".join(filter(None, (where, self.rule)))]
         lines += [f"  {label}: {value}" for label, value in self.arguments.items()]
-        lines += [f"  {label}: {value}" for label, value in (("found", found), ("fix", fix)) if value]
+        lines += [f"  {label}: {value}" for label, value in (("found", self.found), ("fix", self.fix)) if value]
         super().__init__("\n".join(lines))
 
     def replaced(self, **fields: str) -> Self:
@@ -127,13 +140,67 @@ class PortError(AttlasError, OSError):
     """A port of this machine that cannot be listened on."""
 
 
-def import_extra(module: str, where: str, rule: str, fix: str, arguments: Mapping[str, object] | None = None) -> Any:
+class public:  # noqa: N801 - a decorator, and written as one
+    """Name the public function in the errors that leave it, or the block, without a name.
+
+    Parameters
+    ----------
+    where : str, optional
+        The function as the user types it: ``"A.topk()"``. The default, for methods, is `where` of the object that has
+        one, or else its class: ``"Alibi()"``.
+
+    Notes
+    -----
+    Checks do not know who asked for them: the public function knows, and its error tells. The error keeps its type, its
+    trace and its cause. An error that has a name keeps it: where one public function calls another, the inner one is
+    named. A generator needs the block: as a decorated function it would end before it runs.
+
+    Examples
+    --------
+    >>> @public("halved()")
+    ... def halved(m):
+    ...     if m % 2:
+    ...         raise ShapeError("m must be even.", f"m = {m}", f"halved({m + 1})")
+    ...     return m // 2
+    >>> halved(3)
+    Traceback (most recent call last):
+        ...
+    attlas.errors.ShapeError: halved(): m must be even.
+      found: m = 3
+      fix: halved(4)
+    """
+
+    def __init__(self, where: str = "") -> None:
+        self.where = where
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        where = self.where
+
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except AttlasError as error:
+                if not error.where:
+                    error._set_where(where or getattr(args[0], "where", "") or f"{type(args[0]).__name__}()")
+                raise
+
+        return named
+
+    def __enter__(self) -> None:
+        """Begin a block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AttlasError) and not error.where:
+            error._set_where(self.where)
+
+
+def import_extra(module: str, rule: str, fix: str, **labels: object) -> Any:
     """Return an optional module, or raise a MissingExtraError with this rule and fix."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        found = f"no module named {module.partition('.')[0]}"
-        raise MissingExtraError(where, rule, arguments, found=found, fix=fix) from error
+        raise MissingExtraError(rule, f"no module named {module.partition('.')[0]}", fix, arguments=labels) from error
 
 
 def describe(value: object) -> str:

@@ -20,7 +20,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic, Workspace
 from attlas.engine.tiling import RowBlock, column_blocks
-from attlas.errors import ContractError, DtypeError, ShapeError
+from attlas.errors import ContractError, DtypeError, ShapeError, public
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks import BlockState, Causal, Mask, from_function
 from attlas.matrix import AttentionMatrix
@@ -53,7 +53,7 @@ class _Contract:
 
     def broken(self, rule: str, found: str, fix: str) -> ContractError:
         """Return the error of a broken rule."""
-        return ContractError(self.where, rule, self.given, found=found, fix=fix)
+        return ContractError(rule, found, fix, arguments=self.given, where=self.where)
 
     def check_close(
         self, rule: str, results: Sequence[Tensor], expected: Sequence[Tensor], fix: str, found: str = "off by {}"
@@ -112,8 +112,8 @@ def check_score(score: Score, query_size: int = 8, key_size: int | None = None, 
       fix: let forward() look at q, k and at, pair by pair; what needs all tokens belongs into project().
     """
     if not isinstance(score, Score):
-        rule, fix = "score must be an attlas.Score.", "class MyScore(Score)"
-        raise ContractError("check_score()", rule, found=repr(score), fix=fix)
+        rule = "score must be an attlas.Score."
+        raise ContractError(rule, repr(score), "class MyScore(Score)", where="check_score()")
     contract = _Contract(f"check_score({type(score).__name__})", {"score": repr(score)})
     score = copy.deepcopy(score).double()
     q = _numbers(2, heads, 7, query_size).requires_grad_()
@@ -174,8 +174,7 @@ def check_mask(mask: Mask, m: int | None = None, n: int | None = None, batch: in
       fix: return BlockState.PARTIAL where you cannot be sure: it costs time, and is always right.
     """
     if not isinstance(mask, Mask):
-        rule, fix = "mask must be an attlas.Mask.", "from_function(mask_mod)"
-        raise ContractError("check_mask()", rule, found=repr(mask), fix=fix)
+        raise ContractError("mask must be an attlas.Mask.", repr(mask), "from_function(mask_mod)", where="check_mask()")
     contract = _Contract(f"check_mask({type(mask).__name__})", {"mask": mask.name()})
     own_m, own_n = mask.size()
     n = n or own_n or 150
@@ -236,8 +235,8 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
       fix: compare statistic and dense on one row; a row that sees no key has weights 0.
     """
     if not isinstance(statistic, Statistic):
-        rule, fix = "statistic must be a Statistic.", "class MyStatistic(stats.Statistic)"
-        raise ContractError("check_statistic()", rule, found=repr(statistic), fix=fix)
+        fix = "class MyStatistic(stats.Statistic)"
+        raise ContractError("statistic must be a Statistic.", repr(statistic), fix, where="check_statistic()")
     name = type(statistic).__name__
     contract = _Contract(f"check_statistic({name})", {"statistic": name})
     for sink in (None, _numbers(3, seed=7)):
@@ -432,7 +431,8 @@ def _check_gradient(contract: _Contract, statistic: Statistic, matrices: dict[Pl
         problem = A.problem
         leaves = [t.detach().requires_grad_() for t in (problem.q, problem.k, problem.sink) if t is not None]
         A = attend(leaves[0], leaves[1], mask=problem.mask, sink=leaves[2] if leaves[2:] else None, plan=plan)
-        wanted = wanted or _loss_gradients(graph.collect(contract.where, A.problem, [statistic])[0], leaves)
+        with public(contract.where):
+            wanted = wanted or _loss_gradients(graph.collect(A.problem, [statistic])[0], leaves)
         rule = "gradient() must give the gradient that autograd finds in the steps."
         fix = "derive it from finish(step(start())), cell by cell; or leave it out: autograd then runs the steps."
         results = _loss_gradients(A.collect(statistic)[0], leaves)

@@ -36,13 +36,13 @@ class Walk(NamedTuple):
 
 
 BUDGETS = {
-    "attend": Walk(13, 23, 52),
-    "product": Walk(19, 48, 81),
-    "product of 16 tokens": Walk(14, 19, 24),
-    "backward": Walk(13, 42, 78),
-    "collect": Walk(22, 52, 98),
-    "tile of the viewer": Walk(37, 99, 200),
-    "recorded pass": Walk(53, 1173, 2372),
+    "attend": Walk(14, 26, 54),
+    "product": Walk(20, 50, 82),
+    "product of 16 tokens": Walk(15, 21, 25),
+    "backward": Walk(14, 43, 79),
+    "collect": Walk(23, 53, 99),
+    "tile of the viewer": Walk(38, 102, 202),
+    "recorded pass": Walk(54, 1232, 2422),
 }
 needs_kernels = pytest.mark.skipif(
     not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),

@@ -171,11 +171,11 @@ def test_a_column_that_is_the_index_of_a_frame_is_read(tmp_path: Path) -> None:
 
 
 def test_parquet_says_what_it_holds(tmp_path: Path) -> None:
-    file = ParquetFile(write(tmp_path / "x.parquet"), "here")
+    file = ParquetFile(write(tmp_path / "x.parquet"))
     assert (file.names, file.rows) == (["c", "odd", "a", "b", "flag"], 1000)
     assert (
-        refusal(errors.ShapeError, lambda: ParquetFile(file.path, "here", ["a", "z"]))
-        == "here: no column 'z' in x.parquet"
+        refusal(errors.ShapeError, lambda: Chunks(file.path, columns=["a", "z"]))
+        == "Chunks(): no column 'z' in x.parquet"
     )
 
 

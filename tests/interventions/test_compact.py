@@ -24,7 +24,7 @@ def tokens(*shape: int, seed: int) -> Tensor:
 
 
 def outside(queries: Any, keys: Any) -> OutsideRectangle:
-    return OutsideRectangle(positions_of("", "queries", queries), positions_of("", "keys", keys), 0, 0)
+    return OutsideRectangle(positions_of("queries", queries), positions_of("keys", keys), 0, 0)
 
 
 BASES: dict[str, Mask | None] = {

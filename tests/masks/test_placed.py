@@ -216,7 +216,7 @@ def test_outside_of_a_rectangle(
     rows = np.isin(np.arange(m) + first_query, list(queries[1]))
     columns = np.isin(np.arange(n) + first_key, list(keys[1]))
     whole = np.broadcast_to(~(rows[:, None] & columns), (BATCH, HEADS, m, n))
-    named = positions_of("", "queries", queries[0]), positions_of("", "keys", keys[0])
+    named = positions_of("queries", queries[0]), positions_of("keys", keys[0])
     mask = OutsideRectangle(*named, first_query, first_key)
     for _ in range(2):
         check_mask(mask, whole, data)

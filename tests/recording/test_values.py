@@ -36,13 +36,13 @@ def test_values_are_those_that_the_model_pools(llama: nn.Module, ids: Tensor) ->
     handle.remove()
     assert entry.values is not None
     assert entry.values.shape == (1, 2, 24, 8)  # grouped, as they are
-    torch.testing.assert_close((entry.need_matrix("") @ entry.values).transpose(1, 2).flatten(2), outputs[0])
+    torch.testing.assert_close((entry.need_matrix() @ entry.values).transpose(1, 2).flatten(2), outputs[0])
 
 
 def test_weights_times_norms_are_the_definition(llama: nn.Module, ids: Tensor) -> None:
     entry = recorded(llama, ids, values=True).entry(2)
     assert entry.values is not None
-    weights, values = entry.need_matrix("").to_dense().double(), entry.values.double().repeat_interleave(2, dim=1)
+    weights, values = entry.need_matrix().to_dense().double(), entry.values.double().repeat_interleave(2, dim=1)
     projection = llama.model.layers[2].self_attn.o_proj.weight.double().unflatten(1, (4, 8))
     added = weights.unsqueeze(-1) * values.unsqueeze(2)  # A_ij v_j
     through = torch.einsum("bhmne,ohe->bhmno", added, projection)
@@ -99,7 +99,7 @@ def test_a_weighted_matrix_is_saved_and_loaded(score: attlas.Score, tmp_path: Pa
     norms[0, 1, 3] = 0
     weighted = value_weighted(A, norms)
     attlas.Atlas([make_entry(weighted)]).save(tmp_path / "w.atlas")
-    loaded = attlas.load(tmp_path / "w.atlas").entry(0).need_matrix("the test")
+    loaded = attlas.load(tmp_path / "w.atlas").entry(0).need_matrix()
     torch.testing.assert_close(loaded.to_dense(), A.to_dense() * norms.unsqueeze(2), rtol=1e-5, atol=1e-6)
     with pytest.raises(ShapeError, match="shares"):
         stats.entropy(loaded)

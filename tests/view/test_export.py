@@ -116,7 +116,7 @@ def test_a_picture_of_means_is_not_taken_for_one_of_maxima(tmp_path: Path, monke
     monkeypatch.setattr(packing, "_TILES", 0)
     atlas = recording(matrix())
     for entry in atlas.entries:
-        entry.statistics["picture"] = entry.need_matrix("").collect(stats.Picture(100, 100))[0]
+        entry.statistics["picture"] = entry.need_matrix().collect(stats.Picture(100, 100))[0]
     data = data_of(export(atlas, tmp_path / "page.html", heads=[(0, 0)]))
     assert [each["block"] for each in data["packed"]] == [None] * 3
 

@@ -86,7 +86,7 @@ def test_every_head_gets_its_numbers_and_kinds(service: Service, recorded: Atlas
     for row in found["rows"]:
         assert row["kinds"]
         assert list(row["values"]) == names
-        A = recorded.entries[row["entry"]].need_matrix("here")[0, row["head"]]
+        A = recorded.entries[row["entry"]].need_matrix()[0, row["head"]]
         assert row["values"]["entropy"] == pytest.approx(float(stats.entropy(A).mean()), rel=1e-5)
     assert "entropy" not in recorded.entries[0].statistics, "the recording is as it was"
 

@@ -34,8 +34,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
             _measure(arguments, terminal)
     except OSError as error:
         rule = "it keeps its lock and the limits of the processor in the user's cache folder."
-        fix = "XDG_CACHE_HOME=FOLDER attlas bench"
-        raise UsageError(rule, str(error), fix, {"folder": file.parent}) from error
+        raise UsageError(rule, str(error), "XDG_CACHE_HOME=FOLDER attlas bench", folder=file.parent) from error
 
 
 def _measure(arguments: Namespace, terminal: Terminal) -> None:
@@ -98,7 +97,7 @@ def hold(file: Path, rule: str) -> Iterator[None]:
             lock(handle)
         except OSError:
             holder = file.read_text(encoding="utf-8") or "a process that has just begun"
-            raise UsageError(rule, holder, "wait until it has ended.", {"lock": file}) from None
+            raise UsageError(rule, holder, "wait until it has ended.", lock=file) from None
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode())
         yield

@@ -15,7 +15,7 @@ def need(module: str, purpose: str, install: str, library: str = "") -> None:
     """Raise a MissingExtraError unless a module is installed; `install` is the command that does it."""
     if importlib.util.find_spec(module) is None:
         rule = f"{library or module} must be installed for {purpose}."
-        raise MissingExtraError("", rule, found=f"no module named {module}", fix=install)
+        raise MissingExtraError(rule, f"no module named {module}", install)
 
 
 def check_least(name: str, value: int | None, least: int, example: int) -> None:

@@ -120,8 +120,8 @@ def _run_folder(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        rule, found = "--out must be a folder that can be written.", f"{error.strerror or error}: {out}"
-        raise UsageError(rule, found, "--out ./attlas-demo") from None
+        rule = "--out must be a folder that can be written."
+        raise UsageError(rule, f"{error.strerror or error}: {out}", "--out ./attlas-demo") from None
     folder = out / "run.atlas"
     check_out(folder, overwrite=True)
     return folder

@@ -117,7 +117,7 @@ def entry_of(atlas: Atlas, layer: int | str) -> Entry:
         known = atlas.layers()
         fix = f"--layer {known[-1]}" if known else "a recording with an attention"
         rule = "--layer must be one of the recording."
-        raise UsageError(rule, f"--layer {layer}", fix, {"there are": error.found}) from error
+        raise UsageError(rule, f"--layer {layer}", fix, arguments={"there are": error.found}) from error
 
 
 def title_of(atlas: Atlas, folder: Path) -> str:

@@ -77,11 +77,11 @@ def load(
         If transformers is not installed.
     """
     try:
-        place = usable_device("", device)
+        place = usable_device(device)
     except DeviceError as error:
         raise error.replaced(fix="--device cpu") from None
     rule = "transformers must be installed to run a model."
-    transformers = import_extra("transformers", "", rule, install_command("hf"))
+    transformers = import_extra("transformers", rule, install_command("hf"))
     import attlas.huggingface  # noqa: F401 - registers the attention
 
     transformers.logging.set_verbosity_error()  # its own progress bars would run through ours
@@ -191,8 +191,7 @@ def tokenize(
         given = f"{len(ids):,} tokens" + (f" and {more:,} to generate" if more else "")
         half = limit // 2
         less = f"--generate {half}" + (f" --tokens {half}" if len(ids) > half else "")
-        fix = f"--tokens {limit - more}" if limit - more >= least else less
-        raise UsageError(rule, given, fix)
+        raise UsageError(rule, given, f"--tokens {limit - more}" if limit - more >= least else less)
     return ids
 
 

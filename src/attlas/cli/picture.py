@@ -58,8 +58,7 @@ def draw(arguments: Namespace, terminal: Terminal) -> Path:
     if arguments.head is None:
         figure = _overview(atlas, entries, arguments, terminal)
     elif len(entries) > 1:
-        found = f"--head {arguments.head} without --layer"
-        raise UsageError("--head goes with --layer.", found, "--layer 0 --head 0")
+        raise UsageError("--head goes with --layer.", f"--head {arguments.head} without --layer", "--layer 0 --head 0")
     else:
         figure = _one(atlas, entries[0], arguments, terminal)
     return pictures.save(figure, arguments.out)
@@ -146,9 +145,8 @@ def _blocks(entry: Entry, heads: Sequence[int], rows: range, columns: range, siz
         return torch.cat([pictures.blocks(A[0, [head]], size, arguments.pool, rows, columns) for head in heads])
     kept = entry.statistics.get("picture")
     if not isinstance(kept, Tensor):
-        rule = "a picture is made from queries and keys, or was recorded."
         fix = "attlas record --keep disk, or --statistics with picture among them"
-        raise UsageError(rule, f"neither of {entry.name}", fix)
+        raise UsageError("a picture is made from queries and keys, or was recorded.", f"neither of {entry.name}", fix)
     if (len(rows), len(columns)) != entry.shape[2:] or arguments.pool != "max":
         rule = "another window or pool is computed from queries and keys, and these were not kept."
         found = "a recording of statistics only, with a picture of the whole matrix, --pool max"

@@ -274,7 +274,7 @@ def _predict(model: AttentionRegressor, arguments: Namespace, terminal: Terminal
                 warnings.simplefilter("ignore")  # rows without a neighbour are counted below
                 parts = model.predict(x[full], return_std=True) if arguments.std else (model.predict(x[full]),)
             found_values[full] = np.column_stack([np.asarray(part) for part in parts])
-        with whole_file(out, "regress") as unfinished:
+        with whole_file(out) as unfinished:
             table.write(unfinished, out.suffix.lower(), names, found_values, arguments.decimal)
     text = f"{plural(len(x), 'row')} with {' and '.join(names)}"
     for name, column in zip(names, np.isnan(found_values).T, strict=True):

@@ -50,7 +50,7 @@ class Table:
             return numbers
         if self.lines is None and column.map(is_list_like).any():
             fix = f"--features without {name}, or a column for each number in the lists"
-            raise UsageError(_CELLS, f"lists or records in column {name}", fix, {self.source: name})
+            raise UsageError(_CELLS, f"lists or records in column {name}", fix, arguments={self.source: name})
         return [str(cell).strip() for cell in column]
 
     def columns(self, names: list[str], arguments: Namespace) -> list[Column]:
@@ -77,7 +77,7 @@ class Table:
             choose = self._usable_features(columns, arguments) or "a file whose columns hold numbers"
             fix = fix or ("another column, or numbers in this one" if column.name == arguments.target else choose)
             where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
-            raise UsageError(_CELLS, text, fix, {self.source: f"{where}, column {column.name}"})
+            raise UsageError(_CELLS, text, fix, arguments={self.source: f"{where}, column {column.name}"})
         return table
 
     def _usable_features(self, columns: list[Column], arguments: Namespace) -> str:
@@ -161,12 +161,12 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list
             if len(cells) != columns:
                 found = f"{plural(len(cells), 'cell')}, {plural(columns, 'column')} (the delimiter is {delimiter!r})"
                 rule, place = "every row must have as many cells as the first.", {source: f"line {line}"}
-                raise UsageError(rule, found, "mend that row, or name another --delimiter", place)
+                raise UsageError(rule, found, "mend that row, or name another --delimiter", arguments=place)
             rows.append(cells)
             lines.append(line)
     except csv.Error as error:
         rule, fix = "quotes must enclose whole cells, and be closed.", "write a quote within quotes twice"
-        raise UsageError(rule, str(error), fix, {source: f"the delimiter is {delimiter!r}"}) from None
+        raise UsageError(rule, str(error), fix, arguments={source: f"the delimiter is {delimiter!r}"}) from None
     return rows, lines
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,11 +40,6 @@ class Help(argparse.HelpFormatter):
 
 class UsageError(AttlasError):
     """A request on the command line that cannot be carried out; `main` fills in the command as `where`."""
-
-    def __init__(
-        self, rule: str, found: str, fix: str, arguments: Mapping[str, object] | None = None, where: str = ""
-    ) -> None:
-        super().__init__(where, rule, arguments, found=found, fix=fix)
 
 
 class Terminal:

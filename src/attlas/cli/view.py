@@ -78,8 +78,8 @@ def _view_corpora(arguments: Namespace, options: list[str], terminal: Terminal) 
     folders = arguments.atlas
     command = f"attlas view {shlex.quote(str(folders[0]))}"
     if arguments.compare is not None:
-        found, fix = f"--compare {arguments.compare}", f"{command} {shlex.quote(str(arguments.compare))}"
-        raise UsageError("corpora are compared by naming them all.", found, fix)
+        fix = f"{command} {shlex.quote(str(arguments.compare))}"
+        raise UsageError("corpora are compared by naming them all.", f"--compare {arguments.compare}", fix)
     if options:
         raise UsageError("a corpus is opened as it is; nothing is recorded.", f"--{options[-1]}", command)
     if arguments.export is not None:

@@ -86,7 +86,7 @@ class CorpusActor:
         about = about_run(model, "ray.data", tokenizer, column=column, **settings)
         if (self._folder / CONFIG).is_file():
             rule, fix = "the folder must be new, or that of other actors.", "another folder, and attlas join."
-            raise RecordingError("CorpusActor", rule, {"folder": folder}, found="a finished corpus", fix=fix)
+            raise RecordingError(rule, "a finished corpus", fix, folder=folder, where="CorpusActor")
         (self._folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._reader = ModelReader(model, patch_sdpa=patch_sdpa)
         sizes = about["settings"]

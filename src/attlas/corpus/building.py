@@ -25,7 +25,8 @@ from attlas.corpus.run_facts import SAMPLES, TOP, about_run, check_same, has_run
 from attlas.corpus.sampling import hash_of
 from attlas.corpus.sources import Cutter, Text, TextSource, check_installed, documents, name_of
 from attlas.corpus.state import State
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.errors import OutOfRangeError, RecordingError, ShapeError, public
+from attlas.foundation.checks import instance_of
 
 if TYPE_CHECKING:
     from attlas.corpus.extending import FinishedCorpus
@@ -39,6 +40,7 @@ _COMMITS = 0.05  # share of the time that commits may take
 Progress = Callable[[int, int, float], None]
 
 
+@public("corpus()")
 def corpus(
     model: nn.Module,
     texts: Any,
@@ -151,12 +153,11 @@ def corpus(
     (Corpus(GPT2LMHeadModel, 4 heads, 2 texts, 13 tokens), [13, 13, 13, 13])
     """
     check_installed()
-    if not isinstance(model, nn.Module):
-        raise DtypeError("corpus()", "model must be an nn.Module.", found=kind(model), fix="attlas.corpus(model, ...)")
+    instance_of("model", model, nn.Module, "an nn.Module", "attlas.corpus(model, ...)")
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
     if not 0 <= rank < world:
-        raise OutOfRangeError("corpus()", "rank must be below world.", found=f"rank {rank} of {world}", fix="rank=0")
+        raise OutOfRangeError("rank must be below world.", f"rank {rank} of {world}", "rank=0")
     from attlas.corpus.extending import FinishedCorpus, clear, result_of
 
     target = Path(folder)
@@ -188,8 +189,8 @@ def corpus(
             clear(target)  # the last process that has left does so
             return found
         if before is not None and not source.again:
-            rule, fix = "a pipe can be gone through once.", "run the same command again."
-            raise RecordingError("corpus()", rule, found="a corpus that was finished meanwhile", fix=fix)
+            rule = "a pipe can be gone through once."
+            raise RecordingError(rule, "a corpus that was finished meanwhile", "run the same command again.")
 
 
 class FinishedMeanwhileError(Exception):
@@ -383,7 +384,7 @@ class Run:
     def _too_many(self) -> None:
         rule, fix = "only a small share of the texts may fail.", "mend the source, or raise failures=."
         found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
-        raise RecordingError("corpus()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
+        raise RecordingError(rule, found, fix, folder=str(self.folder), where="corpus()")
 
     def finish(self, failures: float) -> Corpus | None:
         """Write the result if all processes are done, and return it."""
@@ -408,7 +409,7 @@ class Run:
             self.failed = len(failed_rows(sources))
             self.texts = self.failed + sum(int(one.state.counts[0, -1]) for one in sources if one.state is not None)
             if not self.texts:
-                raise ShapeError("corpus()", "there must be something to read.", found="no text", fix="another source.")
+                raise ShapeError("there must be something to read.", "no text", "another source.", where="corpus()")
             if self.failed == self.texts or (self.failed > failures * self.texts and self.texts >= _FEW):
                 self._too_many()
             write(self.folder, self.about, sources)

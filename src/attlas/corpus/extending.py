@@ -87,7 +87,7 @@ class FinishedCorpus:
             return cls(folder)
         if folder.is_dir() and any(folder.iterdir()):
             rule = "the folder must be new, or one of a corpus."
-            raise RecordingError("corpus()", rule, {"folder": str(folder)}, found="other files", fix="another folder.")
+            raise RecordingError(rule, "other files", "another folder.", folder=str(folder), where="corpus()")
         return None
 
     def new_texts(self, about: dict[str, Any], source: TextSource) -> TextSource | None:

@@ -32,7 +32,8 @@ from attlas.corpus.measuring import KEPT, LEAST
 from attlas.corpus.numbers import NUMBERS
 from attlas.corpus.run_facts import has_run, load_run
 from attlas.corpus.state import State
-from attlas.errors import AttlasError, OutOfRangeError, RecordingError, ShapeError, import_extra
+from attlas.errors import AttlasError, OutOfRangeError, RecordingError, import_extra, public
+from attlas.foundation.checks import one_of
 from attlas.foundation.compat import cached_property
 from attlas.foundation.files import save_text, sync_folder, whole_file
 from attlas.recording.atlas.tensors import sha256_of
@@ -54,13 +55,12 @@ def merged(sources: Sequence[Source]) -> State:
     """Return the sums of several sources together."""
     states = [source.state for source in sources if source.state is not None]
     if not states:
-        fix = "look at failed.jsonl, or wait for it."
-        raise RecordingError("corpus()", "some text must have been read.", found="none", fix=fix)
+        raise RecordingError("some text must have been read.", "none", "look at failed.jsonl, or wait for it.")
     total = State.of(states[0].tensors())
     for state in states[1:]:
         if state.heads != total.heads:
-            rule = "the parts must be of one model."
-            raise RecordingError("join()", rule, found=f"{len(total.heads)} and {len(state.heads)} heads")
+            found = f"{len(total.heads)} and {len(state.heads)} heads"
+            raise RecordingError("the parts must be of one model.", found, "join those of one model.", where="join()")
         total.merge(state)
     return total
 
@@ -80,6 +80,7 @@ def failed_rows(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [found[number] for number in sorted(found)]
 
 
+@public("corpus()")
 def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, complete: bool = True) -> None:
     """Write every file of a corpus; ``config.json``, which names all others, comes last.
 
@@ -108,34 +109,34 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
     kept = set(state.samples.kept())
     rows: list[dict[str, Any]] = []
     schema = pa.schema(_TEXT | {"tokens": pa.int32(), "hash": pa.string()})
-    with whole_file(folder / "texts.parquet", "corpus()") as file, pq.ParquetWriter(file, schema) as writer:
+    with whole_file(folder / "texts.parquet") as file, pq.ParquetWriter(file, schema) as writer:
         lines = merge(*(source.lines("texts") for source in sources), key=lambda row: row["text"])
         last = -1
         while some := list(islice(lines, _ROWS)):
             numbers = [last, *(row["text"] for row in some)]
             if any(a == b for a, b in pairwise(numbers)):
-                rule = "each text must be read once."
-                raise RecordingError("corpus()", rule, {"folder": str(folder)}, found="a text in two parts")
+                fix = "attlas corpus into another folder."
+                raise RecordingError("each text must be read once.", "a text in two parts", fix, folder=str(folder))
             last = numbers[-1]
             rows += [row for row in some if row["text"] in kept]
             counts["texts"] += len(some)
             counts["tokens"] += sum(row["tokens"] for row in some)
             writer.write_table(pa.Table.from_pylist([{n: row[n] for n in schema.names} for row in some], schema))
-    with whole_file(folder / "failed.jsonl", "corpus()") as file, file.open("w", encoding="utf-8") as out:
+    with whole_file(folder / "failed.jsonl") as file, file.open("w", encoding="utf-8") as out:
         for row in failed_rows(sources):
             counts["failed"] += 1
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
     _write_samples(folder, state, rows, sources, vocabulary)
-    with whole_file(folder / _STATE, "corpus()") as file:
+    with whole_file(folder / _STATE) as file:
         save_file(state.tensors(), file)
-    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY, "corpus()")
+    save_text(json.dumps(vocabulary, ensure_ascii=False), folder / _VOCABULARY)
     config = _config(state, facts, counts, complete=complete) | {"files": _digests(folder)}
-    save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG, "corpus()")
+    save_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", folder / CONFIG)
     sync_folder(folder)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    with whole_file(path, "corpus()") as file:
+    with whole_file(path) as file:
         pq.write_table(table, file)
 
 
@@ -151,12 +152,12 @@ def _write_samples(
         held = next((sample for source in sources if (sample := source.sample(text)) is not None), None)
         if held is None:
             fix = "attlas corpus into another folder."
-            raise RecordingError("corpus()", "each sampled text must be there.", found=f"no text {text}", fix=fix)
+            raise RecordingError("each sampled text must be there.", f"no text {text}", fix)
         heads = state.samples.heads_of(text)
         order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
         places = torch.tensor([order[state.heads[head]] for head in heads])
         some: dict[str, Tensor] = {name: held[name][places].contiguous() for name in ("heads", "keys", "weights")}
-        with whole_file(folder / "samples" / payload_name(text), "corpus()") as file:
+        with whole_file(folder / "samples" / payload_name(text)) as file:
             save_file(some | {"ids": held["ids"]}, file)
         ids = held["ids"].tolist()
         tokens = [vocabulary[one] for one in ids]
@@ -331,9 +332,11 @@ class Corpus:
             error = missing
         # The name of `config.json` is free before any other file is replaced.
         if file_stamp(self.folder / CONFIG) != self._opened:
-            rule, given = "the folder of a corpus that is open must stay as it is.", {"folder": str(self.folder)}
+            rule = "the folder of a corpus that is open must stay as it is."
             found = "other files: more texts are being read, or were"
-            raise RecordingError("corpus", rule, given, found=found, fix="attlas.load(folder) once more.") from error
+            raise RecordingError(
+                rule, found, "attlas.load(folder) once more.", folder=str(self.folder), where="corpus"
+            ) from error
         if error is not None:
             raise _broken(self.folder, f"{error.strerror or error}: {error.filename}") from error
 
@@ -351,6 +354,7 @@ class Corpus:
         table = self._tables["heads"]
         return list(zip(table["layer"].to_pylist(), table["head"].to_pylist(), strict=True))
 
+    @public("table()")
     def table(self, kind: str = "pandas") -> Any:
         """Return one row per head, with every number.
 
@@ -366,13 +370,11 @@ class Corpus:
         MissingExtraError
             If the library is not installed.
         """
-        if kind not in ("pandas", "polars", "arrow"):
-            rule = 'kind must be "pandas", "polars" or "arrow".'
-            raise ShapeError("table()", rule, found=f"kind = {kind!r}", fix='table("pandas")')
+        one_of("kind", kind, ("pandas", "polars", "arrow"), 'table("pandas")')
         table = self._tables["heads"]
         if kind == "arrow":
             return table
-        library = import_extra(kind, "table()", f"{kind} must be installed.", f"pip install {kind}, or table('arrow')")
+        library = import_extra(kind, f"{kind} must be installed.", f"pip install {kind}, or table('arrow')")
         return library.from_arrow(table) if kind == "polars" else table.to_pandas()
 
     def texts(self) -> pa.Table:
@@ -388,7 +390,7 @@ class Corpus:
     def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
         if (layer, head) not in self.heads:
             fix = "see corpus.heads"
-            raise OutOfRangeError("Corpus", "there must be such a head.", found=f"layer {layer}, head {head}", fix=fix)
+            raise OutOfRangeError("there must be such a head.", f"layer {layer}, head {head}", fix, where="Corpus")
         table = self._tables[name]
         chosen = pc.and_(pc.equal(table["layer"], layer), pc.equal(table["head"], head))
         rows: list[dict[str, Any]] = table.filter(chosen).to_pylist()
@@ -565,7 +567,7 @@ def _unfinished(folder: Path) -> Corpus:
 
 def _just_begun(folder: Path, found: str) -> RecordingError:
     fix = "wait for the process that reads, or run its attlas corpus again if it has ended."
-    return RecordingError("load()", "some text must have been read.", {"folder": str(folder)}, found=found, fix=fix)
+    return RecordingError("some text must have been read.", found, fix, folder=str(folder), where="load()")
 
 
 def open_finished(folder: Path, *, verify: bool = True) -> Corpus:
@@ -624,5 +626,7 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _broken(folder: Path, found: str) -> RecordingError:
-    given, fix = {"folder": str(folder)}, "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
-    return RecordingError("load()", "the folder must be a whole corpus that attlas wrote.", given, found=found, fix=fix)
+    fix = "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
+    return RecordingError(
+        "the folder must be a whole corpus that attlas wrote.", found, fix, folder=str(folder), where="load()"
+    )

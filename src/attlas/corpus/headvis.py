@@ -11,7 +11,7 @@ import numpy as np
 
 from attlas.corpus.folder import Corpus, Sample
 from attlas.corpus.sketch import edges_of
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 from attlas.foundation.files import save_text
 
 _LARGEST, _OTHERS = 10, 3  # texts of the highest interval, and of each other one
@@ -28,6 +28,7 @@ METRICS = {
 }
 
 
+@public("export")
 def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
     """Write a corpus as the data tree of HeadVis.
 
@@ -66,7 +67,7 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
     """
     target = Path(folder)
     if target.exists():
-        raise RecordingError("export", "the folder must be new.", found=str(target), fix="another folder.")
+        raise RecordingError("the folder must be new.", str(target), "another folder.")
     (target / "heads").mkdir(parents=True)
     (target / "attributions").mkdir()
     hashes = {row["text"]: row["hash"] for row in corpus.texts().to_pylist()}
@@ -85,7 +86,7 @@ def export_headvis(corpus: Corpus, folder: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, what: Any) -> None:
-    save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path, "export")
+    save_text(json.dumps(what, ensure_ascii=False, allow_nan=False), path)
 
 
 def _number(x: float) -> float | None:

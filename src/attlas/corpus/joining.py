@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from attlas.corpus.run_facts import check_same
 from attlas.corpus.sources import check_installed
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 
 if TYPE_CHECKING:
     from attlas.corpus.folder import Corpus
 
 
+@public("join()")
 def join(folders: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str]) -> Corpus:
     """Put corpora of one model together: every number is as if one run had read all texts.
 
@@ -62,9 +63,9 @@ def join(folders: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[st
     target, opened = Path(folder), [open_folder(Path(one)) for one in folders]
     if not opened or not all(one.config["complete"] for one in opened):
         rule = "finished corpora are joined."
-        raise RecordingError("join()", rule, found=f"{len(opened)} folders", fix="finish each by its own command.")
+        raise RecordingError(rule, f"{len(opened)} folders", "finish each by its own command.")
     if target.exists():
-        raise RecordingError("join()", "the folder must be new.", found=str(target), fix="another folder.")
+        raise RecordingError("the folder must be new.", str(target), "another folder.")
     first, sources = 0, []
     seen: set[str] = set()
     for one in opened:
@@ -77,7 +78,7 @@ def join(folders: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[st
             place = f"{one.config['source']} {row['source']} {row['start']} {row['hash']}"
             if place in seen:
                 found = f"{row['source']}, token {row['start']}, in two folders"
-                raise RecordingError("join()", "a text may be in one folder only.", found=found, fix="leave one out.")
+                raise RecordingError("a text may be in one folder only.", found, "leave one out.")
             seen.add(place)
         first = max([first, *(row["text"] + 1 for row in source.lines("failed"))])
     facts = dict(opened[0].config)

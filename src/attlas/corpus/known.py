@@ -46,7 +46,7 @@ def changed(folder: Path, source: str, start: int, found: str) -> RecordingError
     """Return the error for a text that is not the one that was read."""
     rule = "texts that were read must stay as they were; new ones may be added."
     fix = "another folder for the texts as they are now, or put this one back. attlas join adds up folders."
-    return RecordingError("corpus()", rule, {"folder": str(folder)}, found=f"{source}, token {start}: {found}", fix=fix)
+    return RecordingError(rule, f"{source}, token {start}: {found}", fix, folder=str(folder), where="corpus()")
 
 
 class KnownTexts:

@@ -30,7 +30,7 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
             if any(processes != world or number == rank for processes, number in _held(folder)):
                 rule = "one run at a time may write into a folder."
                 given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
-                raise RecordingError("corpus()", rule, given, found="another run that writes into it", fix=fix)
+                raise RecordingError(rule, "another run that writes into it", fix, arguments=given, where="corpus()")
             handle = _opened(folder / f"lock-{world}-{rank}")
             stack.callback(os.close, handle)
             lock(handle)
@@ -101,6 +101,6 @@ def _opened(path: Path) -> int:
             given, found = {"file": str(path)}, error.strerror or str(error)
             if path.is_dir() or not path.parent.is_dir():
                 rule = "each file of an unfinished corpus must be as attlas wrote it."
-                raise RecordingError("corpus()", rule, given, found=found, fix="remove it.") from error
+                raise RecordingError(rule, found, "remove it.", arguments=given, where="corpus()") from error
             rule, fix = "the folder must be one that can be written.", "allow to write, or give another folder."
-            raise FileError("corpus()", rule, given, found=found, fix=fix) from error
+            raise FileError(rule, found, fix, arguments=given, where="corpus()") from error

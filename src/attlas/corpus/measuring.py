@@ -191,7 +191,7 @@ def _measure(
     if m != n or runs is None or runs[0].shape[1] != 1:
         rule = "each row must attend to one run of keys of its own text, the same in all heads."
         fix = "a causal, sliding, chunked or full self-attention, read without padding."
-        raise RecordingError("corpus()", rule, {"matrix": f"{m} queries × {n} keys"}, found="another mask", fix=fix)
+        raise RecordingError(rule, "another mask", fix, matrix=f"{m} queries × {n} keys", where="corpus()")
     first, stop = (end[:, 0].expand(batch, -1).cpu() for end in runs)
     texts = [TextIndex(row.numpy()) for row in ids] if texts is None else texts
     rows = [text.rows(*ends) for text, *ends in zip(texts, first, stop, strict=True)]
@@ -247,7 +247,7 @@ def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> T
         sums[name] = np.maximum(sums[name] - _total(found["mass"] * bound), 0.0)
     sums_of_head = np.stack([sums[name] for name in SUMS], axis=-1)
     if not np.isfinite(sums_of_head).all():
-        raise RecordingError("corpus()", "weights must be finite.", found="NaN", fix="look at the model and its dtype.")
+        raise RecordingError("weights must be finite.", "NaN", "look at the model and its dtype.", where="corpus()")
     keys, weights, by_query, by_key, kept_distances = _kept(found["keys"], found["weights"])
     columns[:, 0] = 0.0
     by_token = np.concatenate([by_query, by_key, columns])[:, positions.order]

@@ -119,8 +119,8 @@ class ModelReader:
 
     def __init__(self, model: nn.Module, *, patch_sdpa: bool = False) -> None:
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            rule, found = "the model must read one text; an encoder with a decoder reads two.", type(model).__name__
-            raise RecordingError("corpus()", rule, found=found, fix="give its encoder: model.get_encoder().")
+            rule = "the model must read one text; an encoder with a decoder reads two."
+            raise RecordingError(rule, type(model).__name__, "give its encoder: model.get_encoder().", where="corpus()")
         self.model, self._patch = model, patch_sdpa
         self._attentions = ModelAttentions(model, patched=patch_sdpa)
         self._listener = _Listener(self._attentions)
@@ -190,7 +190,8 @@ class ModelReader:
         self._pass(ids, take)
         paths, widths = [path for path, _ in layers], [len(texts[0].sums) for _, texts in layers]
         if (paths, widths) != (self.paths, self.widths):
-            raise RecordingError("corpus()", "each text must pass the same layers.", found=f"{len(paths)} layers")
+            rule, fix = "each text must pass the same layers.", "a model whose layers are the same for every text."
+            raise RecordingError(rule, f"{len(paths)} layers, {len(self.paths)} before", fix, where="corpus()")
         return [[numbers[b] for _, numbers in layers] for b in range(len(texts))]
 
     @torch.no_grad()
@@ -226,7 +227,7 @@ class ModelReader:
         if not found:
             rule = "the model must take its attention from the interface of transformers, or from attlas."
             fix = "attlas.corpus(..., patch_sdpa=True), where it calls scaled_dot_product_attention."
-            raise RecordingError("corpus()", rule, found=f"{type(self.model).__name__} computes it itself", fix=fix)
+            raise RecordingError(rule, f"{type(self.model).__name__} computes it itself", fix, where="corpus()")
         return torch.cat(found).numpy()
 
 

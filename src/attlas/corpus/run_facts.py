@@ -11,7 +11,7 @@ from torch import nn
 
 from attlas.corpus.journal import PARTS
 from attlas.corpus.reading import model_facts
-from attlas.errors import RecordingError, ShapeError
+from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.files import save_text
 
@@ -20,6 +20,7 @@ _RUN = "run.json"
 _OWN = ("checksum", "extended")  # what the file says of the run, and no result does
 
 
+@public("corpus()")
 def about_run(
     model: nn.Module,
     source: str,
@@ -37,7 +38,7 @@ def about_run(
     facts = model_facts(model)
     length, stride = _sizes(length, stride, facts["context"])
     for name, value in (("batch", batch), ("samples", samples), *([] if limit is None else [("limit", limit)])):
-        whole_number("corpus()", name, value, f"{name}=1")
+        whole_number(name, value, f"{name}=1")
     settings = {"length": length, "stride": stride, "texts": limit, "batch": batch, "seed": seed, "samples": samples}
     return {
         "model": facts,
@@ -49,11 +50,11 @@ def about_run(
 
 def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
     chosen = min(LENGTH, context or LENGTH) if length is None else length
-    whole_number("corpus()", "length", chosen, "length=512")
-    whole_number("corpus()", "stride", chosen if stride is None else stride, "stride=512")
+    whole_number("length", chosen, "length=512")
+    whole_number("stride", chosen if stride is None else stride, "stride=512")
     if chosen < 2 or (context is not None and chosen > context):
         rule = "length must be 2 or more, and fit into the context of the model."
-        raise ShapeError("corpus()", rule, found=f"length = {chosen}, context = {context}", fix=f"length={context}")
+        raise ShapeError(rule, f"length = {chosen}, context = {context}", f"length={context}")
     return chosen, chosen if stride is None else stride
 
 
@@ -76,8 +77,8 @@ def check_same(folder: Path, about: dict[str, Any], other: dict[str, Any], *, ex
     """
     difference = _difference(about, other, extended=extended)
     if difference:
-        rule, fix = "a folder holds one corpus.", "another folder, or the same settings as before."
-        raise RecordingError("corpus()", rule, {"folder": str(folder)}, found=difference, fix=fix)
+        fix = "another folder, or the same settings as before."
+        raise RecordingError("a folder holds one corpus.", difference, fix, folder=str(folder), where="corpus()")
 
 
 def _difference(about: dict[str, Any], other: dict[str, Any], *, extended: bool) -> str:
@@ -101,6 +102,7 @@ def has_run(folder: Path) -> bool:
     return (folder / PARTS / _RUN).exists()
 
 
+@public("corpus()")
 def save_run(folder: Path, facts: dict[str, Any], extended: str | None) -> None:
     """Write what all processes of a run agree on.
 
@@ -114,7 +116,7 @@ def save_run(folder: Path, facts: dict[str, Any], extended: str | None) -> None:
         Checksum of the finished corpus that the run extends.
     """
     known = facts | {"extended": extended}
-    save_text(json.dumps(known | {"checksum": _checksum(known)}), folder / PARTS / _RUN, "corpus()")
+    save_text(json.dumps(known | {"checksum": _checksum(known)}), folder / PARTS / _RUN)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
@@ -139,7 +141,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], str, str | None]:
             "an unfinished corpus must be one that this attlas can go on with.",
             "another folder, or finish it there.",
         )
-        raise RecordingError("corpus()", rule, {"file": str(path)}, found="the format of an older attlas", fix=fix)
+        raise RecordingError(rule, "the format of an older attlas", fix, file=str(path), where="corpus()")
     if checksum != _checksum(known):
         raise _damaged(path, "other bytes than were written")
     return {name: value for name, value in known.items() if name not in _OWN}, checksum, known["extended"]
@@ -152,4 +154,4 @@ def _checksum(known: dict[str, Any]) -> str:
 def _damaged(path: Path, found: str) -> RecordingError:
     rule = "each file of an unfinished corpus must be as attlas wrote it."
     fix = "remove this file, and run the same attlas corpus again: it is written anew."
-    return RecordingError("corpus()", rule, {"file": str(path)}, found=found, fix=fix)
+    return RecordingError(rule, found, fix, file=str(path), where="corpus()")

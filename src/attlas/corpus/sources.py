@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attlas.errors import FileError, ShapeError, import_extra
+from attlas.errors import FileError, ShapeError, import_extra, public
 from attlas.foundation.installation import install_command
 
 _LINES = {".jsonl", ".ndjson"}
@@ -41,9 +41,10 @@ class Text(NamedTuple):
     reason: str = ""
 
 
+@public("corpus()")
 def check_installed() -> None:
     """Raise a MissingExtraError without pyarrow."""
-    import_extra("pyarrow", "corpus()", "pyarrow must be installed.", install_command("corpus"))
+    import_extra("pyarrow", "pyarrow must be installed.", install_command("corpus"))
 
 
 def name_of(source: Any) -> str:
@@ -106,7 +107,7 @@ def documents(
                 yield document_of(f"#{row}", one, column)
     else:
         rule = "texts must be a path, or several texts, rows or sequences of token ids."
-        raise ShapeError("corpus()", rule, found=type(source).__name__, fix='attlas.corpus(model, "data/*.txt", ...)')
+        raise ShapeError(rule, type(source).__name__, 'attlas.corpus(model, "data/*.txt", ...)', where="corpus()")
 
 
 def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Iterator[Document]:
@@ -123,7 +124,7 @@ def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Ite
 def _unreadable(path: Path, error: Exception) -> FileError:
     words = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
     fix = "mend or remove the file, and run the same command again: it goes on where it was."
-    return FileError("corpus()", "each file must be one that can be read.", {"file": str(path)}, found=words, fix=fix)
+    return FileError("each file must be one that can be read.", words, fix, file=str(path), where="corpus()")
 
 
 def _files(source: str | Path) -> list[tuple[Path, str]]:
@@ -139,7 +140,7 @@ def _files(source: str | Path) -> list[tuple[Path, str]]:
         named = [(path, path.as_posix()) for path in found if path.is_file()]
     if not named:
         fix = "give a folder, a file, or a pattern in quotes."
-        raise ShapeError("corpus()", "there must be something to read.", found=f"no file at {source}", fix=fix)
+        raise ShapeError("there must be something to read.", f"no file at {source}", fix, where="corpus()")
     return sorted(((path, _text(name)) for path, name in named), key=lambda one: one[1])
 
 
@@ -226,9 +227,8 @@ def _column(where: object, names: Iterable[str], column: str | None) -> str:
     chosen = next((name for name in ((column,) if column else _COLUMNS) if name in names), None)
     if chosen is None:
         rule = f"there must be a column {column!r}." if column else "the column with the texts must be named."
-        found = f"columns {', '.join(map(str, names[:12]))}"
         fix = f"--column {names[0]}" if names else "a file with a column"
-        raise ShapeError("corpus()", rule, {"source": str(where)}, found=found, fix=fix)
+        raise ShapeError(rule, f"columns {', '.join(map(str, names[:12]))}", fix, source=str(where), where="corpus()")
     return chosen
 
 
@@ -329,7 +329,7 @@ class Cutter:
         if isinstance(document.content, str):
             if self.tokenizer is None:
                 rule = "texts must be token ids where there is no tokenizer."
-                raise ShapeError("corpus()", rule, found="characters", fix="attlas.corpus(model, texts, tokenizer=...)")
+                raise ShapeError(rule, "characters", "attlas.corpus(model, texts, tokenizer=...)", where="corpus()")
             given = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
             ids = np.array(self.tokenizer(document.content, **given)["input_ids"], dtype=np.int64)
         else:

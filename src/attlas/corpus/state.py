@@ -121,7 +121,7 @@ class State:
         """Return everything as tensors, for a file."""
         if max(int(t.max(initial=0)) for t in (self.tokens, self.distances)) >= 1 << _LIMB:
             rule = "the weight of one token must stay below that of 2³² queries."
-            raise TooLargeError("corpus()", rule, found="a longer corpus", fix="attlas.corpus() for each half of it.")
+            raise TooLargeError(rule, "a longer corpus", "attlas.corpus() for each half of it.", where="corpus()")
         found = {name: torch.from_numpy(getattr(self, name)) for name in (*_ARRAYS, "low", "high", "block")}
         for name in ("sums", "totals"):
             x = getattr(self, name)

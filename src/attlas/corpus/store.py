@@ -113,7 +113,7 @@ class Store:
         """Return the error that says what is wrong with the file, and what to do."""
         rule = "each file of an unfinished corpus must be as attlas wrote it."
         fix = "remove this file, and run the same attlas corpus again: what was read into it is read again."
-        return RecordingError("corpus()", rule, {"file": str(self._shown)}, found=found, fix=fix)
+        return RecordingError(rule, found, fix, file=str(self._shown), where="corpus()")
 
     @contextmanager
     def _worded(self) -> Iterator[None]:
@@ -127,8 +127,8 @@ class Store:
         if code not in _DAMAGED and code is not None:
             if code & 0xFF in _LOCKED:
                 rule = "a file must be read and written within two minutes of another process."
-                given, fix = {"file": str(self._shown)}, "end what else has it open, and run the same command again."
-                return RecordingError("corpus()", rule, given, found=str(error), fix=fix)
+                fix = "end what else has it open, and run the same command again."
+                return RecordingError(rule, str(error), fix, file=str(self._shown), where="corpus()")
             if code & 0xFF in _DISK:
                 return _of_disk(error, self._shown)
         return self.damaged(str(error))
@@ -286,7 +286,6 @@ def _worded_disk(begun: Path, path: Path) -> Iterator[None]:
 
 
 def _of_disk(error: Exception, path: Path) -> FileError:
-    rule = "the folder must be one that can be written."
     fix = "make room, or allow to write, and run the same command again: it goes on where it was."
     found = (str(error).splitlines() or ["an error of the disk"])[0]
-    return FileError("corpus()", rule, {"file": str(path)}, found=found, fix=fix)
+    return FileError("the folder must be one that can be written.", found, fix, file=str(path), where="corpus()")

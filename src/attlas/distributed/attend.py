@@ -15,7 +15,7 @@ from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, version_of
-from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind
+from attlas.errors import BackendError, DtypeError, GradientError, ShapeError, kind, public
 from attlas.foundation.compat import tracing
 from attlas.masks.base import Mask
 from attlas.matrix import AttentionMatrix, softmax_matrix
@@ -23,6 +23,7 @@ from attlas.matrix.attend import attend as local_attend
 from attlas.scores import ScaledDot, Score
 
 
+@public("attend()")
 def attend(
     q: DTensor,
     k: DTensor,
@@ -91,14 +92,13 @@ def attend(
     ((Shard(dim=2),), torch.Size([2, 4, 64, 64]))
     >>> destroy_process_group()
     """
-    where = "attend()"
     if tracing():
-        found, fix = "torch.compile, or a transform of torch.func", "call attend() outside of it."
-        raise BackendError(where, "DTensors are attended to eagerly.", found=found, fix=fix)
+        found = "torch.compile, or a transform of torch.func"
+        raise BackendError("DTensors are attended to eagerly.", found, "call attend() outside of it.")
     if not isinstance(q, DTensor) or not isinstance(k, DTensor):
         name, t = ("k", k) if isinstance(q, DTensor) else ("q", q)
         rule, fix = "q and k must both be DTensors, or neither.", f"distribute_tensor({name}, mesh, placements)"
-        raise DtypeError(where, rule, {name: kind(t)}, found=f"{name} is {kind(t)}", fix=fix)
+        raise DtypeError(rule, f"{name} is {kind(t)}", fix, arguments={name: kind(t)})
 
     sink = sink.full_tensor() if isinstance(sink, DTensor) else sink
     scale = scale.full_tensor() if isinstance(scale, DTensor) else scale
@@ -109,7 +109,7 @@ def attend(
     def prepare() -> tuple[Layout, AttentionMatrix]:
         """Check all arguments; return what this rank has, and the whole matrix of tokens without memory."""
         for name, t in (("q", q), ("k", k)):
-            check_dtensor(where, name, t, q.device_mesh)
+            check_dtensor(name, t, q.device_mesh)
         some_q, some_k = like(q), like(k)
         if factor is None:
             whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
@@ -142,7 +142,7 @@ def _check_order(order: Tensor, roles: tuple[Any, ...], m: int, n: int) -> None:
     elif fits and not torch.equal(order.sort().values.cpu(), torch.arange(n, device="cpu")):
         fits, found = False, "positions that are missing or come twice"
     if not fits:
-        raise ShapeError("attend()", rule, {"order": order}, found=found, fix="order=head_tail_order(n, mesh.size())")
+        raise ShapeError(rule, found, "order=head_tail_order(n, mesh.size())", order=order)
 
 
 def _check_gradients(problem: Problem) -> None:
@@ -150,4 +150,4 @@ def _check_gradients(problem: Problem) -> None:
     if any(t.requires_grad for t in problem.read):
         rule = "a gradient cannot be summed over the ranks for a tensor that a function reads."
         fix = "score + attlas.TensorBias(t), or a Score of your own that holds the tensor."
-        raise GradientError("attend()", rule, found="a score_mod with a tensor that requires a gradient", fix=fix)
+        raise GradientError(rule, "a score_mod with a tensor that requires a gradient", fix)

@@ -76,9 +76,8 @@ def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[in
     masks = [None if spec is None else mask_from(spec, lambda ref: ref["t"]) for spec in specs]
     if any(mask is not None and mask.log_weights() for mask in masks):
         rule = "masks that add to the logits must be of one form on all ranks to be joined."
-        fix = 'record with keep="statistics", or on one process.'
         names = ", ".join("no mask" if mask is None else mask.name() for mask in masks)
-        raise RecordingError("save()", rule, found=names, fix=fix)
+        raise RecordingError(rule, names, 'record with keep="statistics", or on one process.', where="save()")
     found = runs_of(Concatenated(masks, sizes, axis), *shape)
     return mask_spec(found, lambda name, t: {"t": t}, lambda mask: mask)
 

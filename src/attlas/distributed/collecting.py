@@ -16,7 +16,7 @@ from attlas.distributed.parts import with_graph
 from attlas.engine.backend import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
-from attlas.errors import BackendError, DtypeError, GradientError
+from attlas.errors import BackendError, DtypeError, GradientError, public
 from attlas.foundation.compat import tree_map
 from attlas.foundation.placed import original_tile
 from attlas.foundation.tiles import Tile
@@ -79,21 +79,22 @@ class Collector:
         by_statistic = (zip(*lists, strict=True) for lists in (asked, found))
         return [self._joined(*own) for own in zip(statistics, *by_statistic, strict=True)]
 
+    @public("collect()")
     def _check(self, statistic: Any) -> None:
-        check_are_statistics("collect()", [statistic])
+        check_are_statistics([statistic])
         if statistic.v is not None:
-            rule, fix = "values are pooled apart from statistics where DTensors are given.", "A @ v"
-            raise BackendError("A.collect()", rule, found=f"{type(statistic).__name__} with values", fix=fix)
+            rule = "values are pooled apart from statistics where DTensors are given."
+            raise BackendError(rule, f"{type(statistic).__name__} with values", "A @ v", where="A.collect()")
         merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
         name = type(statistic).__name__
         own = type(statistic).merge is not Statistic.merge and statistic.describes("merge", ("start", "step"))
         if merges and not own:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
-            raise DtypeError("collect()", rule, found=found, fix="merge_sums of attlas.engine.statistic, for sums.")
+            raise DtypeError(rule, found, "merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)
         if merges and recorded and _REDUCTIONS.get(type(statistic).merge) != "sum":
-            rule, found = f"{name} of cells that are divided over ranks carries no gradient.", "a recorded gradient"
-            raise GradientError("A.collect()", rule, found=found, fix="call it under torch.no_grad().")
+            rule = f"{name} of cells that are divided over ranks carries no gradient."
+            raise GradientError(rule, "a recorded gradient", "call it under torch.no_grad().", where="A.collect()")
 
     def _asked(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
         if not self._by_carry(statistic):

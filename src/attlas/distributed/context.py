@@ -99,11 +99,10 @@ def context_parallel(
     >>> destroy_process_group()
     """
     if not isinstance(model, nn.Module):
-        rule, fix = "model must be an nn.Module.", "context_parallel(mesh, model)"
-        raise DtypeError(_WHERE, rule, found=kind(model), fix=fix)
+        raise DtypeError("model must be an nn.Module.", kind(model), "context_parallel(mesh, model)", where=_WHERE)
     if mesh.ndim != 1:
-        rule, fix = "the mesh must have one dimension.", 'context_parallel(mesh["name"], model)'
-        raise ShapeError(_WHERE, rule, found=f"{mesh.ndim} dimensions", fix=fix)
+        fix = 'context_parallel(mesh["name"], model)'
+        raise ShapeError("the mesh must have one dimension.", f"{mesh.ndim} dimensions", fix, where=_WHERE)
     _check_model(model)
     text = _Text(mesh, order, plan)
     token = sharded_text.set(text)
@@ -121,7 +120,7 @@ def context_parallel(
 
 
 def _refused(rule: str, found: str, fix: str) -> BackendError:
-    return BackendError(_WHERE, rule, found=found, fix=fix)
+    return BackendError(rule, found, fix, where=_WHERE)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -233,15 +232,15 @@ class _Text:
         wanted = [len(part) for part in torch.arange(self.n).chunk(len(sizes))]
         if sizes != wanted:
             rule, fix = "each rank must have the tokens of torch.chunk.", "ids.chunk(ranks, dim=1)[rank]"
-            raise ShapeError(_WHERE, rule, found=f"parts of {sizes} tokens, not {wanted}", fix=fix)
+            raise ShapeError(rule, f"parts of {sizes} tokens, not {wanted}", fix, where=_WHERE)
         for which, name in ((0, "sequences"), (1, "position_ids"), (2, "attention_mask")):
             kinds = {part[0][0] if which == 0 else None if part[which] is None else len(part[which]) for part in told}
             if len(kinds) > 1:
-                rule, fix = f"all ranks must have the same number of {name}.", f"{name} on all ranks, or on none."
-                raise ShapeError(_WHERE, rule, found=f"{kinds}", fix=fix)
+                rule = f"all ranks must have the same number of {name}."
+                raise ShapeError(rule, f"{kinds}", f"{name} on all ranks, or on none.", where=_WHERE)
         if self.order is not None and self.order.shape != (self.n,):
             rule, fix = "order must have one position for each token.", "order=head_tail_order(n, ranks)"
-            raise ShapeError(_WHERE, rule, {"order": self.order}, found=f"{self.n} tokens", fix=fix)
+            raise ShapeError(rule, f"{self.n} tokens", fix, order=self.order, where=_WHERE)
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """Check that the model has attended with attlas; a forward hook."""

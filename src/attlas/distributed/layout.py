@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from attlas.errors import DeviceError, DtypeError, ShapeError, kind
+from attlas.errors import DeviceError, DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_plain, whole_number
 from attlas.foundation.compat import local_part
 from attlas.foundation.indexing import Axes
@@ -22,6 +22,7 @@ from attlas.foundation.indexing import Axes
 Role: TypeAlias = int | Literal["queries", "keys", "nothing"]
 
 
+@public("head_tail_order()")
 def head_tail_order(n: int, ranks: int) -> Tensor:
     """Return an order of tokens that gives each rank the same share of a causal mask.
 
@@ -51,31 +52,28 @@ def head_tail_order(n: int, ranks: int) -> Tensor:
     tensor([0, 1, 6, 7, 2, 3, 4, 5])
     """
     for name, value in (("n", n), ("ranks", ranks)):
-        whole_number("head_tail_order()", name, value)
+        whole_number(name, value)
     if n % (2 * ranks):
-        rule, found = "n must be a multiple of 2 * ranks.", f"n = {n}, ranks = {ranks}"
         fix = f"pad the text to {-(-n // (2 * ranks)) * 2 * ranks} tokens, with mask=attlas.Padding(lengths)."
-        raise ShapeError("head_tail_order()", rule, found=found, fix=fix)
+        raise ShapeError("n must be a multiple of 2 * ranks.", f"n = {n}, ranks = {ranks}", fix)
     pieces = torch.arange(n, device="cpu").chunk(2 * ranks)
     return torch.cat([pieces[i] for rank in range(ranks) for i in (rank, 2 * ranks - 1 - rank)])
 
 
-def check_dtensor(where: str, name: str, t: object, mesh: DeviceMesh | None = None) -> DTensor:
+def check_dtensor(name: str, t: object, mesh: DeviceMesh | None = None) -> DTensor:
     """Return a DTensor, or raise an error for anything else, another mesh, or placements that are not supported."""
     if not isinstance(t, DTensor):
         rule, fix = f"{name} must be a DTensor, as q and k are.", f"distribute_tensor({name}, mesh, placements)"
-        raise DtypeError(where, rule, {name: t if isinstance(t, Tensor) else kind(t)}, found=kind(t), fix=fix)
+        raise DtypeError(rule, kind(t), fix, arguments={name: t if isinstance(t, Tensor) else kind(t)})
     if mesh is not None and t.device_mesh != mesh:
-        rule, found = f"{name} must be on the mesh of q.", f"{t.device_mesh} and {mesh}"
-        raise DeviceError(where, rule, found=found, fix=f"{name}.full_tensor(), distributed on the mesh of q.")
+        rule = f"{name} must be on the mesh of q."
+        raise DeviceError(rule, f"{t.device_mesh} and {mesh}", f"{name}.full_tensor(), distributed on the mesh of q.")
     for placement in t.placements:
         fix = f"{name}.redistribute(placements=[Shard(-2)]), or heads, batch or Replicate()."
         if not isinstance(placement, Shard | Replicate):
-            rule, found = f"{name} must be sharded or replicated.", f"{placement} in {t.placements}"
-            raise ShapeError(where, rule, found=found, fix=fix)
+            raise ShapeError(f"{name} must be sharded or replicated.", f"{placement} in {t.placements}", fix)
         if isinstance(placement, Shard) and placement.dim % t.ndim == t.ndim - 1:
-            rule = f"each token of {name} must be whole."
-            raise ShapeError(where, rule, found=f"{placement} of {t.ndim} axes", fix=fix)
+            raise ShapeError(f"each token of {name} must be whole.", f"{placement} of {t.ndim} axes", fix)
     return t
 
 
@@ -337,8 +335,9 @@ class _Defined(torch.autograd.Function):
     """A tensor whose gradient is 0, not missing, on a rank that does not use it: all ranks must join its collective."""
 
     @staticmethod
+    @public("attend()")
     def forward(ctx: Any, t: Tensor) -> Tensor:
-        return as_plain("attend()", "this rank's part", t).view_as(t)  # the result of a collective is waited for
+        return as_plain("this rank's part", t).view_as(t)  # the result of a collective is waited for
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # autograd gives zeros where there is none

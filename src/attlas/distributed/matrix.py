@@ -19,7 +19,7 @@ from attlas.distributed.layout import Layout, Role, check_dtensor, like
 from attlas.distributed.parts import parts_of, with_graph
 from attlas.engine.online import finite_shift, share_of
 from attlas.engine.problem import spread_heads
-from attlas.errors import BackendError, GradientError
+from attlas.errors import BackendError, GradientError, public
 from attlas.foundation.checks import check_values
 from attlas.foundation.indexing import Axes, Where, parse
 from attlas.matrix import AttentionMatrix, observers, softmax_matrix
@@ -37,7 +37,7 @@ class _Refusing:
         rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
         fix = "A.collect(stats.Picture(...)), this rank's A.parts, or attend(q.full_tensor(), k.full_tensor())."
         where = f"{self._shown}.{name}"
-        raise BackendError(where, rule, found=where, fix=fix)
+        raise BackendError(rule, where, fix, where=where)
 
 
 class DistributedMatrix(_Refusing):
@@ -140,13 +140,14 @@ class DistributedMatrix(_Refusing):
             f"DistributedMatrix(shape={tuple(self.shape)}, {self.dtype}, mesh {tuple(self.device_mesh.shape)}: {roles})"
         )
 
+    @public("A[...]")
     def __getitem__(self, key: object) -> DTensor:
         """Return cells as a DTensor that is the same on all ranks; all ranks ask for the same ones."""
         layout = self.layout
         dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
 
         def read() -> Where:
-            self.whole.weights.check_unchanged("A[...]")
+            self.whole.weights.check_unchanged()
             return parsed(key, layout)
 
         where = agreed(self.device_mesh, read)
@@ -155,14 +156,16 @@ class DistributedMatrix(_Refusing):
         cells = where.squeezed(axes.restore(layout.reduced(own, dims)))
         return DTensor.from_local(cells, self.device_mesh, [Replicate()] * self.device_mesh.ndim, run_check=False)
 
+    @public("A[...]")
     def _own_cells(self, where: Where) -> Tensor:
-        parts = self._with_whole_rows("A[...]")
+        parts = self._with_whole_rows()
         return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self.layout, parts)), parts)
 
     # ------------------------------------------------------------------------------------------------------ products
 
+    @public("A @ v")
     def __matmul__(self, v: DTensor) -> DTensor:
-        self._check("A @ v", v, "keys")
+        self._check(v, "keys")
         return by_group(self, DistributedMatrix._product, v, values=True)
 
     def _product(self, v: DTensor) -> DTensor:
@@ -181,8 +184,8 @@ class DistributedMatrix(_Refusing):
     def pooled(self, v: DTensor, dropout_p: float = 0.0) -> DTensor:
         """Return ``A @ v`` for `attlas.attention`."""
         if dropout_p > 0.0:
-            rule, fix = "weights that are divided over ranks cannot be dropped.", "dropout_p=0.0"
-            raise BackendError("attention()", rule, found="dropout_p > 0 and DTensors", fix=fix)
+            rule = "weights that are divided over ranks cannot be dropped."
+            raise BackendError(rule, "dropout_p > 0 and DTensors", "dropout_p=0.0", where="attention()")
         return self @ v
 
     @property
@@ -190,9 +193,10 @@ class DistributedMatrix(_Refusing):
         """The transposed matrix: ``A.mT @ x`` sums, for each key, what the queries give to it."""
         return Transposed(self)
 
+    @public("A.mT @ x")
     def _gathered(self, x: DTensor) -> DTensor:
         """Return ``A.mT @ x``."""
-        self._check("A.mT @ x", x, "queries")
+        self._check(x, "queries")
         return by_group(self, DistributedMatrix._transposed_product, x)
 
     def _transposed_product(self, x: DTensor) -> DTensor:
@@ -208,16 +212,16 @@ class DistributedMatrix(_Refusing):
         found = self._agreed(lambda: sum(part.mT @ piece for part, piece in zip(self.parts, pieces, strict=True)))
         return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
 
-    def _check(self, where: str, t: Any, tokens: Role) -> None:
+    def _check(self, t: Any, tokens: Role) -> None:
         """Check what the matrix is multiplied with, on all ranks where they exchange something."""
 
         def check() -> None:
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
-            check_dtensor(where, name, t, self.device_mesh)
-            self.whole.weights.check_unchanged(where)
+            check_dtensor(name, t, self.device_mesh)
+            self.whole.weights.check_unchanged()
             problem, names = self.whole.problem, (name, size, token)
             own = problem.k if tokens == "keys" else problem.q
-            check_values(where, like(t), own, self.whole.axes, problem.shape[1], names)
+            check_values(like(t), own, self.whole.axes, problem.shape[1], names)
 
         self._agreed(check)
 
@@ -305,6 +309,7 @@ class DistributedMatrix(_Refusing):
             results |= zip(others, by_group(self, lambda A: A._collected(others)), strict=True)
         return tuple(results[s] for s in statistics)
 
+    @public("A.collect()")
     def _collected(self, statistics: list[Any]) -> list[Any]:
         """Return the results of statistics that can be merged."""
         layout, problem = self.layout, self.whole.problem
@@ -313,12 +318,12 @@ class DistributedMatrix(_Refusing):
         tiled = self._agreed(lambda: [first.sees_tiles(statistic) for statistic in statistics])
         for seen in sorted(set(tiled)):
             some = [statistic for statistic, own in zip(statistics, tiled, strict=True) if own is seen]
-            collector = Collector(layout, problem, self._with_whole_rows("A.collect()", tiled=seen))
+            collector = Collector(layout, problem, self._with_whole_rows(tiled=seen))
             local = self._agreed(partial(collector.local, some))
             results |= {s: collector.merged(s, own) for s, own in zip(some, local, strict=True)}
         return [results[statistic] for statistic in statistics]
 
-    def _with_whole_rows(self, where: str, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
+    def _with_whole_rows(self, *, tiled: bool = False) -> tuple[AttentionMatrix, ...]:
         """Return this rank's parts, which know the log-sum-exp over the keys of all ranks.
 
         Where parts are `tiled`, so is that: each backend rounds logits in its own way, and weights sum to 1 only if
@@ -332,8 +337,7 @@ class DistributedMatrix(_Refusing):
             return parts
         if any(part.needs_graph for part in self.parts):
             rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"
-            fix = "call it under torch.no_grad(), or redistribute the keys to Replicate()."
-            raise GradientError(where, rule, found=found, fix=fix)
+            raise GradientError(rule, found, "call it under torch.no_grad(), or redistribute the keys to Replicate().")
         return tuple(
             softmax_matrix(replace(part.problem, sink=None, partial=True), part.plan, part.axes, self._over_keys(lse))
             for part, lse in zip(parts, self._own_lses(parts), strict=True)
@@ -383,22 +387,21 @@ class Transposed(_Refusing):
         return self.matrix._gathered(x)
 
 
+@public("A[...]")
 def parsed(key: object, layout: Layout) -> Where:
     """Return the index of some cells, batches and heads by number, or raise an error for one that is not supported."""
     axes = Axes(layout.leading, (True,) * layout.rank)
     where = parse(key, axes, layout.m, layout.n)
     fix = "A[..., 5:9, :], or stats.Picture and stats.Spans for sums over large parts."
     if layout.order is not None:
-        rule, found = "cells are read where tokens are sharded in the order of the text.", "order=..."
-        raise BackendError(
-            "A[...]", rule, found=found, fix="a statistic, this rank's A.parts, or attend() without order."
-        )
+        rule = "cells are read where tokens are sharded in the order of the text."
+        raise BackendError(rule, "order=...", "a statistic, this rank's A.parts, or attend() without order.")
     if where is None or where.pairs:
-        rule, found = "an index names batches, heads, rows and columns, at most one of them by a list.", f"A[{key!r}]"
-        raise BackendError("A[...]", rule, found=found, fix=fix)
+        rule = "an index names batches, heads, rows and columns, at most one of them by a list."
+        raise BackendError(rule, f"A[{key!r}]", fix)
     if where.rows is None:
         rule = "an index must name rows or columns: a part of a matrix of DTensors is not lazy."
-        raise BackendError("A[...]", rule, found=f"A[{key!r}]", fix=f"attend(q[...], k[...]) of the part, or {fix}")
+        raise BackendError(rule, f"A[{key!r}]", f"attend(q[...], k[...]) of the part, or {fix}")
     batches, heads, kept = where.leading or (slice(None), slice(None), axes)
     sizes = (math.prod(layout.leading[:-1]), layout.leading[-1]) if layout.rank >= 2 else (math.prod(layout.leading), 1)
     batches, heads = (torch.arange(size, device="cpu")[own] for size, own in zip(sizes, (batches, heads), strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 from attlas.distributed.batched_masks import joined_mask, joined_score
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 from attlas.foundation.compat import tree_map
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.masks import Mask, runs_of
@@ -80,6 +80,7 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
     return found
 
 
+@public("save()")
 def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
     """Return the description of a rank's entries, by kind, layer and call.
 
@@ -93,14 +94,14 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
     found = {}
     for entry in atlas.entries:
         if entry.values_and_norms:
-            rule, fix = "values are not joined from several processes.", "attlas.record(model) without values."
-            raise RecordingError("save()", rule, {"entry": entry.path}, found="values", fix=fix)
+            rule = "values are not joined from several processes."
+            raise RecordingError(rule, "values", "attlas.record(model) without values.", entry=entry.path)
         tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
         for name, t in tensors.items():
             if "." in name and t.shape[:2] != entry.shape[:2]:
                 rule = "results of statistics must begin with the axes of batch and heads to be joined."
-                text, fix = f"{name.split('.')[0]} of shape {tuple(t.shape)}", "leave that statistic out."
-                raise RecordingError("save()", rule, {"entry": entry.path}, found=text, fix=fix)
+                text = f"{name.split('.')[0]} of shape {tuple(t.shape)}"
+                raise RecordingError(rule, text, "leave that statistic out.", entry=entry.path)
         results = {name: tree_map(_hollow, result) for name, result in entry.statistics.items()}
         mask = None if entry.query_mask is None else _hollow(entry.query_mask)
         bare = replace(entry, matrix=None, statistics=results, query_mask=mask)
@@ -206,7 +207,7 @@ def _by_heads(grid: Grid) -> Grid:
 
 
 def _unfit(entry: Entry, rule: str, found: str, fix: str = "save each rank's atlas by itself.") -> RecordingError:
-    return RecordingError("save()", rule, {"entry": f"{entry.path}, call {entry.call}"}, found=found, fix=fix)
+    return RecordingError(rule, found, fix, entry=f"{entry.path}, call {entry.call}", where="save()")
 
 
 def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:

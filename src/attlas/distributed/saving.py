@@ -118,7 +118,7 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
     if not known:
         rule = "placements must be Shard(0), Shard(1) or Replicate() for each dimension of the mesh."
         fix = "Shard(0) where ranks read different texts, Shard(1) where they have different heads."
-        raise ShapeError("save()", rule, found=f"{placements} for a mesh of {mesh.ndim} dimensions", fix=fix)
+        raise ShapeError(rule, f"{placements} for a mesh of {mesh.ndim} dimensions", fix, where="save()")
     ranks = mesh.mesh[tuple(0 if isinstance(p, Replicate) else slice(None) for p in placements)]
     axes = [p.dim for p in placements if isinstance(p, Shard)]
     order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -137,7 +137,7 @@ def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
     if len(known) < len(parts) or len({part.shape[1:] for part in known}) > 1:
         found = ", ".join(kind(part) if part is None else str(tuple(part.shape)) for part in parts)
         fix = "pad the texts of all ranks to one length, with an attention_mask."
-        raise RecordingError("save()", "ranks must have token ids of one length.", found=found, fix=fix)
+        raise RecordingError("ranks must have token ids of one length.", found, fix, where="save()")
     return torch.cat(known)
 
 
@@ -260,7 +260,7 @@ class _SharedWriter(Writer):
                 if fingerprint(read[place]) != own[name]:
                     rule, fix = "a part must be on disk as its rank wrote it.", "a folder that all ranks share."
                     found = f"{name} of rank {rank} in {path.name} is another"
-                    raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix)
+                    raise RecordingError(rule, found, fix, folder=str(self.folder), where="save()")
         return Written(size, sha256_of(path))
 
     def seal(self, content: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic, statistic_of_tensor
-from attlas.errors import DtypeError, ShapeError
+from attlas.errors import DtypeError, ShapeError, public
 from attlas.foundation.indexing import Axes
 from attlas.foundation.tiles import Tile
 from attlas.scores.position import TensorBias
@@ -36,9 +36,10 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     """Return a statistic of a dense tensor; every cell counts as allowed."""
     where = f"stats.{type(statistic).__name__} of a tensor"
     if statistic.of_logits:
-        found, fix = "weights after softmax", "attlas.attend(q, k), which knows the log-weights."
-        raise DtypeError(where, "weights do not tell log-weights.", {"A": weights}, found=found, fix=fix)
-    _check_weights(where, weights)
+        fix = "attlas.attend(q, k), which knows the log-weights."
+        raise DtypeError("weights do not tell log-weights.", "weights after softmax", fix, A=weights, where=where)
+    with public(where):
+        _check_weights(weights)
     lead = tuple(weights.shape[:-2])
     heads = lead[-1] if len(lead) > 1 else 1
     weights = weights.reshape(math.prod(lead) // max(heads, 1), heads, *weights.shape[-2:])
@@ -54,7 +55,7 @@ def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
     return Axes(lead, (True,) * len(lead)).restore_all(result)
 
 
-def _check_weights(where: str, weights: Tensor) -> None:
+def _check_weights(weights: Tensor) -> None:
     """Raise a ShapeError unless a tensor holds weights: no number below 0, no row sum above 1."""
     rule, fix = "", "the attentions of a model, or softmax(scores, dim=-1)."
     if weights.ndim < 2 or not weights.is_floating_point():
@@ -65,9 +66,9 @@ def _check_weights(where: str, weights: Tensor) -> None:
         slack = 1e-3 + weights.shape[-1] ** 0.5 * torch.finfo(weights.dtype).eps
         if not (least >= 0 and most <= 1 + slack):
             rule = "weights are not negative, and those of a row sum to 1, or to less with a sink."
-            raise ShapeError(where, rule, {"A": weights}, found=f"minimum {least}, row sum {most}", fix=fix)
+            raise ShapeError(rule, f"minimum {least}, row sum {most}", fix, A=weights)
     if rule:
-        raise ShapeError(where, rule, {"A": weights}, found=f"{weights.ndim} axes, {weights.dtype}", fix=fix)
+        raise ShapeError(rule, f"{weights.ndim} axes, {weights.dtype}", fix, A=weights)
 
 
 class _LogWeights(TensorBias):

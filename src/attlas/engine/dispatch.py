@@ -76,10 +76,9 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
             yield backend
     if first is None and operation == "output":
         rule = "the plan asks for a backend that cannot run this problem."
-        fix = "leave the plan out, or Plan(backend='tiled')."
         given = {"plan": repr(request.plan), "score": type(request.problem.score).__name__}
         found = f"{name} does not run: {_compare(request, backends)[1][name]}"
-        raise BackendError("A @ v", rule, given, found=found, fix=fix)
+        raise BackendError(rule, found, "leave the plan out, or Plan(backend='tiled').", arguments=given, where="A @ v")
     if TILED not in backends or (first is not None and first.takes_fused):
         yield TILED
 

@@ -158,7 +158,7 @@ def check_leaves(name: str, result: Tensor, known: Sequence[Tensor]) -> None:
             rule = "a score must read the same learned tensors in every tile."
             found = f"a tensor of shape {tuple(leaf.shape)} that it did not read on a few cells"
             fix = "hold it as an attribute of a class of your own: class MyScore(attlas.Score)."
-            raise GradientError(f"the gradient of {name}", rule, found=found, fix=fix)
+            raise GradientError(rule, found, fix, where=f"the gradient of {name}")
         nodes += [other for other, _ in node.next_functions]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from attlas.errors import public
 from attlas.foundation.files import save_text
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
@@ -78,6 +79,7 @@ def known(instruction_set: str) -> Limits | None:
         return None
 
 
+@public("save()")
 def store(limits: Limits, instruction_set: str) -> Path:
     """Keep limits in the cache folder beside those of other settings, and return the file."""
     cache_folder().mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 
 #: Modules and packages of `attlas.engine.backends`, each the backend of that name: its `BACKENDS` holds the objects.
@@ -62,15 +62,16 @@ class Plan:
     cells: int | None = None
     gathered_bytes: int | None = None
 
+    @public("Plan()")
     def __post_init__(self) -> None:
         if self.backend not in ("auto", *BACKENDS):
             rule = "backend must be 'auto', " + ", ".join(map(repr, BACKENDS[:-1])) + f" or {BACKENDS[-1]!r}."
             fix = "leave backend out; attlas.explain(A) tells what runs."
-            raise ShapeError("Plan()", rule, found=f"backend = {self.backend!r}", fix=fix)
+            raise ShapeError(rule, f"backend = {self.backend!r}", fix)
         for name in ("rows", "columns", "cells", "gathered_bytes"):
             size = getattr(self, name)
             if size is not None:
-                whole_number("Plan()", name, size, f"leave {name} out for the size that suits this device.")
+                whole_number(name, size, f"leave {name} out for the size that suits this device.")
 
     def budget(self, device_type: str) -> int:
         """Return how many numbers one step may hold on this kind of device."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.held import holds_all, read_by, tensors_of
-from attlas.errors import ModifiedError
+from attlas.errors import ModifiedError, public
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
 from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.tiles import Tile
@@ -138,8 +138,9 @@ class Problem:
             versions += [version_of("mask", t) for t in (*tensors_of(self.mask), *seen)]
         vars(self).update(read=read, score_tensors=of_score, versions=tuple(versions))
 
+    @public("a copy of A")
     def __getstate__(self) -> dict[str, Any]:
-        self.check_unchanged("a copy of A")
+        self.check_unchanged()
         asked_again = ("versions", "read")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in asked_again}
 
@@ -169,7 +170,7 @@ class Problem:
         logits: Tensor = self.score(q, k, at)
         return logits
 
-    def check_unchanged(self, where: str) -> None:
+    def check_unchanged(self) -> None:
         """Raise a ModifiedError if a tensor was changed in place since the matrix was made.
 
         What is kept from the first read on, such as the log-sum-exp, would belong to other numbers.
@@ -181,7 +182,7 @@ class Problem:
                 rule = "the tensors of a matrix must not change after attend()."
                 found = f"{name} was changed in place"
                 fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
-                raise ModifiedError(where, rule, {name: t}, found=found, fix=fix)
+                raise ModifiedError(rule, found, fix, arguments={name: t})
 
     @property
     def leaves(self) -> list[Tensor]:

@@ -506,4 +506,4 @@ def statistic_of_tensor(A: Any, statistic: Statistic) -> Any:
     """Return a statistic of what is no lazy matrix: `attlas.engine.dense` registers tensors of weights."""
     rule = "it is a statistic of an attention matrix, of a tensor of weights, or of a tuple of them."
     fix = "stats.entropy(outputs.attentions), or stats.entropy(attlas.attend(q, k))."
-    raise DtypeError(f"stats.{type(statistic).__name__}", rule, {"A": kind(A)}, found=kind(A), fix=fix)
+    raise DtypeError(rule, kind(A), fix, A=kind(A), where=f"stats.{type(statistic).__name__}")

@@ -7,10 +7,10 @@ try:
     import sklearn as sklearn
 except ImportError as error:
     raise MissingExtraError(
-        "attlas.estimators",
         "scikit-learn must be installed for its estimators.",
-        found="no module named sklearn",
-        fix=install_command("sklearn"),
+        "no module named sklearn",
+        install_command("sklearn"),
+        where="attlas.estimators",
     ) from error
 
 from attlas.estimators.classifier import AttentionClassifier

@@ -33,22 +33,22 @@ class Spread:
     count: float
 
 
-def check_bandwidth(where: str, bandwidth: object) -> None:
+def check_bandwidth(bandwidth: object) -> None:
     """Raise unless a bandwidth is a rule, a number above 0 or several of them."""
     if not isinstance(bandwidth, str):
-        checked_bandwidth(where, np.asarray(bandwidth) if hasattr(bandwidth, "__array__") else bandwidth)
+        checked_bandwidth(np.asarray(bandwidth) if hasattr(bandwidth, "__array__") else bandwidth)
     elif bandwidth not in RULES:
         rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."
-        raise ShapeError(where, rule, found=f"bandwidth = {bandwidth!r}", fix="bandwidth='loo'")
+        raise ShapeError(rule, f"bandwidth = {bandwidth!r}", "bandwidth='loo'")
 
 
-def bandwidth_of_features(where: str, bandwidth: object, features: int) -> Floats:
+def bandwidth_of_features(bandwidth: object, features: int) -> Floats:
     """Return a bandwidth for each feature from a number or a vector that `check_bandwidth` let pass."""
     value = np.asarray(bandwidth, dtype=np.float64)
     if value.ndim and value.shape != (features,):
         rule = "bandwidth must be one number, or one for each feature."
         fix = f"give {features} bandwidths, or one number."
-        raise ShapeError(where, rule, found=f"{features} features in X, {value.shape[0]} bandwidths", fix=fix)
+        raise ShapeError(rule, f"{features} features in X, {value.shape[0]} bandwidths", fix)
     return np.broadcast_to(value, (features,)).copy()
 
 

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.estimators.bandwidth import bandwidth_of_features, check_bandwidth, in_bandwidths, rule_of_thumb, spread_of
 from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.kernels import check_kernel
@@ -214,35 +214,35 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     # ------------------------------------------------------------------------------------------------------- fitting
 
+    @public()
     def _check_settings(self) -> None:
-        where = f"{type(self).__name__}()"
-        check_kernel(where, self.kernel)
-        check_bandwidth(where, self.bandwidth)
-        check_choice(where, "outside", self.outside, self._outside_choices)
-        check_choice(where, "weights_are", self.weights_are, ("counts", "importance"))
-        check_choice(where, "degree", self.degree, (0, 1))
-        check_choice(where, "dtype", self.dtype, (None, torch.float32, torch.float64))
+        check_kernel(self.kernel)
+        check_bandwidth(self.bandwidth)
+        check_choice("outside", self.outside, self._outside_choices)
+        check_choice("weights_are", self.weights_are, ("counts", "importance"))
+        check_choice("degree", self.degree, (0, 1))
+        check_choice("dtype", self.dtype, (None, torch.float32, torch.float64))
         if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
-            self._check_lines(where)
+            self._check_lines()
         for name, least in (("max_iter", 1), ("n_restarts", 0)):
-            _check_number(where, name, getattr(self, name), least, whole=True)
-        _check_number(where, "tol", self.tol, 0, whole=False)
-        _check_number(where, "tolerance", self.tolerance, 0, whole=False, below=1)
-        usable_device(where, self.device or "cpu")
+            _check_number(name, getattr(self, name), least, whole=True)
+        _check_number("tol", self.tol, 0, whole=False)
+        _check_number("tolerance", self.tolerance, 0, whole=False, below=1)
+        usable_device(self.device or "cpu")
         if not isinstance(self.verbose, bool):
-            _check_number(where, "verbose", self.verbose, 0, whole=True)
+            _check_number("verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):
-            _check_number(where, "loo_rows", self.loo_rows, 1, whole=True)
+            _check_number("loo_rows", self.loo_rows, 1, whole=True)
 
-    def _check_lines(self, where: str) -> None:
+    def _check_lines(self) -> None:
         """Raise if leaving one out is asked of local lines under a score."""
         if not self.degree or isinstance(self.kernel, str):
             return
-        rule = "the leave-one-out error of local lines needs a kernel that has a name."
         found = f"kernel = {type(self.kernel).__name__}(), degree = {self.degree}"
         fix = "kernel='gaussian', degree=0, or for the predictions alone a given bandwidth such as bandwidth='scott'."
-        raise ShapeError(where, rule, found=found, fix=fix)
+        raise ShapeError("the leave-one-out error of local lines needs a kernel that has a name.", found, fix)
 
+    @public("fit()")
     def _fit_pool(self, X: Array, values: NDArray[np.float64], sample_weight: Array | None, loss: Loss) -> None:
         """Choose the bandwidths, and keep the data as tokens; `values` (n, e) are what is predicted."""
         warm = getattr(self, "bandwidth_", None) if self.warm_start else None
@@ -256,7 +256,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         elif isinstance(self.bandwidth, str):
             self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
         else:
-            self.bandwidth_ = bandwidth_of_features("fit()", self.bandwidth, X.shape[1])
+            self.bandwidth_ = bandwidth_of_features(self.bandwidth, X.shape[1])
         self._make_pool(X, values, sample_weight)
         if not searched:  # there is no choice, and an error all the same
             known = self._loo_predictions_of_data(data).cpu().numpy()
@@ -380,10 +380,11 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     # ------------------------------------------------------------------------------------------------------- reading
 
+    @public("leave_one_out()")
     def _loo_predictions(self) -> Tensor:
         """Return the leave-one-out prediction of every training point, as pooled values (n, e)."""
         check_is_fitted(self)
-        self._check_lines("leave_one_out()")
+        self._check_lines()
         return self._loo_predictions_of_data(Observations(self.X_, self._targets(), self.sample_weight_))
 
     def _loo_predictions_of_data(self, data: Observations) -> Tensor:
@@ -407,11 +408,12 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         mean = (sums.numerator * others + own * pool.values) / (sums.denominator.unsqueeze(-1) * others + own)
         return torch.where(mean.isnan(), task.without_neighbours(torch.arange(len(mean))).to(mean), mean)
 
+    @public("predict()")
     def _tokens(self, X: ArrayLike) -> Tensor:
         """Return points as queries: checked, and scaled as the training data are."""
         check_is_fitted(self)
-        refuse_dask("predict()", X)
-        with naming_text_columns("predict()", X):
+        refuse_dask(X)
+        with naming_text_columns(X):
             checked: Array = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return self._scaled(checked)
 
@@ -441,18 +443,18 @@ def _sample(n: int, rows: int, random: Any) -> Array | None:
     return np.sort(random.choice(n, rows, replace=False))
 
 
-def check_choice(where: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise unless a setting is one of its choices."""
     if any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         return
     known = " or ".join(", ".join(map(repr, choices)).rsplit(", ", 1))
-    raise ShapeError(where, f"{name} must be {known}.", found=f"{name} = {value!r}", fix=f"{name}={choices[0]!r}")
+    raise ShapeError(f"{name} must be {known}.", f"{name} = {value!r}", f"{name}={choices[0]!r}")
 
 
-def _check_number(where: str, name: str, value: object, least: int, *, whole: bool, below: float = math.inf) -> None:
+def _check_number(name: str, value: object, least: int, *, whole: bool, below: float = math.inf) -> None:
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < below:
         return
     limit = "" if below == math.inf else f" and below {below}"
     rule = f"{name} must be a {'whole ' if whole else ''}number, {least} or more{limit}."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"leave {name} out, for its default.")
+    raise ShapeError(rule, f"{name} = {value!r}", f"leave {name} out, for its default.")

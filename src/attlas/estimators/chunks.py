@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.estimators.parquet import ParquetFile
 from attlas.foundation.checks import whole_number
 
@@ -50,32 +50,32 @@ class Chunks:
     [2, 2, 1]
     """
 
+    @public("Chunks()")
     def __init__(self, source: Source, columns: Sequence[str] | None = None, rows: int = ROWS) -> None:
-        self.rows = whole_number("Chunks()", "rows", rows, "leave rows out.")
+        self.rows = whole_number("rows", rows, "leave rows out.")
         self.columns = None if columns is None else list(columns)
         self.source: Any = self._opened(source)
         if self.columns is not None and not isinstance(self.source, ParquetFile):
-            rule, found = "columns are named in a Parquet file only.", f"columns = {self.columns!r}"
             fix = "pick columns of an array by their positions: array[:, [0, 2]]."
-            raise ShapeError("Chunks()", rule, found=found, fix=fix)
+            raise ShapeError("columns are named in a Parquet file only.", f"columns = {self.columns!r}", fix)
 
+    @public("Chunks()")
     def _opened(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
         path = Path(source) if isinstance(source, str | Path) else None
         if path is not None and path.suffix.lower() in (".parquet", ".pq"):
-            return ParquetFile(path, "Chunks()", self.columns)
+            return ParquetFile(path, self.columns)
         if path is not None and path.suffix.lower() == ".npy":
             source = np.load(path, mmap_mode="r", allow_pickle=False)
         elif path is not None:
-            rule, fix = "a path must end in .npy or .parquet.", "np.save(path, array)"
-            raise ShapeError("Chunks()", rule, found=str(path), fix=fix)
+            raise ShapeError("a path must end in .npy or .parquet.", str(path), "np.save(path, array)")
         if hasattr(source, "__array__") and not _is_frame(source):
             source = np.asanyarray(source)
             if source.ndim not in (1, 2):
-                rule, fix = "an array must have rows and columns.", "array.reshape(len(array), -1)"
-                raise ShapeError("Chunks()", rule, found=f"shape {source.shape}", fix=fix)
+                rule = "an array must have rows and columns."
+                raise ShapeError(rule, f"shape {source.shape}", "array.reshape(len(array), -1)")
         if not isinstance(source, Iterable):
-            rule, fix = "the source must be an array, a path, or arrays one after another.", "np.asarray(source)"
-            raise ShapeError("Chunks()", rule, found=type(source).__name__, fix=fix)
+            rule = "the source must be an array, a path, or arrays one after another."
+            raise ShapeError(rule, type(source).__name__, "np.asarray(source)")
         return source
 
     @property

@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from attlas.errors import public
 from attlas.estimators.base import AttentionEstimator, check_choice
 from attlas.estimators.frames import naming_text_columns
 from attlas.estimators.loo import accuracy, log_loss
@@ -114,6 +115,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     outside: str = "nearest"
 
     @without_autocast
+    @public("fit()")
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
 
@@ -132,9 +134,10 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
             Itself.
         """
         self._check_settings()
-        refuse_dask("fit()", X, y, sample_weight)
-        check_choice("AttentionClassifier()", "criterion", self.criterion, ("log_loss", "accuracy"))
-        with naming_text_columns("fit()", X):
+        refuse_dask(X, y, sample_weight)
+        with public("AttentionClassifier()"):
+            check_choice("criterion", self.criterion, ("log_loss", "accuracy"))
+        with naming_text_columns(X):
             data, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         target = column_or_1d(target, warn=True)
         check_classification_targets(target)

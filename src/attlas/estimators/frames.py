@@ -12,13 +12,11 @@ from attlas.errors import AttlasError, DtypeError, listed
 
 
 @contextmanager
-def naming_text_columns(where: str, X: Any, y: Any = None) -> Iterator[None]:
+def naming_text_columns(X: Any, y: Any = None) -> Iterator[None]:
     """Raise a DtypeError in place of an error in a ``with`` block, if a column of data is no number.
 
     Parameters
     ----------
-    where : str
-        The public function, for the error text.
     X, y : array-like
         Features and targets; only a data frame has names for its columns.
     """
@@ -35,15 +33,13 @@ def naming_text_columns(where: str, X: Any, y: Any = None) -> Iterator[None]:
                 f"make_pipeline(make_column_transformer((OneHotEncoder(), [{names}]), remainder='passthrough'), "
                 "AttentionRegressor()) of scikit-learn, or attlas regress, which does so by itself."
             )
-            given = f"texts in column {listed([*map(repr, texts)])}"
-            raise DtypeError(where, rule, {"X": type(X).__name__}, found=given, fix=fix) from error
+            raise DtypeError(rule, f"texts in column {listed([*map(repr, texts)])}", fix, X=type(X).__name__) from error
         if dates:
             fix = f"days since the first one: (X[{dates[0]!r}] - X[{dates[0]!r}].min()).dt.days"
-            given = f"dates in column {listed([*map(repr, dates)])}"
-            raise DtypeError(where, rule, {"X": type(X).__name__}, found=given, fix=fix) from error
+            raise DtypeError(rule, f"dates in column {listed([*map(repr, dates)])}", fix, X=type(X).__name__) from error
         if y is not None and np.asarray(y).dtype.kind in "OUS" and not _are_numbers(y):
-            rule, fix = "the target of a regression must be a number.", "AttentionClassifier, which predicts classes."
-            raise DtypeError(where, rule, found="texts", fix=fix) from error
+            fix = "AttentionClassifier, which predicts classes."
+            raise DtypeError("the target of a regression must be a number.", "texts", fix) from error
         raise
 
 

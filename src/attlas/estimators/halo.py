@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.estimators.partitions import Partition, dask_module, no_rows, predictions_of
 from attlas.estimators.sums.task import BOUNDED
 
@@ -126,6 +126,7 @@ def _frame(numbers: Floats, names: list[str], **places: Places) -> Any:
     return pandas.DataFrame(numbers, columns=names).assign(**places)
 
 
+@public("predict()")
 def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[int, ...]) -> Any:
     """Return predictions for a Dask frame from the keys of another, with the index and the partitions of the first.
 
@@ -155,8 +156,7 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     bounded = part.kernel in BOUNDED
     if not bounded and part.tolerance == 0:
         rule = "a kernel without bounds must be truncated, where both are Dask frames."
-        found, fix = f"{part.kernel} with tolerance = 0", "tolerance=1e-7, or kernel='epanechnikov'"
-        raise ShapeError("predict()", rule, found=found, fix=fix)
+        raise ShapeError(rule, f"{part.kernel} with tolerance = 0", "tolerance=1e-7, or kernel='epanechnikov'")
     sample, count, keys = _looked_at(frame, memory, part)
     reach, least = 1.0 + 1e-5, -math.inf
     if not bounded:
@@ -171,7 +171,7 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
         rule = "bandwidths must be local where both are Dask frames: keys are sent to every box within reach."
         found = f"{copies:.0f} of {number} boxes within {reach:.3g} bandwidths of a key, on the mean"
         fix = "a smaller bandwidth, a kernel with bounds, or predict(queries.compute(), memory=memory)."
-        raise ShapeError("predict()", rule, found=found, fix=fix)
+        raise ShapeError(rule, found, fix)
     names = [f"x{i}" for i in range(len(part.names[0]))], [f"y{i}" for i in range(len(part.names[1]))]
     halo = Halo(replace(part, names=names), part.names, boxes, reach, least)
     ends = list(range(number + 1))

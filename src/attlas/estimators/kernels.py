@@ -28,15 +28,15 @@ class Profile(NamedTuple):
     slope: Tensor | None
 
 
-def check_kernel(where: str, kernel: object) -> None:
+def check_kernel(kernel: object) -> None:
     """Raise unless a kernel is one of the names, or a score."""
     if isinstance(kernel, Score) or (isinstance(kernel, str) and kernel in KERNELS):
         return
     rule, fix = f"kernel must be {', '.join(map(repr, KERNELS))}, or an attlas.Score.", "kernel='gaussian'"
     if isinstance(kernel, str):
-        raise ShapeError(where, rule, found=f"kernel = {kernel!r}", fix=fix)
+        raise ShapeError(rule, f"kernel = {kernel!r}", fix)
     fix = f"kernel={kernel.__name__}(), an object and not its class." if isinstance(kernel, type) else fix
-    raise DtypeError(where, rule, found=kind(kernel), fix=fix)
+    raise DtypeError(rule, kind(kernel), fix)
 
 
 class PreparedKeys:

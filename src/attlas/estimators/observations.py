@@ -98,6 +98,6 @@ def used_weights(X: Array, y: Array, sample_weight: ArrayLike | None) -> tuple[A
     kept = np.flatnonzero(weights > 0)
     if not len(kept):
         rule = "at least one sample weight must be above 0."
-        raise ShapeError("fit()", rule, found=f"{len(weights)} weights of 0", fix="leave sample_weight out.")
+        raise ShapeError(rule, f"{len(weights)} weights of 0", "leave sample_weight out.", where="fit()")
     weights = weights[kept]
     return X[kept], y[kept], None if (weights == 1.0).all() else weights, kept

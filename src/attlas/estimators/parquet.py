@@ -20,8 +20,6 @@ class ParquetFile:
     ----------
     path : Path
         The file.
-    where : str
-        The public function, for errors.
     columns : sequence of str, optional
         Columns that must be there.
 
@@ -37,19 +35,19 @@ class ParquetFile:
     Memory: a chunk, and the row group that it is cut from.
     """
 
-    def __init__(self, path: Path, where: str, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
         self.path = path
         try:
-            self._file = _pyarrow_parquet(path, where).ParquetFile(path, pre_buffer=False)
+            self._file = _pyarrow_parquet(path).ParquetFile(path, pre_buffer=False)
         except (OSError, ValueError) as error:  # pyarrow's own errors about files are of these classes
             found = f"{path}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            raise ShapeError(where, "the file must be Parquet.", found=found, fix="a Parquet file") from None
+            raise ShapeError("the file must be Parquet.", found, "a Parquet file") from None
         self.names: list[str] = self._file.schema_arrow.names
         self.rows = int(self._file.metadata.num_rows)
         absent = [name for name in columns or () if name not in self.names]
         if absent:
-            found, fix = f"no column {absent[0]!r} in {path.name}", f"one of {', '.join(self.names[:12])}"
-            raise ShapeError(where, "every column must be in the file.", found=found, fix=fix)
+            found = f"no column {absent[0]!r} in {path.name}"
+            raise ShapeError("every column must be in the file.", found, f"one of {', '.join(self.names[:12])}")
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[NDArray[np.float64]]:
         """Yield float64 arrays of shape (at most `rows`, columns); a missing value is NaN."""
@@ -61,7 +59,7 @@ class ParquetFile:
             )
 
 
-def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:
+def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]]) -> None:
     """Write arrays of shape (rows, len(names)) one below another: the memory of a chunk.
 
     Raises
@@ -71,18 +69,17 @@ def write_parquet(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any
     MissingExtraError
         If pyarrow is not installed.
     """
-    parquet, arrow = _pyarrow_parquet(path, where), importlib.import_module("pyarrow")
+    parquet, arrow = _pyarrow_parquet(path), importlib.import_module("pyarrow")
     schema = arrow.schema([(name, arrow.float64()) for name in names])
     with parquet.ParquetWriter(path, schema) as writer:
         for chunk in chunks:
             if chunk.dtype.kind not in "fiub":
-                rule = "predictions in a Parquet file must be numbers."
-                raise DtypeError(where, rule, found=str(chunk.dtype), fix='out="out.csv"')
+                raise DtypeError("predictions in a Parquet file must be numbers.", str(chunk.dtype), 'out="out.csv"')
             columns = np.ascontiguousarray(chunk.T, dtype=np.float64)
             writer.write_table(arrow.table(list(columns), schema=schema))
 
 
-def _pyarrow_parquet(path: Path, where: str) -> Any:
+def _pyarrow_parquet(path: Path) -> Any:
     """Return the module ``pyarrow.parquet``, or raise a MissingExtraError."""
     rule = "pyarrow must be installed for Parquet files."
-    return import_extra("pyarrow.parquet", where, rule, "pip install pyarrow", {"file": str(path)})
+    return import_extra("pyarrow.parquet", rule, "pip install pyarrow", file=str(path))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, import_extra, kind
+from attlas.errors import DtypeError, ShapeError, import_extra, kind, public
 from attlas.estimators.bandwidth import in_bandwidths
 from attlas.estimators.sums import Sums, kernel_sums
 from attlas.foundation.installation import install_command
@@ -24,12 +24,12 @@ def is_dask(data: object) -> bool:
     return hasattr(data, "__dask_graph__")
 
 
-def refuse_dask(where: str, *data: object) -> None:
+def refuse_dask(*data: object) -> None:
     """Raise a DtypeError if data are a collection of Dask: they would be pulled into this process."""
     for one in data:
         if is_dask(one):
             fix = "fit on a sample, frame.sample(frac=0.01).compute(), then predict(queries, memory=frame)."
-            raise DtypeError(where, "data must be in memory here.", found=f"a Dask {kind(one)}", fix=fix)
+            raise DtypeError("data must be in memory here.", f"a Dask {kind(one)}", fix)
 
 
 def features_of(model: Any, frame: Any, outputs: int) -> tuple[list[str], list[str]]:
@@ -57,19 +57,19 @@ def features_of(model: Any, frame: Any, outputs: int) -> tuple[list[str], list[s
     if absent or len(others) != outputs:
         rule = "memory must have the columns of the features, and one more for each output."
         found = f"no column {absent[0]!r}" if absent else f"{len(others)} more for {outputs}: {others}"
-        raise ShapeError("predict()", rule, found=found, fix=f"memory[{[*names, 'y']}]")
+        raise ShapeError(rule, found, f"memory[{[*names, 'y']}]", where="predict()")
     return names, others
 
 
+@public("predict()")
 def names_of(model: Any, frame: Any) -> NDArray[Any]:
     """Return the columns of the features of a Dask frame, or raise an error for other collections."""
     if not (is_dask(frame) and hasattr(frame, "columns") and hasattr(frame, "map_partitions")):
-        rule, fix = "Dask collections must be data frames.", "dask.dataframe.read_parquet(path)"
-        raise DtypeError("predict()", rule, found=kind(frame), fix=fix)
+        raise DtypeError("Dask collections must be data frames.", kind(frame), "dask.dataframe.read_parquet(path)")
     names: NDArray[Any] | None = getattr(model, "feature_names_in_", None)
     if names is None:
-        rule, fix = "columns are told by their names.", "fit on a data frame with the same columns."
-        raise DtypeError("predict()", rule, found="an estimator that was fitted on an array", fix=fix)
+        fix = "fit on a data frame with the same columns."
+        raise DtypeError("columns are told by their names.", "an estimator that was fitted on an array", fix)
     return names
 
 
@@ -138,8 +138,8 @@ def finite(frame: Any, names: list[str]) -> NDArray[np.float64]:
     """Return some columns of a partition as numbers, or raise an error where one is not finite."""
     numbers: NDArray[np.float64] = frame[names].to_numpy(dtype=np.float64)
     if not np.isfinite(numbers).all():
-        rule, fix = "Dask frames must be finite.", "frame.dropna()"
-        raise ShapeError("predict()", rule, found="NaN or infinity in a partition", fix=fix)
+        rule = "Dask frames must be finite."
+        raise ShapeError(rule, "NaN or infinity in a partition", "frame.dropna()", where="predict()")
     return numbers
 
 
@@ -166,12 +166,13 @@ def merged_partitions(frame: Any, part: Partition) -> Sums:
 
 def no_rows() -> ShapeError:
     """Return the error for a memory that is empty."""
-    return ShapeError("predict()", "memory must have rows.", found="no row", fix="dask.dataframe.read_parquet(path)")
+    return ShapeError("memory must have rows.", "no row", "dask.dataframe.read_parquet(path)", where="predict()")
 
 
+@public("predict()")
 def dask_module() -> Any:
     """Return Dask, or raise a MissingExtraError."""
-    return import_extra("dask", "predict()", "Dask must be installed.", install_command("dask"))
+    return import_extra("dask", "Dask must be installed.", install_command("dask"))
 
 
 def _merged(parts: list[Sums | None]) -> Sums | None:

@@ -15,7 +15,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.estimators.bandwidth import spread_of
 from attlas.estimators.base import AttentionEstimator
 from attlas.estimators.frames import naming_text_columns
@@ -181,6 +181,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     degree: int = 0
 
     @without_autocast
+    @public("fit()")
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Keep the data and choose the bandwidths.
 
@@ -199,8 +200,8 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             Itself.
         """
         self._check_settings()
-        refuse_dask("fit()", X, y, sample_weight)
-        with naming_text_columns("fit()", X, y):
+        refuse_dask(X, y, sample_weight)
+        with naming_text_columns(X, y):
             data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
             target.astype(np.float64)  # texts are an error here, and not further down
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
@@ -299,7 +300,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             rule = "every point that is scored must have a prediction."
             found = f"{unknown} of {len(predicted)} points without a training point within one bandwidth"
             fix = f"AttentionRegressor(kernel={self.kernel!r}, outside='nearest'), in a search too."
-            raise ShapeError("score()", rule, {"outside": "'nan'"}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, outside="'nan'", where="score()")
         return float(r2_score(y, predicted, sample_weight=sample_weight))
 
     @without_autocast
@@ -333,7 +334,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= 1)).all():
             rule = "quantiles must be one level from 0 to 1, or a vector of them."
             fix = "predict_quantile(X, [0.1, 0.5, 0.9])"
-            raise ShapeError("predict_quantile()", rule, found=f"quantiles = {quantiles!r}", fix=fix)
+            raise ShapeError(rule, f"quantiles = {quantiles!r}", fix, where="predict_quantile()")
         x = self._tokens(X)
         device = x.device
         bands = self._pool.quantiles(x, torch.as_tensor(levels.reshape(-1), dtype=torch.float64, device=device))
@@ -386,7 +387,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if self.degree or not isinstance(self.kernel, str):
             found = f"degree = {self.degree}" if self.degree else f"kernel = {type(self.kernel).__name__}()"
             rule = "sums that add up belong to local means with a kernel that has a name."
-            raise ShapeError("partial_sums()", rule, found=found, fix="AttentionRegressor('gaussian')")
+            raise ShapeError(rule, found, "AttentionRegressor('gaussian')", where="partial_sums()")
         x = self._tokens(X)
         sums = self._pool.sums(x, self._tensor(self.y_.reshape(len(self.y_), -1)))
         return replace(sums, bandwidth=torch.from_numpy(self.bandwidth_))  # the pool counts in bandwidths
@@ -400,13 +401,13 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if memory is None:
             if return_std:
                 rule, fix = "standard deviations are those of data in memory.", "predict(X.compute(), return_std=True)"
-                raise ShapeError("predict()", rule, found="return_std=True and a Dask frame", fix=fix)
+                raise ShapeError(rule, "return_std=True and a Dask frame", fix, where="predict()")
             return predicted_partitions(self, X, outputs)
         if self.degree or not isinstance(self.kernel, str) or return_std or self.outside == "nearest":
             rule = "partitions of memory are merged for the means of a kernel that has a name, with outside='nan'."
             settings = f"degree = {self.degree}, kernel = {self.kernel!r}, outside = {self.outside!r}"
             found = f"{settings}, return_std = {return_std}"
-            raise ShapeError("predict()", rule, found=found, fix="AttentionRegressor('gaussian').fit(...).predict(X)")
+            raise ShapeError(rule, found, "AttentionRegressor('gaussian').fit(...).predict(X)", where="predict()")
         names = features_of(self, memory, outputs)
         x = self._scaled(self.X_[:0]) if is_dask(X) else self._tokens(X)
         scale = (self._centre, self.bandwidth_, self._shift, self._unit)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from sklearn.base import BaseEstimator
 
-from attlas.errors import AttlasError, CheckpointError, DtypeError
+from attlas.errors import AttlasError, CheckpointError, DtypeError, public
 from attlas.foundation.files import whole_file
 from attlas.scores import Score
 
@@ -32,6 +32,7 @@ Array = NDArray[Any]
 Kind = TypeVar("Kind", bound=BaseEstimator)
 
 
+@public("save()")
 def write_fit(estimator: BaseEstimator, path: str | os.PathLike[str]) -> None:
     """Write a fitted estimator; the file appears, or replaces an older one, when it is complete.
 
@@ -171,9 +172,9 @@ def _plain_labels(labels: Array) -> list[Any]:
     if all(isinstance(label, str | int | float | bool) for label in found):
         return found
     rule, kinds = "labels must be texts, numbers or True and False.", sorted({type(label).__name__ for label in found})
-    raise DtypeError("save()", rule, found=f"labels of the kinds {kinds}", fix="fit to y.astype(str).")
+    raise DtypeError(rule, f"labels of the kinds {kinds}", "fit to y.astype(str).", where="save()")
 
 
 def _broken(path: Path, found: str, fix: str = "save() the estimator again.") -> CheckpointError:
     rule = "the file must be one that save() wrote, as it wrote it."
-    return CheckpointError("load()", rule, {"path": str(path)}, found=found, fix=fix)
+    return CheckpointError(rule, found, fix, path=str(path), where="load()")

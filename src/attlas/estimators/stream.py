@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError
+from attlas.errors import DtypeError, ShapeError, public
 from attlas.estimators.chunks import ROWS, Chunks, Source
 from attlas.estimators.parquet import ParquetFile, write_parquet
 from attlas.foundation.files import whole_file
@@ -92,6 +92,7 @@ def predict_chunks(
             progress(done, chunks.total or 0)
 
 
+@public("predict_file()")
 def predict_file(
     model: Predicts,
     source: Source,
@@ -154,15 +155,14 @@ def predict_file(
     """
     path = Path(out)
     if path.suffix.lower() not in SUFFIXES:
-        rule = "out must end in .npy, .csv or .parquet."
-        raise ShapeError("predict_file()", rule, found=f"out = {str(path)!r}", fix='out="out.npy"')
+        raise ShapeError("out must end in .npy, .csv or .parquet.", f"out = {str(path)!r}", 'out="out.npy"')
     if isinstance(source, str | Path) and path.exists() and path.samefile(source):
-        rule, fix = "out must be another file than the one that is read.", 'out="predicted.npy"'
-        raise ShapeError("predict_file()", rule, found=f"out = {str(path)!r}", fix=fix)
+        rule = "out must be another file than the one that is read."
+        raise ShapeError(rule, f"out = {str(path)!r}", 'out="predicted.npy"')
     labels = [*names, *(f"{name}_std" for name in names)] if return_std else list(names)
-    with whole_file(path, "predict_file()") as unfinished:
+    with whole_file(path) as unfinished:
         chunks = predict_chunks(model, source, return_std=return_std, rows=rows, progress=progress)
-        write_chunks(unfinished, labels, chunks, "predict_file()")
+        write_chunks(unfinished, labels, chunks)
     return path
 
 
@@ -230,8 +230,7 @@ def sum_chunks(
         if progress is not None:
             progress(seen)
     if total is None:
-        rule, fix = "there must be a chunk of keys.", "pairs=[(keys, values)]"
-        raise ShapeError("sum_chunks()", rule, found="no chunk", fix=fix)
+        raise ShapeError("there must be a chunk of keys.", "no chunk", "pairs=[(keys, values)]", where="sum_chunks()")
     return total
 
 
@@ -245,7 +244,7 @@ def _frame(values: NDArray[Any], names: Sequence[str] | None) -> Any:
 SUFFIXES = (".npy", ".csv", ".parquet", ".pq")
 
 
-def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]], where: str) -> None:
+def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]]) -> None:
     r"""Write arrays one below another, in the format that the suffix of the file names.
 
     Parameters
@@ -256,8 +255,6 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
         Names of the columns; an array on disk has none.
     chunks : iterable of ndarray, shape (rows,) or (rows, columns)
         What is written.
-    where : str
-        The public function, for errors.
 
     Raises
     ------
@@ -270,38 +267,37 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
     --------
     >>> import numpy as np
     >>> file = getfixture("tmp_path") / "out.csv"
-    >>> write_chunks(file, ["y"], [np.array([0.1, 2.0])], "here")
+    >>> write_chunks(file, ["y"], [np.array([0.1, 2.0])])
     >>> file.read_text()
     'y\n0.1\n2.0\n'
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        _write_array(path, chunks, where)
+        _write_array(path, chunks)
     elif suffix == ".csv":
-        _write_text(path, names, _of_width(chunks, names, where))
+        _write_text(path, names, _of_width(chunks, names))
     else:
-        write_parquet(path, names, _of_width(chunks, names, where), where)
+        write_parquet(path, names, _of_width(chunks, names))
 
 
-def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str], where: str) -> Iterator[NDArray[Any]]:
+def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str]) -> Iterator[NDArray[Any]]:
     for chunk in chunks:
         table = chunk.reshape(len(chunk), -1)
         if table.shape[1] != len(names):
-            rule = "every column that is written must have a name."
-            given, fix = {"names": ", ".join(names)}, "names=[...], one for each output."
-            raise ShapeError(where, rule, given, found=f"{len(names)} names, {table.shape[1]} columns", fix=fix)
+            rule, fix = "every column that is written must have a name.", "names=[...], one for each output."
+            raise ShapeError(rule, f"{len(names)} names, {table.shape[1]} columns", fix, names=", ".join(names))
         yield table
 
 
-def _write_array(path: Path, chunks: Iterable[NDArray[Any]], where: str) -> None:
+def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
     """Append raw numbers after a header, which has room for a first axis that grows."""
     shape, dtype = (0,), np.dtype(np.float64)
     with path.open("wb") as file:
         _header(file, shape, dtype)
         for place, chunk in enumerate(chunks):
             if chunk.dtype.hasobject or (place and chunk.dtype != dtype):
-                rule, fix = "all chunks of an .npy file must be of one dtype that is no object.", 'out="out.csv"'
-                raise DtypeError(where, rule, found=f"{chunk.dtype}{f' after {dtype}' if place else ''}", fix=fix)
+                rule = "all chunks of an .npy file must be of one dtype that is no object."
+                raise DtypeError(rule, f"{chunk.dtype}{f' after {dtype}' if place else ''}", 'out="out.csv"')
             if place == 0:
                 shape, dtype = (0, *chunk.shape[1:]), chunk.dtype
                 file.seek(0)

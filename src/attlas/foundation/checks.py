@@ -1,7 +1,11 @@
-"""Checks of arguments, done once in the public functions: q, k, v, the sink, devices, whole numbers."""
+"""Checks of arguments, done once in the public functions: q, k, v, the sink, devices, choices, classes, numbers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from numbers import Real
+from types import UnionType
 from typing import Any, TypeGuard
 
 import torch
@@ -42,7 +46,7 @@ def _keeps_numbers(t: Tensor) -> bool:
     return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # a subclass that only changes methods
 
 
-def as_plain(where: str, name: str, t: Tensor) -> Tensor:
+def as_plain(name: str, t: Tensor) -> Tensor:
     """Return a strided tensor that attlas can compute with; a result of a collective is waited for.
 
     Raises
@@ -65,7 +69,7 @@ def as_plain(where: str, name: str, t: Tensor) -> Tensor:
         if tracing() or _keeps_numbers(t) or type(t).__name__ == "FakeTensor":
             return t
         found, fix = f"a {type(t).__name__}, which stands for other tensors", "the tensor that it stands for"
-    raise DtypeError(where, f"{name} must be an ordinary tensor.", {name: type(t).__name__}, found=found, fix=fix)
+    raise DtypeError(f"{name} must be an ordinary tensor.", found, fix, arguments={name: type(t).__name__})
 
 
 def as_floats(value: Any) -> Tensor:
@@ -79,16 +83,16 @@ def as_floats(value: Any) -> Tensor:
         return torch.empty(0, dtype=torch.bool)
 
 
-def check_floating(where: str, rule: str, name: str, t: object, fix: str) -> None:
+def check_floating(rule: str, name: str, t: object, fix: str) -> None:
     """Raise a DtypeError where a value is no tensor of floating point."""
     if not (isinstance(t, Tensor) and t.is_floating_point()):
-        raise wrong_type(where, rule, name, t, fix)
+        raise wrong_type(rule, name, t, fix)
 
 
-def wrong_type(where: str, rule: str, name: str, t: object, fix: str) -> DtypeError:
+def wrong_type(rule: str, name: str, t: object, fix: str) -> DtypeError:
     """Return the error of a value that is no tensor, or one of another dtype."""
     given, found = (t, str(t.dtype).removeprefix("torch.")) if isinstance(t, Tensor) else (type(t).__name__, kind(t))
-    return DtypeError(where, rule, {name: given}, found=found, fix=fix)
+    return DtypeError(rule, found, fix, arguments={name: given})
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -96,12 +100,27 @@ def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def whole_number(where: str, name: str, value: object, fix: str = "") -> int:
+def one_of(name: str, value: object, choices: Sequence[object], fix: str = "") -> None:
+    """Raise a ShapeError unless a setting is one of its choices."""
+    if value in choices:
+        return
+    words = [f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in choices]
+    rule = f"{name} must be {', '.join(words[:-1])} or {words[-1]}."
+    raise ShapeError(rule, f"{name} = {value!r}", fix or f"{name}={words[0]}")
+
+
+def instance_of(name: str, value: object, wanted: type | UnionType, what: str, fix: str) -> None:
+    """Raise a DtypeError unless an argument is of a class; `what` words it, as "an nn.Module"."""
+    if not isinstance(value, wanted):
+        raise DtypeError(f"{name} must be {what}.", kind(value), fix)
+
+
+def whole_number(name: str, value: object, fix: str = "") -> int:
     """Return a count, or raise a ShapeError where it is no int above 0."""
     if is_integer(value) and value >= 1:
         return value
     fix = fix or f"give {name} as an int, such as 8."
-    raise ShapeError(where, f"{name} must be a whole number above 0.", found=f"{name} = {value!r}", fix=fix)
+    raise ShapeError(f"{name} must be a whole number above 0.", f"{name} = {value!r}", fix)
 
 
 def heads_of_three_axes(given: int, leading: tuple[int, ...]) -> str:
@@ -124,7 +143,7 @@ def heads_of_three_axes(given: int, leading: tuple[int, ...]) -> str:
     return "q[None], k[None] and v[None], if the first axis counts heads: three axes are (batch, tokens, size)."
 
 
-def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+def check_inputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Check queries and keys against each other and bring them to four axes, without a copy.
 
     Returns
@@ -148,31 +167,29 @@ def check_inputs(where: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tupl
     if _fit_as_they_are(q, k) and q.shape[1] == k.shape[1] and k.shape[1] > 0:
         return q, k, tuple(q.shape[:2])
     labels = {"q (..., m, d)": q, "k (..., n, d)": k}
-    check_tensors(where, labels)
-    q, k = as_plain(where, "q", q), as_plain(where, "k", k)
+    check_tensors(labels)
+    q, k = as_plain("q", q), as_plain("k", k)
     rank = max(q.ndim, k.ndim) - 2
     q4, k4 = _with_heads(q, rank), _with_heads(k, rank)
-    batch = _broadcast(where, q4.shape[:-3], k4.shape[:-3], labels, "k")
+    batch = _broadcast(q4.shape[:-3], k4.shape[:-3], labels, "k")
     query_heads, key_heads = q4.shape[-3], k4.shape[-3]
     if query_heads == 1:
         query_heads = key_heads
     if key_heads == 0 or query_heads % key_heads != 0:
         rule = "the heads of k must divide the heads of q (grouped heads)."
         fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
-        raise ShapeError(where, rule, labels, found=f"{query_heads} query heads, {key_heads} key heads", fix=fix)
+        raise ShapeError(rule, f"{query_heads} query heads, {key_heads} key heads", fix, arguments=labels)
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
     return _flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading
 
 
 def check_values(
-    where: str, v: Tensor, tokens: Tensor, axes: Axes, heads: int, names: tuple[str, str, str] = ("v", "n", "key")
+    v: Tensor, tokens: Tensor, axes: Axes, heads: int, names: tuple[str, str, str] = ("v", "n", "key")
 ) -> Tensor:
     """Check the tensor that a matrix is multiplied with, and bring it to (batch, value heads, tokens, e).
 
     Parameters
     ----------
-    where : str
-        The public function, for the error text.
     v : Tensor, shape (..., tokens, e)
         Values; their heads divide the query heads.
     tokens : Tensor, shape (batch, heads of its own, tokens, d)
@@ -194,12 +211,12 @@ def check_values(
         return v
     name, size, token = names
     labels = {f"{token} tokens (batch, heads, {size}, d)": tokens, f"{name} (..., {size}, e)": v}
-    check_tensors(where, labels)
-    v = as_plain(where, name, v)
+    check_tensors(labels)
+    v = as_plain(name, v)
     if v.shape[-2] != tokens.shape[-2]:
         found = f"{v.shape[-2]} rows in {name}, {size} = {tokens.shape[-2]}"
         fix = f"pass {name} as (..., {tokens.shape[-2]}, e)."
-        raise ShapeError(where, f"there must be one row of {name} for each {token}.", labels, found=found, fix=fix)
+        raise ShapeError(f"there must be one row of {name} for each {token}.", found, fix, arguments=labels)
     layout = axes.layout
     fits = v.ndim - 2 <= len(axes.shape)
     if fits:
@@ -211,13 +228,12 @@ def check_values(
     if not fits:
         rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
         found = f"leading axes {tuple(v.shape[:-2])} in {name}, {axes.shape} in the matrix"
-        fix = f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}."
         given = {f"{name} (..., {size}, e)": v, "A": f"leading axes {axes.shape}"}
-        raise ShapeError(where, rule, given, found=found, fix=fix)
+        raise ShapeError(rule, found, f"pass {name} as {_axes_text(axes.shape, tokens.shape[-2])}.", arguments=given)
     return _flat(v4, batch, v4.shape[-3])
 
 
-def check_sink(where: str, sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor:
+def check_sink(sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor:
     """Check a sink, one logit for each query head, and bring it to shape (heads,); `leading` are the user's axes."""
     heads = q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
@@ -225,45 +241,43 @@ def check_sink(where: str, sink: Tensor, q: Tensor, leading: tuple[int, ...] = (
         given = sink if isinstance(sink, Tensor) else type(sink).__name__
         found = "integers" if isinstance(sink, Tensor) else kind(sink)
         fix = "torch.as_tensor(sink, dtype=q.dtype, device=q.device)"
-        raise DtypeError(where, rule, {"sink (heads,)": given}, found=found, fix=fix)
+        raise DtypeError(rule, found, fix, arguments={"sink (heads,)": given})
     if sink.device != q.device:
-        rule, fix = "sink must be on the device of q.", "sink.to(q.device)"
-        found = f"{sink.device} and {q.device}"
-        raise DeviceError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
+        rule, fix, found = "sink must be on the device of q.", "sink.to(q.device)", f"{sink.device} and {q.device}"
+        raise DeviceError(rule, found, fix, arguments={"sink (heads,)": sink, "q (batch, heads, m, d)": q})
     if sink.ndim > 1 or sink.numel() not in (1, heads):
         rule = "sink must hold one logit for each query head."
         fix = heads_of_three_axes(sink.numel(), leading) or f"pass a tensor of shape ({heads},)."
         found = f"shape {tuple(sink.shape)}, {counted(heads, 'head')}"
-        raise ShapeError(where, rule, {"sink (heads,)": sink, "q (batch, heads, m, d)": q}, found=found, fix=fix)
-    return as_plain(where, "sink", sink).reshape(-1).expand(heads)
+        raise ShapeError(rule, found, fix, arguments={"sink (heads,)": sink, "q (batch, heads, m, d)": q})
+    return as_plain("sink", sink).reshape(-1).expand(heads)
 
 
-def check_tensors(where: str, labels: dict[str, Tensor]) -> None:
+def check_tensors(labels: dict[str, Tensor]) -> None:
     """Check that arguments are floating point tensors of one dtype and device, with two axes or more."""
     first_label, first = next(iter(labels.items()))
     for label, t in labels.items():
         name = label.partition(" ")[0]
         if not isinstance(t, Tensor):
             rule = f"{name} must be a torch.Tensor."
-            raise DtypeError(where, rule, {label: type(t).__name__}, found=kind(t), fix=f"torch.as_tensor({name})")
+            raise DtypeError(rule, kind(t), f"torch.as_tensor({name})", arguments={label: type(t).__name__})
         if t.dtype not in _FLOATS:
             rule, fix = f"{name} must be float64, float32, float16 or bfloat16.", f"{name}.float()"
-            raise DtypeError(where, rule, labels, found=f"{name} is {str(t.dtype).removeprefix('torch.')}", fix=fix)
+            raise DtypeError(rule, f"{name} is {str(t.dtype).removeprefix('torch.')}", fix, arguments=labels)
         if t.ndim < 2:
             rule = f"{name} needs at least two axes, tokens and size."
             fix = f"{name}.unsqueeze(-1) for tokens of size 1."
             if t.ndim == 1 and any(o.ndim > 1 and o.shape[-1] == len(t) for o in labels.values()):
                 fix = f"{name}.unsqueeze(0), one token."
-            raise ShapeError(where, rule, labels, found=f"shape {tuple(t.shape)} in {name}", fix=fix)
+            raise ShapeError(rule, f"shape {tuple(t.shape)} in {name}", fix, arguments=labels)
         if t.dtype is not first.dtype:
             rule = f"{first_label.partition(' ')[0]} and {name} must have the same dtype."
             found = f"{str(first.dtype).removeprefix('torch.')} and {str(t.dtype).removeprefix('torch.')}"
-            fix = f"{name}.to({first.dtype})"
-            raise DtypeError(where, rule, labels, found=found, fix=fix)
+            raise DtypeError(rule, found, f"{name}.to({first.dtype})", arguments=labels)
         if t.device != first.device:
             rule = f"{first_label.partition(' ')[0]} and {name} must be on the same device."
             fix = f"{name}.to({str(first.device)!r})"
-            raise DeviceError(where, rule, labels, found=f"{first.device} and {t.device}", fix=fix)
+            raise DeviceError(rule, f"{first.device} and {t.device}", fix, arguments=labels)
 
 
 def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
@@ -299,7 +313,7 @@ def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
 
 
 def _broadcast(
-    where: str, first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
+    first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
 ) -> tuple[int, ...]:
     if first == second:
         return tuple(first)
@@ -308,7 +322,7 @@ def _broadcast(
     except RuntimeError:
         rule = f"the batch axes of {name} must fit those of the queries: equal, or 1."
         fix = "pass tensors as (batch, heads, tokens, size) of one batch."
-        raise ShapeError(where, rule, labels, found=f"batch axes {tuple(first)} and {tuple(second)}", fix=fix) from None
+        raise ShapeError(rule, f"batch axes {tuple(first)} and {tuple(second)}", fix, arguments=labels) from None
 
 
 def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
@@ -318,35 +332,35 @@ def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
     return t.expand(*batch, heads, *t.shape[-2:]).flatten(0, len(batch) - 1)
 
 
-def usable_device(where: str, device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
     """Return a device, or raise a DeviceError where torch has no such one here."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        rule = "the device must be one that torch can use here."
-        reason = (str(error).splitlines() or [""])[0]
-        raise DeviceError(where, rule, found=f"device = {str(device)!r}: {reason}", fix='device="cpu"') from None
+        rule, reason = "the device must be one that torch can use here.", (str(error).splitlines() or [""])[0]
+        raise DeviceError(rule, f"device = {str(device)!r}: {reason}", 'device="cpu"') from None
     return found
 
 
-def refuse_context_parallel(where: str) -> None:
-    """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys.
-
-    Parameters
-    ----------
-    where : str
-        The function that was called.
-    """
+def refuse_context_parallel() -> None:
+    """Raise a BackendError inside torch's ``context_parallel``, where a process holds a part of the keys."""
     if not torch.compiler.is_compiling() and functional.scaled_dot_product_attention in replaced_by_context_parallel():
         found = "torch's context_parallel, where each process holds a part of the sequence"
         fix = "attlas.distributed.context_parallel(mesh, model), or DTensors."
-        raise BackendError(where, "every process must hold all keys of its queries.", found=found, fix=fix)
+        raise BackendError("every process must hold all keys of its queries.", found, fix)
 
 
-def check_probability(where: str, name: str, value: object) -> float:
+def finite_number(name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
+    """Return a setting as a float, or raise a ShapeError."""
+    if isinstance(value, Real) and not isinstance(value, bool) and above < value < math.inf:
+        return float(value)
+    rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
+    raise ShapeError(rule, f"{name} = {value!r}", fix)
+
+
+def check_probability(name: str, value: object) -> float:
     """Return a probability as a float, or raise a ShapeError where it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
         return float(value)
-    rule = f"{name} must be a probability, from 0 to 1."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=0.1")
+    raise ShapeError(f"{name} must be a probability, from 0 to 1.", f"{name} = {value!r}", f"{name}=0.1")

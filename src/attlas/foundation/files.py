@@ -24,17 +24,13 @@ _ELSEWHERE = "give a path in a folder that is there and may be written to."
 
 
 @contextmanager
-def whole_file(
-    path: str | os.PathLike[str], where: str = "save()", kind: type[AttlasError] = FileError
-) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], kind: type[AttlasError] = FileError) -> Iterator[Path]:
     """Write a file that is whole, or as it was before.
 
     Parameters
     ----------
     path : str or PathLike
         Name of the file. Where it is a symbolic link, the file that it leads to is written.
-    where : str
-        What errors name as their place.
     kind : type of AttlasError
         Class of these errors.
 
@@ -64,18 +60,18 @@ def whole_file(
     ['a.txt']
     """
     target = Path(path)
-    with _worded_errors(target, where, kind):
+    with _worded_errors(target, kind):
         real = Path(os.path.realpath(target))
         mode = _replaced_mode(real)
     # Short enough for every name that the target can have.
     suffix = real.suffix if len(real.suffix) <= 16 else ""
     unfinished = real.with_name(f".{real.stem[:40]}-{os.urandom(8).hex()}{suffix}")
     try:
-        with _worded_errors(target, where, kind):
+        with _worded_errors(target, kind):
             created = _create(unfinished, mode)
-        with _worded_errors(target, where, kind, unfinished):
+        with _worded_errors(target, kind, unfinished):
             yield unfinished
-        with _worded_errors(target, where, kind):
+        with _worded_errors(target, kind):
             with unfinished.open("rb+") as file:
                 _sync(file.fileno())
             if stat.S_IMODE(unfinished.stat().st_mode) != created:
@@ -89,11 +85,9 @@ def whole_file(
         sync_folder(real.parent)
 
 
-def save_text(
-    text: str, path: str | os.PathLike[str], where: str = "save()", kind: type[AttlasError] = FileError
-) -> Path:
+def save_text(text: str, path: str | os.PathLike[str], kind: type[AttlasError] = FileError) -> Path:
     """Write a text to a file, whole or not at all; see `whole_file`."""
-    with whole_file(path, where, kind) as unfinished:
+    with whole_file(path, kind) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
     return Path(path)
 
@@ -231,7 +225,7 @@ def _replaced_mode(target: Path) -> int | None:
 
 
 @contextmanager
-def _worded_errors(target: Path, where: str, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
+def _worded_errors(target: Path, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
     """Word errors of the file system; with `unfinished`, only those that are about that file."""
     try:
         yield
@@ -239,13 +233,13 @@ def _worded_errors(target: Path, where: str, kind: type[AttlasError], unfinished
         raise
     except SafetensorError as error:  # its writer puts the system's error into words of its own
         found, fix = (str(error).splitlines() or ["an error of safetensors"])[0], _ELSEWHERE
-        raise kind(where, _RULE, {"path": str(target)}, found=found, fix=fix) from error
+        raise kind(_RULE, found, fix, path=str(target)) from error
     except OSError as error:
         # A block may read other files, whose errors are not ours; a full disk is always the one that is written to.
         if unfinished is not None and error.errno not in _FULL and error.filename != str(unfinished):
             raise
         found, fix = _reason(error, target)
-        raise kind(where, _RULE, {"path": str(target)}, found=found, fix=fix) from error
+        raise kind(_RULE, found, fix, path=str(target)) from error
 
 
 def _reason(error: OSError, target: Path) -> tuple[str, str]:

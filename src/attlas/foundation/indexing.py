@@ -140,7 +140,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
 
 
 def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
-    return error("A[...]", rule, {"A": f"shape {shape}"}, found=found, fix=fix)
+    return error(rule, found, fix, A=f"shape {shape}", where="A[...]")
 
 
 def _checked(entry: Any) -> Any:
@@ -158,9 +158,8 @@ def _checked(entry: Any) -> Any:
     if not isinstance(entry, bool | Tensor) and hasattr(entry, "__index__"):
         return operator.index(entry)
     rule = "an index is an integer, a slice, a list of integers, or True and False for each cell of an axis."
-    fix = "A[0, 3, 5:9, :] or A[..., [2, 5], :]."
     given = {"index": entry if isinstance(entry, Tensor) else repr(entry)[:60]}
-    raise DtypeError("A[...]", rule, given, found=kind(entry), fix=fix)
+    raise DtypeError(rule, kind(entry), "A[0, 3, 5:9, :] or A[..., [2, 5], :].", arguments=given, where="A[...]")
 
 
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:

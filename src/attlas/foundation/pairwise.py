@@ -62,8 +62,7 @@ class TileFunction:
             found, fix = f"{getattr(f, '__name__', kind(f))}{inspect.signature(f)}", f"a function that takes ({names})."
         else:
             found, fix = f"{kind(f)}, which cannot be called", f"lambda {names}: ..."
-        rule = f"it must be a function of ({names})."
-        raise DtypeError(name, rule, {"f": type(f).__name__}, found=found, fix=fix)
+        raise DtypeError(f"it must be a function of ({names}).", found, fix, f=type(f).__name__, where=name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TileFunction:
         # As functions are not copied, what they are bound to is not: it may be a whole model. A module is a part of its
@@ -136,7 +135,7 @@ class TileFunction:
             rule = "the tensors that the function holds must be where the matrix is."
             held = f"it holds a tensor on {t.device}, the matrix is on {at.device}"
             fix = f"move q, k and v to {t.device.type}, or that tensor to {at.device}."
-            raise DeviceError(self.name, rule, found=held, fix=fix)
+            raise DeviceError(rule, held, fix, where=self.name)
 
         return check
 
@@ -172,7 +171,7 @@ class TileFunction:
                 fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
             rule = "the function must return one value for a batch, head, query and key."
             raised = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
-            raise ShapeError(self.name, rule, {"tile": f"{at.shape}"}, found=raised, fix=fix) from cause
+            raise ShapeError(rule, raised, fix, tile=f"{at.shape}", where=self.name) from cause
         return found
 
     def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:

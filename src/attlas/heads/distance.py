@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError
+from attlas.errors import public
+from attlas.foundation.checks import one_of
 from attlas.foundation.tiles import Tile
 from attlas.heads.sinks import FirstVisibleKey, no_visible_key, update_first_key
 from attlas.heads.targets import check_query_mask, query_offset, rows_of_tile
@@ -114,9 +115,9 @@ class FixedDistance(Statistic):
         self.query_mask = query_mask
         self._offsets = stats.Offsets(mean=True)
 
+    @public("FixedDistance()")
     def start(self, problem: Any) -> _DiagonalSums:
-        where = "FixedDistance()"
-        query_mask, shift = check_query_mask(where, self.query_mask, problem), query_offset(where, self.shift, problem)
+        query_mask, shift = check_query_mask(self.query_mask, problem), query_offset(self.shift, problem)
         mass, cells = self._offsets.start(problem)
         return _DiagonalSums((mass, cast(Tensor, cells)), no_visible_key(problem), query_mask, shift)
 
@@ -176,8 +177,9 @@ class _MaskedOffsets(stats.Offsets):
     def __init__(self) -> None:
         super().__init__(mean=True)
 
+    @public("by_distance()")
     def start(self, problem: Any) -> Any:
-        return super().start(problem), check_query_mask("by_distance()", None, problem)
+        return super().start(problem), check_query_mask(None, problem)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         sums, query_mask = carry
@@ -219,6 +221,7 @@ class DistanceProfile(NamedTuple):
     share: Tensor
 
 
+@public("by_distance()")
 def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = None) -> DistanceProfile:
     """Return the mean weight of each head against the distance from query to key.
 
@@ -260,10 +263,8 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     >>> by_distance(A).weight  # distances 0, 1, 2
     tensor([0.6111, 0.4167, 0.3333])
     """
-    if bins not in ("each", "log"):
-        rule, fix = 'bins must be "each" or "log".', 'bins="log"'
-        raise ShapeError("by_distance()", rule, found=f"bins = {bins!r}", fix=fix)
-    offset = query_offset("by_distance()", shift, A.weights)
+    one_of("bins", bins, ("each", "log"), 'bins="log"')
+    offset = query_offset(shift, A.weights)
     mass, cells = A.collect(_MaskedOffsets())[0]
     m, count = A.shape[-2], mass.shape[-1]
     # The last diagonal of `Offsets` is the furthest key after the first query.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.progress import Progress
 from attlas.heads.evaluation import checked_ids, evaluating
@@ -28,6 +28,7 @@ _MOST = 16  # copies of a text that are read together
 
 
 @torch.no_grad()
+@public("heads.effect()")
 def effect(
     model: nn.Module,
     ids: Tensor,
@@ -120,25 +121,24 @@ def effect(
     >>> rows[0]["effect"] > 1
     True
     """
-    where = "heads.effect()"
-    ids = checked_ids(where, ids, 2)
+    ids = checked_ids(ids, 2)
     n = ids.shape[1]
     if batch_size is not None:
-        whole_number(where, "batch_size", batch_size, "batch_size=8")
-    places = {name: place_span(where, name, span, n, "tokens") for name, span in (spans or {}).items()}
-    measure = _measure(where, target, positions, n)
+        whole_number("batch_size", batch_size, "batch_size=8")
+    places = {name: place_span(name, span, n, "tokens") for name, span in (spans or {}).items()}
+    measure = _measure(target, positions, n)
     probe = _Heads(layers, heads)
 
     def run(intervention: Intervention, copies: int) -> Tensor:
         with (block := intervene(model, [intervention], patch_sdpa=patch_sdpa)):
-            logits = _logits(where, model(ids.repeat(copies, 1)))
+            logits = _logits(model(ids.repeat(copies, 1)))
         if intervention is probe:
             for record in probe.found:
                 record["layer"] = block.final_layer(record["site"], record["layer"])
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
         return found
 
-    with evaluating(model), Progress(where, verbose) as report:
+    with evaluating(model), Progress("heads.effect()", verbose) as report:
         plain = float(run(probe, 1)[0])
         steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
         if spans is None:
@@ -158,7 +158,7 @@ def effect(
             for record, value in zip(records, values, strict=True):
                 named = {name: part for name, part in record.items() if name != "site"}
                 table.append(named | {"value": value, "effect": value - plain})
-    return frame(table, data, where)
+    return frame(table, data)
 
 
 class _Heads(Intervention):
@@ -206,22 +206,22 @@ class _OneEach(Intervention):
         return pooled
 
 
-def _logits(where: str, output: Any) -> Tensor:
+def _logits(output: Any) -> Tensor:
     logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor) and logits.ndim == 3:
         return logits
     fix = "pass a model with a head of logits: AutoModelForCausalLM."
-    raise DtypeError(where, "the model must give logits, shape (batch, n, vocabulary).", found=kind(output), fix=fix)
+    raise DtypeError("the model must give logits, shape (batch, n, vocabulary).", kind(output), fix)
 
 
-def _measure(where: str, target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
+def _measure(target: Target, positions: Span | None, n: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that is measured: of logits and tokens, one number per sequence."""
-    span = place_span(where, "positions", positions, n, "tokens")
+    span = place_span("positions", positions, n, "tokens")
     span = range(max(span.start, 1), span.stop)  # nothing tells of the first token
     if target is None:
         if not len(span):
             rule = "positions must hold a token that has one before it."
-            raise ShapeError(where, rule, found=f"positions = {positions!r}", fix=f"positions=(1, {n})")
+            raise ShapeError(rule, f"positions = {positions!r}", f"positions=(1, {n})")
 
         def loss(logits: Tensor, ids: Tensor) -> Tensor:
             before = logits[:, span.start - 1 : span.stop - 1].float()
@@ -232,10 +232,9 @@ def _measure(where: str, target: Target, positions: Span | None, n: int) -> Call
         position, token = target
         if not -n <= position < n:
             rule = "the position of a logit must lie within the text."
-            raise ShapeError(where, rule, found=f"position {position}, {n} tokens", fix=f"target=({n - 1}, {token})")
+            raise ShapeError(rule, f"position {position}, {n} tokens", f"target=({n - 1}, {token})")
         return lambda logits, ids: logits[:, position, token]
     if callable(target):
         return lambda logits, ids: target(logits)
     rule = "target must be a pair (position, token), or a function of the logits."
-    fix = "target=(-1, token), or leave it out for the loss."
-    raise ShapeError(where, rule, found=f"target = {target!r}"[:80], fix=fix)
+    raise ShapeError(rule, f"target = {target!r}"[:80], "target=(-1, token), or leave it out for the loss.")

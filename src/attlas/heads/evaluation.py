@@ -75,14 +75,13 @@ def vocabulary_size(model: nn.Module) -> int:
     return min(sizes, default=max(tables))
 
 
-def checked_ids(where: str, ids: Tensor, least: int) -> Tensor:
+def checked_ids(ids: Tensor, least: int) -> Tensor:
     """Return token ids of shape (batch, n), or raise an error where they are none or too few."""
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
         found = f"{ids.dtype}" if isinstance(ids, Tensor) else kind(ids)
-        fix = "tokenizer(text, return_tensors='pt').input_ids"
-        raise DtypeError(where, "ids must be a tensor of integers.", found=found, fix=fix)
+        raise DtypeError("ids must be a tensor of integers.", found, "tokenizer(text, return_tensors='pt').input_ids")
     if ids.ndim not in (1, 2) or ids.shape[-1] < least:
         count = {2: "two", 3: "three"}[least]
         rule = f"ids must have the shape (n,) or (batch, n), with at least {count} tokens."
-        raise ShapeError(where, rule, {"ids": ids}, found=f"shape {tuple(ids.shape)}", fix="ids[None]")
+        raise ShapeError(rule, f"shape {tuple(ids.shape)}", "ids[None]", ids=ids)
     return ids if ids.ndim == 2 else ids[None]

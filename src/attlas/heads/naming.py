@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attlas.errors import RecordingError, ShapeError
+from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.heads.classification import (
     BLOCK_MEASURES,
@@ -24,6 +24,7 @@ from attlas.recording.atlas import Entry
 _PERIOD = 128
 
 
+@public("heads.name()")
 def name(
     model: nn.Module,
     ids: Tensor,
@@ -85,8 +86,7 @@ def name(
     >>> [(head.layer, head.head) for head in found if head.patterns[0].name == "induction"]
     [(2, 4), (3, 2)]
     """
-    where = "heads.name()"
-    ids = checked_ids(where, ids, 3)
+    ids = checked_ids(ids, 3)
     statistics = text_statistics(ids)
     with evaluating(model), embeddings_that_read(model, ids) as sizes:
         with record(model, layers=layers, statistics=statistics, keep="statistics", patch_sdpa=patch_sdpa) as atlas:
@@ -95,8 +95,7 @@ def name(
         size = min(sizes, default=None) if size is None else size
         if size is None:
             rule = "it must be known how many tokens the model has: no nn.Embedding of it reads the ids."
-            found, fix = type(model).__name__, "vocabulary=tokenizer.vocab_size"
-            raise ShapeError(where, rule, {"model": found}, found="no vocabulary", fix=fix)
+            raise ShapeError(rule, "no vocabulary", "vocabulary=tokenizer.vocab_size", model=type(model).__name__)
         longest = getattr(text_config(model), "max_position_embeddings", None) or ids.shape[1]
         period = min(_PERIOD, longest // 2) if period is None else period
         block = block_scores(model, size, period=period, layers=layers, patch_sdpa=patch_sdpa)
@@ -107,10 +106,11 @@ def name(
         rule = "heads are named in layers of causal self-attention, which see the whole text."
         found = ", ".join(f"{entry.name}: {entry.shape[2]} × {entry.shape[3]}" for entry in atlas.entries[:2])
         fix = "heads.scores(A, ids) of a matrix, or layers=, for those that do."
-        raise RecordingError(where, rule, {"model": type(model).__name__}, found=found, fix=fix)
+        raise RecordingError(rule, found, fix, model=type(model).__name__)
     return named
 
 
+@public("heads.block_scores()")
 def block_scores(
     model: nn.Module, vocabulary: int, *, period: int = _PERIOD, layers: Any = None, patch_sdpa: bool = False
 ) -> dict[str, Any] | None:
@@ -158,9 +158,8 @@ def block_scores(
     >>> round(atlas.details["block"]["induction"][2][4], 1)
     0.7
     """
-    where = "heads.block_scores()"
-    whole_number(where, "vocabulary", vocabulary, "vocabulary=tokenizer.vocab_size")
-    whole_number(where, "period", period, "period=64")
+    whole_number("vocabulary", vocabulary, "vocabulary=tokenizer.vocab_size")
+    whole_number("period", period, "period=64")
     with evaluating(model), record(model, layers=layers, patch_sdpa=patch_sdpa) as atlas:
         read(model, repeated_block(vocabulary, period))
     layers_of_text = [entry for entry in atlas.entries if entry.kind == "self"]
@@ -169,6 +168,7 @@ def block_scores(
     return block_table(layers_of_text, period)
 
 
+@public("heads.block_scores()")
 def block_table(entries: Iterable[Entry], period: int) -> dict[str, Any]:
     """Return the details of a recording that say what its heads do on random tokens that occur twice.
 
@@ -186,7 +186,7 @@ def block_table(entries: Iterable[Entry], period: int) -> dict[str, Any]:
     """
     tables: dict[str, list[list[float]]] = {measure: [] for measure in BLOCK_MEASURES}
     for entry in entries:
-        for measure, scores in measure_block(entry.need_matrix("heads.block_scores()"), period).items():
+        for measure, scores in measure_block(entry.need_matrix(), period).items():
             tables[measure] += [[] for _ in range(len(tables[measure]), entry.layer)]
             tables[measure].append(scores.tolist())
     return {"period": period} | tables

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError
+from attlas.errors import DtypeError, public
 from attlas.foundation.checks import is_integer, whole_number
 from attlas.foundation.tiles import Tile
 from attlas.heads.targets import TargetWeight, batches_of, per_batch, query_offset
@@ -68,12 +68,13 @@ class Diagonal(TargetWeight):
         super().__init__(query_mask)
         if not is_integer(distance):
             rule = "distance must be a whole number of positions."
-            raise DtypeError("Diagonal()", rule, found=f"distance = {distance!r}", fix="Diagonal(1)")
+            raise DtypeError(rule, f"distance = {distance!r}", "Diagonal(1)", where="Diagonal()")
         self.distance = distance
         self.shift = shift
 
+    @public()
     def prepare(self, problem: Any) -> int:
-        return query_offset(f"{type(self).__name__}()", self.shift, problem) - self.distance
+        return query_offset(self.shift, problem) - self.distance
 
     def target_columns(self, at: Tile, prepared: int) -> range:
         return _overlap(at.columns, at.rows.start + prepared, at.rows.stop + prepared)
@@ -212,13 +213,15 @@ class Local(TargetWeight):
     tensor([0.5833])
     """
 
+    @public("Local()")
     def __init__(self, width: int = NEAR, shift: int | None = None, query_mask: Tensor | None = None) -> None:
         super().__init__(query_mask)
-        self.width = whole_number("Local()", "width", width, f"Local(width={NEAR})")
+        self.width = whole_number("width", width, f"Local(width={NEAR})")
         self.shift = shift
 
+    @public("Local()")
     def prepare(self, problem: Any) -> int:
-        return query_offset("Local()", self.shift, problem)
+        return query_offset(self.shift, problem)
 
     def target_columns(self, at: Tile, prepared: int) -> range:
         return _overlap(at.columns, at.rows.start + prepared - self.width + 1, at.rows.stop + prepared + self.width - 1)
@@ -298,14 +301,15 @@ class DuplicateToken(TargetWeight):
         self.query_ids = query_ids
         self.shift = shift
 
+    @public()
     def prepare(self, problem: Any) -> _Tokens:
-        where, (m, n) = f"{type(self).__name__}()", problem.shape[2:]
-        keys = per_batch(where, "ids", self.ids, problem, n, "keys")
+        m, n = problem.shape[2:]
+        keys = per_batch("ids", self.ids, problem, n, "keys")
         if self.query_ids is not None:
-            queries = per_batch(where, "query_ids", self.query_ids, problem, m, "queries")
+            queries = per_batch("query_ids", self.query_ids, problem, m, "queries")
             shift = None
         else:
-            shift = query_offset(where, self.shift, problem)
+            shift = query_offset(self.shift, problem)
             positions = torch.arange(shift, shift + m, device=keys.device)
             inside = (positions >= 0) & (positions < n)
             # A query whose position is that of no key gets a token that no key has.
@@ -433,8 +437,9 @@ class Separator(TargetWeight):
         self.ids = ids
         self.separators = tuple(separators)
 
+    @public("Separator()")
     def prepare(self, problem: Any) -> Tensor:
-        keys = per_batch("Separator()", "ids", self.ids, problem, problem.shape[3], "keys")
+        keys = per_batch("ids", self.ids, problem, problem.shape[3], "keys")
         return torch.isin(keys, torch.tensor(self.separators, dtype=keys.dtype, device=keys.device))
 
     def targets(self, at: Tile, prepared: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
 
@@ -41,6 +41,7 @@ class Retrieval(NamedTuple):
 
 
 @torch.no_grad()
+@public("retrieval_score()")
 def retrieval_score(
     A: AttentionMatrix,
     needle: Span,
@@ -132,10 +133,9 @@ def rows_in_blocks(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, T
 
 
 def _nonempty_span(name: str, span: Span, size: int, axis: str) -> range:
-    positions = place_span("retrieval_score()", name, span, size, axis)
+    positions = place_span(name, span, size, axis)
     if not len(positions):
-        rule = f"{name} must hold one of the {axis} at least."
-        raise ShapeError("retrieval_score()", rule, found=f"{name} = {span!r}", fix=f"{name}=(0, {size})")
+        raise ShapeError(f"{name} must hold one of the {axis} at least.", f"{name} = {span!r}", f"{name}=(0, {size})")
     return positions
 
 
@@ -150,7 +150,7 @@ def _written_tokens(A: AttentionMatrix, queries: range, ids: Tensor, written: Te
     if first < 1 or last > n:
         rule = "the token that a query writes must be known: the next one of ids, or written."
         found = f"rows {queries.start} to {queries.stop - 1} write tokens {first} to {last - 1} of {n}"
-        raise ShapeError("retrieval_score()", rule, found=found, fix="leave out the last row, or pass written=.")
+        raise ShapeError(rule, found, "leave out the last row, or pass written=.")
     return tokens[first:last]
 
 
@@ -158,5 +158,5 @@ def _flat_tokens(name: str, t: object, count: int, rule: str, found: str) -> Ten
     """Return tokens along one axis, or raise a ShapeError where there are more or fewer than `count`."""
     if isinstance(t, Tensor) and t.numel() == count:
         return t.reshape(-1)
-    given, fix = t if isinstance(t, Tensor) else repr(t), f"a tensor of shape ({count},)."
-    raise ShapeError("retrieval_score()", rule, {name: given}, found=found, fix=fix)
+    given = t if isinstance(t, Tensor) else repr(t)
+    raise ShapeError(rule, found, f"a tensor of shape ({count},).", arguments={name: given})

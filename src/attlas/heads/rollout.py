@@ -9,8 +9,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.autocast import without_autocast
+from attlas.foundation.checks import one_of
 from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix, SoftmaxWeights
 from attlas.recording.atlas import Atlas
@@ -23,6 +24,7 @@ Missing = Literal["refuse", "identity"]
 
 
 @without_autocast
+@public("rollout()")
 def rollout(
     matrices: Iterable[AttentionMatrix],
     rows: Sequence[int] | Tensor | None = None,
@@ -95,10 +97,11 @@ def rollout(
     >>> heads.rollout([A, A], rows=[2])
     tensor([[[0.3194, 0.2361, 0.4444]]])
     """
-    return _rollout("rollout()", "rows", matrices, rows, residual, heads, layers, missing, back=True)
+    return _rollout("rows", matrices, rows, residual, heads, layers, missing, back=True)
 
 
 @without_autocast
+@public("flow()")
 def flow(
     matrices: Iterable[AttentionMatrix],
     columns: Sequence[int] | Tensor | None = None,
@@ -160,12 +163,11 @@ def flow(
     >>> heads.flow([A, A], columns=[0])[0, :, 0]
     tensor([1.0000, 0.4375, 0.3194])
     """
-    return _rollout("flow()", "columns", matrices, columns, residual, heads, layers, missing, back=False)
+    return _rollout("columns", matrices, columns, residual, heads, layers, missing, back=False)
 
 
 @torch.no_grad()
 def _rollout(
-    where: str,
     name: str,
     source: Iterable[AttentionMatrix],
     tokens: Sequence[int] | Tensor | None,
@@ -177,14 +179,13 @@ def _rollout(
     back: bool,
 ) -> Tensor:
     matrices = list(source)
-    n = _check_matrices(where, matrices)
-    _check_missing(where, missing, source, matrices)
+    n = _check_matrices(matrices)
+    _check_missing(missing, source, matrices)
     if not isinstance(residual, int | float) or not 0.0 <= residual <= 1.0:
-        rule = "residual must lie between 0 and 1."
-        raise ShapeError(where, rule, found=f"residual = {residual!r}", fix="residual=0.5")
-    positions = _positions(where, name, [n - 1 if back else 0] if tokens is None else tokens, n)
+        raise ShapeError("residual must lie between 0 and 1.", f"residual = {residual!r}", "residual=0.5")
+    positions = _positions(name, [n - 1 if back else 0] if tokens is None else tokens, n)
     real = _token_mask(source, matrices)
-    shares = [_head_weights(where, heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
+    shares = [_head_weights(heads, layer, A, len(matrices)) for layer, A in enumerate(matrices)]
     steps = list(zip(matrices, shares, strict=True))
     chunks = []
     for some in positions.split(_VECTORS):
@@ -238,12 +239,12 @@ def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
     return A.with_weights(SoftmaxWeights(problem, A.plan, A.softmax_weights.known_lse))
 
 
-def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
+def _check_matrices(matrices: list[AttentionMatrix]) -> int:
     for layer, A in enumerate(matrices):
         if not isinstance(A, AttentionMatrix):
             rule = "matrices must be AttentionMatrix objects, one for each layer."
             fix = "output.attentions of a model with attn_implementation='attlas'."
-            raise DtypeError(where, rule, {f"matrices[{layer}]": A}, found=kind(A), fix=fix)
+            raise DtypeError(rule, kind(A), fix, arguments={f"matrices[{layer}]": A})
 
     def fits(A: AttentionMatrix) -> bool:
         first = matrices[0].shape
@@ -252,17 +253,13 @@ def _check_matrices(where: str, matrices: list[AttentionMatrix]) -> int:
 
     rule = "every layer must be the self-attention of one whole text: (..., heads, n, n), of one batch and n."
     fix = "run the text in one forward pass, without a cache, and keep the head axis: A[0], not A[0, 3]."
-    check_layers(where, matrices, fits, rule, fix)
+    check_layers(matrices, fits, rule, fix)
     return int(matrices[0].shape[-1])
 
 
-def _check_missing(
-    where: str, missing: Missing, source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]
-) -> None:
+def _check_missing(missing: Missing, source: Iterable[AttentionMatrix], matrices: list[AttentionMatrix]) -> None:
     """Raise a ShapeError where layers of the model are not among the matrices, unless that is wanted."""
-    if missing not in get_args(Missing):
-        rule = 'missing must be "refuse" or "identity".'
-        raise ShapeError(where, rule, found=f"missing = {missing!r}", fix='missing="identity"')
+    one_of("missing", missing, get_args(Missing), 'missing="identity"')
     if isinstance(source, Atlas):
         absent, details = source.missing_layers(), "; ".join(source.unrecorded)
     else:
@@ -273,20 +270,20 @@ def _check_missing(
         rule = "every layer of the model must be there, since the others move information between tokens, too."
         found = f"no weights of {'layer' if len(absent) == 1 else 'layers'} {ranges(absent)}"
         fix = 'missing="identity" lets them leave each token where it is; record all layers that have weights.'
-        raise ShapeError(where, rule, {"not recorded": details} if details else {}, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments={"not recorded": details} if details else {})
 
 
-def _positions(where: str, name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
+def _positions(name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:
     """Return tokens as positions from 0 to n - 1, on the CPU."""
     positions = torch.as_tensor(tokens, device="cpu").reshape(-1)
     whole = not positions.is_floating_point() and positions.dtype != torch.bool
     if len(positions) and whole and bool(((positions >= -n) & (positions < n)).all()):
         return positions.to(torch.int64) % n
     rule, found = f"{name} must be whole numbers that name tokens of the text.", f"{name} = {positions.tolist()}"
-    raise ShapeError(where, rule, found=f"{found}, n = {n} tokens", fix=f"{name}=[0, -1]")
+    raise ShapeError(rule, f"{found}, n = {n} tokens", f"{name}=[0, -1]")
 
 
-def _head_weights(where: str, heads: Tensor | None, layer: int, A: AttentionMatrix, layers: int) -> Tensor | None:
+def _head_weights(heads: Tensor | None, layer: int, A: AttentionMatrix, layers: int) -> Tensor | None:
     """Return the weight of each head of a layer, shape (heads, 1, 1); None for the mean."""
     if heads is None:
         return None
@@ -301,4 +298,4 @@ def _head_weights(where: str, heads: Tensor | None, layer: int, A: AttentionMatr
         heads if isinstance(heads, Tensor) else repr(heads),
     )
     fix = f"a tensor of shape ({count},) or ({layers}, {count}); leave heads out for their mean."
-    raise ShapeError(where, rule, {"heads": given}, found=found, fix=fix)
+    raise ShapeError(rule, found, fix, heads=given)

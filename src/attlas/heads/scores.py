@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.tiles import Tile
 from attlas.heads.distance import FixedDistance
 from attlas.heads.patterns import CurrentToken, DuplicateToken, Induction, Local, PreviousToken, Separator
@@ -83,6 +83,7 @@ class HeadScores(Statistic):
         return torch.stack([*scores, fixed, distance.to(fixed.dtype), mean_distance, behind], dim=-1)
 
 
+@public("scores()")
 def scores(
     A: AttentionMatrix,
     ids: Tensor | None = None,
@@ -144,8 +145,8 @@ def scores(
     """
     separators = tuple(separators)
     if ids is None and separators:
-        rule, fix = "separators are found by the tokens of the keys.", "scores(A, ids, separators)"
-        raise ShapeError("scores()", rule, {"separators": repr(separators)}, found="no ids", fix=fix)
+        rule = "separators are found by the tokens of the keys."
+        raise ShapeError(rule, "no ids", "scores(A, ids, separators)", separators=repr(separators))
     statistics = _by_pattern(ids, shift, query_mask)
     if ids is not None and separators:
         statistics["separator"] = Separator(ids, separators, query_mask)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.errors import public
 from attlas.foundation.tiles import Tile
 from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, rows_of_tile
 from attlas.stats import Part, Statistic
@@ -92,8 +93,9 @@ class FirstToken(Statistic):
     def __init__(self, query_mask: Tensor | None = None) -> None:
         self.query_mask = query_mask
 
+    @public("FirstToken()")
     def start(self, problem: Any) -> tuple[FirstVisibleKey, Tensor | None]:
-        return no_visible_key(problem), check_query_mask("FirstToken()", self.query_mask, problem)
+        return no_visible_key(problem), check_query_mask(self.query_mask, problem)
 
     def step(self, carry: tuple[FirstVisibleKey, Tensor | None], part: Part, at: Tile) -> Any:
         update_first_key(carry[0], part, at)
@@ -150,8 +152,9 @@ class Broad(Statistic):
         self.query_mask = query_mask
         self._effective = stats.EffectiveKeys()
 
+    @public("Broad()")
     def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
-        query_mask = check_query_mask("Broad()", self.query_mask, problem)
+        query_mask = check_query_mask(self.query_mask, problem)
         return self._effective.start(problem), zeros_for_rows(problem), query_mask
 
     def step(self, carry: tuple[Any, Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Any, Tensor, Tensor | None]:
@@ -202,10 +205,11 @@ class FavouriteToken(Statistic):
         self.ids = ids
         self.query_mask = query_mask
 
+    @public("FavouriteToken()")
     def start(self, problem: Any) -> tuple[Tensor, FirstVisibleKey, Tensor | None, Tensor]:
         batch, heads, _, n = problem.shape
-        query_mask = check_query_mask("FavouriteToken()", self.query_mask, problem)
-        ids = per_batch("FavouriteToken()", "ids", self.ids, problem, n, "keys").expand(batch, n)
+        query_mask = check_query_mask(self.query_mask, problem)
+        ids = per_batch("ids", self.ids, problem, n, "keys").expand(batch, n)
         mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
         return mass, no_visible_key(problem), query_mask, ids
 

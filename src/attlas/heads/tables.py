@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
+from attlas.errors import public
 from attlas.heads.targets import check_layers, query_offset
 from attlas.matrix import AttentionMatrix
 from attlas.stats.spans import Span, place_span
@@ -64,6 +65,7 @@ class SpanTable:
         ]
 
 
+@public("span_table()")
 def span_table(
     matrices: AttentionMatrix | Iterable[AttentionMatrix], spans: Mapping[str, Span], shift: int | None = None
 ) -> SpanTable:
@@ -113,14 +115,13 @@ def span_table(
     >>> table.records()[-2]
     {'layer': 1, 'head': 0, 'from': 'answer', 'to': 'document', 'queries': 1, 'weight': 0.75}
     """
-    where = "span_table()"
     layers = [matrices] if isinstance(matrices, AttentionMatrix) else list(matrices)
     rule, fix = "the layers of one table must have equal sizes.", "one table for each kind of layer."
-    check_layers(where, layers, lambda A: A.shape == layers[0].shape, rule, fix)
+    check_layers(layers, lambda A: A.shape == layers[0].shape, rule, fix)
     first = layers[0]
     m, n = first.shape[-2:]
-    offset = query_offset(where, shift, first.weights)
-    columns = [place_span(where, name, span, n, "keys") for name, span in spans.items()]
+    offset = query_offset(shift, first.weights)
+    columns = [place_span(name, span, n, "keys") for name, span in spans.items()]
     rows = [_clipped(span, -offset, m) for span in columns]
     table = torch.stack([_of_layer(A, rows, columns).to(first.device) for A in layers])
     counts = torch.tensor([len(span) for span in rows], dtype=table.dtype, device=table.device)

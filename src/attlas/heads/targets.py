@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer, wrong_type
 from attlas.foundation.tiles import Tile
 from attlas.recording.atlas.padding import token_queries
@@ -45,8 +45,9 @@ class TargetWeight(Statistic):
     def __init__(self, query_mask: Tensor | None = None) -> None:
         self.query_mask = query_mask
 
+    @public()
     def start(self, problem: Any) -> TargetSums:
-        query_mask = check_query_mask(f"{type(self).__name__}()", self.query_mask, problem)
+        query_mask = check_query_mask(self.query_mask, problem)
         prepared = self.prepare(problem)
         mass, targets, keys = (zeros_for_rows(problem) for _ in range(3))
         return TargetSums(mass, targets, keys, (query_mask, prepared))
@@ -195,11 +196,12 @@ class Agreement(TargetWeight):
         self.keys = keys
         self.gap = gap
 
+    @public("Agreement()")
     def prepare(self, problem: Any) -> tuple[Tensor, Tensor, int]:
         m, n = problem.shape[2:]
-        queries = per_batch("Agreement()", "queries", self.queries, problem, m, "queries")
-        keys = per_batch("Agreement()", "keys", self.keys, problem, n, "keys")
-        return queries, keys, query_offset("Agreement()", None, problem) if self.gap else 0
+        queries = per_batch("queries", self.queries, problem, m, "queries")
+        keys = per_batch("keys", self.keys, problem, n, "keys")
+        return queries, keys, query_offset(None, problem) if self.gap else 0
 
     def targets(self, at: Tile, prepared: tuple[Tensor, Tensor, int]) -> Tensor:
         queries, keys = (batches_of(labels, at) for labels in prepared[:2])
@@ -219,15 +221,15 @@ def mean_of_rows(x: Tensor, choice: Tensor, query_mask: Tensor | None) -> Tensor
     return torch.where(rows, x, 0.0).sum(dim=-1) / rows.sum(dim=-1).clamp(min=1)
 
 
-def check_query_mask(where: str, query_mask: Tensor | None, problem: Any) -> Tensor | None:
+def check_query_mask(query_mask: Tensor | None, problem: Any) -> Tensor | None:
     """Return the queries to include, shape (batch or 1, 1, m): the given ones, or all except padding (None: all)."""
     if query_mask is None:
         tokens = token_queries(problem)
         return None if tokens is None else tokens.unsqueeze(1).to(problem.device)
     if not isinstance(query_mask, Tensor) or query_mask.dtype != torch.bool:
         rule, fix = "query_mask must be a tensor of bool, True for a query to include.", "attention_mask.bool()"
-        raise wrong_type(where, rule, "query_mask", query_mask, f"query_mask={fix}")
-    return per_batch(where, "query_mask", query_mask, problem, problem.shape[2], "queries").unsqueeze(1)
+        raise wrong_type(rule, "query_mask", query_mask, f"query_mask={fix}")
+    return per_batch("query_mask", query_mask, problem, problem.shape[2], "queries").unsqueeze(1)
 
 
 def batches_of(t: Tensor, at: Tile) -> Tensor:
@@ -240,7 +242,7 @@ def rows_of_tile(query_mask: Tensor, at: Tile) -> Tensor:
     return batches_of(query_mask, at)[:, :, at.rows.start : at.rows.stop, None]
 
 
-def per_batch(where: str, name: str, t: Tensor, problem: Any, size: int, axis: str) -> Tensor:
+def per_batch(name: str, t: Tensor, problem: Any, size: int, axis: str) -> Tensor:
     """Return a tensor with one entry for each query or key, the same for all texts or not, as (batch or 1, size)."""
     batch = problem.shape[0]
     if isinstance(t, Tensor) and t.ndim and t.shape[-1] == size:
@@ -249,20 +251,20 @@ def per_batch(where: str, name: str, t: Tensor, problem: Any, size: int, axis: s
             return flat.to(problem.device)
     rule = f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch."
     given, fix = t if isinstance(t, Tensor) else type(t).__name__, f"a tensor of shape ({size},) or ({batch}, {size})."
-    raise ShapeError(where, rule, {name: given}, found=f"{size} {axis} and a batch of {batch}", fix=fix)
+    raise ShapeError(rule, f"{size} {axis} and a batch of {batch}", fix, arguments={name: given})
 
 
-def check_layers(where: str, layers: Sequence[Any], fits: Callable[[Any], bool], rule: str, fix: str) -> None:
+def check_layers(layers: Sequence[Any], fits: Callable[[Any], bool], rule: str, fix: str) -> None:
     """Raise a ShapeError where there is no layer, or one does not fit the first."""
     if not layers:
-        raise ShapeError(where, "there must be a layer.", found="no matrix", fix="output.attentions")
+        raise ShapeError("there must be a layer.", "no matrix", "output.attentions")
     for A in layers:
         if not fits(A):
             given = {"first layer": f"shape {tuple(layers[0].shape)}"}
-            raise ShapeError(where, rule, given, found=f"a layer of shape {tuple(A.shape)}", fix=fix)
+            raise ShapeError(rule, f"a layer of shape {tuple(A.shape)}", fix, arguments=given)
 
 
-def query_offset(where: str, shift: int | None, problem: Any) -> int:
+def query_offset(shift: int | None, problem: Any) -> int:
     """Return the position of query 0 among the keys; without `shift`, the last query is at the last key."""
     m, n = problem.shape[2:]
     if shift is None and m <= n:
@@ -270,5 +272,5 @@ def query_offset(where: str, shift: int | None, problem: Any) -> int:
     if is_integer(shift):
         return shift
     rule = "distance needs a place for each query: the last stands at the last key, or shift says where."
-    found, fix = f"m = {m} queries, n = {n} keys", "shift=0 where query 0 stands at key 0."
-    raise ShapeError(where, rule, {"shift": repr(shift)}, found=found, fix=fix)
+    fix = "shift=0 where query 0 stands at key 0."
+    raise ShapeError(rule, f"m = {m} queries, n = {n} keys", fix, shift=repr(shift))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.heads.retrieval import rows_in_blocks
 from attlas.heads.targets import check_query_mask, mean_of_rows
 from attlas.matrix import AttentionMatrix
@@ -53,12 +53,13 @@ class ClipFactors(NamedTuple):
             if not weight.ndim or weight.shape[0] % len(factor):
                 rule = f"the rows of the {name} projection must be those of its heads, head by head."
                 given, fix = {f"{name}_weight": weight}, "pass torch.nn.Linear's weight, of shape (heads * d, size)."
-                raise ShapeError("apply_()", rule, given, found=f"{len(factor)} heads", fix=fix)
+                raise ShapeError(rule, f"{len(factor)} heads", fix, arguments=given, where="apply_()")
             of_rows = factor.to(weight).repeat_interleave(weight.shape[0] // len(factor))
             weight.mul_(of_rows.view(-1, *[1] * (weight.ndim - 1)))
 
 
 @torch.no_grad()
+@public("qk_clip()")
 def qk_clip(
     A: AttentionMatrix | Tensor, threshold: float = 100.0, key_heads: int | None = None, alpha: float = 0.5
 ) -> ClipFactors:
@@ -116,33 +117,31 @@ def qk_clip(
     >>> heads.qk_clip(A).gamma
     tensor([1.0000, 0.5000])
     """
-    where = "qk_clip()"
     if not threshold > 0:
-        found, fix = f"threshold = {threshold}", "threshold=100.0"
-        raise ShapeError(where, "threshold must be above 0.", found=found, fix=fix)
-    _check_share(where, "alpha", alpha)
+        raise ShapeError("threshold must be above 0.", f"threshold = {threshold}", "threshold=100.0")
+    _check_share("alpha", alpha)
     if not isinstance(A, AttentionMatrix | torch.Tensor):
         rule, fix = "A must be an AttentionMatrix, or a tensor of largest logits.", "qk_clip(atlas[3])"
-        raise DtypeError(where, rule, found=kind(A), fix=f"{fix} takes the matrix of layer 3.")
+        raise DtypeError(rule, kind(A), f"{fix} takes the matrix of layer 3.")
     if isinstance(A, AttentionMatrix):
         largest = stats.max_logit(A) if A.ndim > 2 else None
-        query_mask = check_query_mask(where, None, A.weights)
+        query_mask = check_query_mask(None, A.weights)
         if largest is not None and query_mask is not None:  # padding is left out
             largest = largest.masked_fill(~query_mask.expand(A.weights.shape[:3]).reshape(largest.shape), -math.inf)
         key_heads = A.weights.key_heads if key_heads is None and A.ndim > 2 else key_heads
     else:
         largest = A if A.ndim else None
     if largest is None:
-        given, fix = {"A": f"shape {tuple(A.shape)}"}, "A[:, 3:4] keeps the axis of head 3."
-        raise ShapeError(where, "there must be a head axis.", given, found="no leading axis", fix=fix)
+        fix = "A[:, 3:4] keeps the axis of head 3."
+        raise ShapeError("there must be a head axis.", "no leading axis", fix, A=f"shape {tuple(A.shape)}")
     if largest.ndim > 1:
         largest = largest.amax(dim=-1) if largest.shape[-1] else largest.new_full(largest.shape[:-1], -math.inf)
         largest = largest.reshape(-1, largest.shape[-1]).amax(dim=0)
     heads = len(largest)
     key_heads = heads if key_heads is None else key_heads
     if key_heads < 1 or heads % key_heads:
-        found, fix = f"{key_heads} key heads, {heads} query heads", "key_heads=model.config.num_key_value_heads"
-        raise ShapeError(where, "key heads must divide the query heads.", found=found, fix=fix)
+        fix = "key_heads=model.config.num_key_value_heads"
+        raise ShapeError("key heads must divide the query heads.", f"{key_heads} key heads, {heads} query heads", fix)
     gamma = torch.where(largest > threshold, threshold / largest, torch.ones_like(largest))
     if key_heads != heads:
         return ClipFactors(gamma, gamma, torch.ones_like(gamma[:key_heads]), largest)
@@ -228,14 +227,15 @@ class EntropyAlarm:
     drop: float | None = None
     rows: int | slice | Tensor | None = None
 
+    @public("EntropyAlarm()")
     def __post_init__(self) -> None:
         for name, value in (("share", self.share), ("drop", 0.5 if self.drop is None else self.drop)):
-            _check_share("EntropyAlarm()", name, value)
+            _check_share(name, value)
         if isinstance(self.rows, int) and self.rows < 1:
-            rule = "rows must be above 0."
-            raise ShapeError("EntropyAlarm()", rule, found=f"rows = {self.rows}", fix="rows=32")
+            raise ShapeError("rows must be above 0.", f"rows = {self.rows}", "rows=32")
 
     @torch.no_grad()
+    @public("EntropyAlarm()")
     def check(self, A: AttentionMatrix, before: Collapse | None = None) -> Collapse:
         """Return the entropy of each head of a matrix (..., heads, m, n), and which heads have collapsed.
 
@@ -253,7 +253,7 @@ class EntropyAlarm:
         rows = None if self.rows is None else self._positions(A.shape[-2])
         entropy, keys = A.collect(stats.Entropy(), AllowedKeys()) if rows is None else _of_rows(A, rows)
         choice = keys > 1
-        query_mask = check_query_mask("EntropyAlarm()", None, A.weights)
+        query_mask = check_query_mask(None, A.weights)
         if query_mask is not None:  # padding is left out
             query_mask = query_mask.expand(A.weights.shape[:3]).reshape(*A.shape[:-2], -1)
             choice &= query_mask if rows is None else query_mask[..., rows.to(query_mask.device)]
@@ -287,6 +287,6 @@ def _of_rows(A: AttentionMatrix, rows: Tensor) -> tuple[Tensor, Tensor]:
     return entropy.clamp_(min=0.0), counts
 
 
-def _check_share(where: str, name: str, value: float) -> None:
+def _check_share(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise ShapeError(where, f"{name} must lie from 0 to 1.", found=f"{name} = {value}", fix=f"{name}=0.5")
+        raise ShapeError(f"{name} must lie from 0 to 1.", f"{name} = {value}", f"{name}=0.5")

@@ -24,10 +24,10 @@ try:
     import transformers
 except ImportError as error:
     rule, fix = "transformers must be installed to run its models.", install_command("hf")
-    raise MissingExtraError("attlas.huggingface", rule, found="no module named transformers", fix=fix) from error
+    raise MissingExtraError(rule, "no module named transformers", fix, where="attlas.huggingface") from error
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     rule, fix = "transformers must be of version 5.20 or newer.", "pip install -U 'transformers>=5.20'"
-    raise MissingExtraError("attlas.huggingface", rule, found=f"transformers {transformers.__version__}", fix=fix)
+    raise MissingExtraError(rule, f"transformers {transformers.__version__}", fix, where="attlas.huggingface")
 
 from transformers import AttentionInterface, AttentionMaskInterface
 

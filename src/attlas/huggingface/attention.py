@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attlas.errors import public
 from attlas.foundation.autocast import cast
 from attlas.foundation.checks import refuse_context_parallel
 from attlas.foundation.compat import changes
@@ -23,6 +24,7 @@ from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 
+@public("attlas.huggingface")
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -126,7 +128,7 @@ def attention_forward(
         )
         return output.transpose(1, 2).contiguous(), weights
     compiling = torch.compiler.is_compiling()
-    refuse_context_parallel("attlas.huggingface")
+    refuse_context_parallel()
     score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
     if attention_mask is None and runs_ulysses():
         mask: Mask | None = mask_of_positions(module, query, key, kwargs)
@@ -143,7 +145,7 @@ def attention_forward(
     if text is not None:
         text.check(attention_mask, query, key, dropout, sinks, position_bias, chosen)
         if is_recording():
-            refuse_sharded_text("attlas.huggingface")
+            refuse_sharded_text()
         own, divided = text.attend(query, key, value, score, mask, sink)
         return own.transpose(1, 2).contiguous(), divided
     A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)

@@ -39,9 +39,8 @@ def _selected(module: nn.Module, heads: int, indices: Tensor, block: int) -> Sel
     groups = four.shape[1] if four.ndim == 4 else 0
     if not groups or heads % groups:
         rule = "chosen keys must have the axes (batch, m, k), or (batch, groups, m, k) where groups divide the heads."
-        given = {"layer": type(module).__name__, "chosen": indices}
         fix = 'model.set_attn_implementation("eager")'
-        raise BackendError("attlas.huggingface", rule, given, found=f"{heads} heads here", fix=fix)
+        raise BackendError(rule, f"{heads} heads here", fix, layer=type(module).__name__, chosen=indices)
     return Selected(four, block, heads // groups if groups > 1 else 1)
 
 
@@ -51,9 +50,8 @@ def _block_size(module: nn.Module) -> int:
     if isinstance(size, int):
         return size
     rule = "a layer that chooses blocks of keys must say how large they are."
-    given, found = {"layer": type(module).__name__}, "block_indices, and no config.index_block_size"
-    fix = 'model.set_attn_implementation("eager")'
-    raise BackendError("attlas.huggingface", rule, given, found=found, fix=fix)
+    found = "block_indices, and no config.index_block_size"
+    raise BackendError(rule, found, 'model.set_attn_implementation("eager")', layer=type(module).__name__)
 
 
 def whole_of(mask: Mask, sizes: Sequence[int], n: int, device: torch.device) -> Tensor:

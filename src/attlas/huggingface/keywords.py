@@ -74,8 +74,7 @@ def _unknown(module: nn.Module, name: str, value: object) -> BackendError:
     found += f" ({_REFUSED[name]})" if name in _REFUSED else ""
     fix = 'model.set_attn_implementation("eager") for this model, or a version of attlas that knows the keyword; '
     fix += "leave the keyword out, if your own code passes it to the model."
-    layer = f"{type(module).__name__} of {type(module).__module__}"
-    return BackendError("attlas.huggingface", rule, {"layer": layer}, found=found, fix=fix)
+    return BackendError(rule, found, fix, layer=f"{type(module).__name__} of {type(module).__module__}")
 
 
 @constant_to_compiler

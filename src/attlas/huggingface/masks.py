@@ -557,7 +557,7 @@ def mask_of_positions(module: nn.Module, query: Tensor, key: Tensor, given: dict
         if wrong:
             rule = "without a mask, a layer must be causal and have the positions of all tokens, as under Ulysses."
             fix = "attlas.distributed.context_parallel(mesh, model), which keeps the masks of the model."
-            raise BackendError("attlas.huggingface", rule, {"layer": type(module).__name__}, found=found, fix=fix)
+            raise BackendError(rule, found, fix, layer=type(module).__name__)
     positions = torch.as_tensor(positions).reshape(-1, n)
     document = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
     mask: Mask = Causal() if window is None else Window(window - 1, 0)

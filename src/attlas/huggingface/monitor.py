@@ -10,8 +10,8 @@ import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from attlas import stats
-from attlas.errors import ShapeError
-from attlas.foundation.checks import whole_number
+from attlas.errors import public
+from attlas.foundation.checks import one_of, whole_number
 from attlas.huggingface.ranks import Layers, Ranks, Sums, world
 from attlas.recording import record
 
@@ -94,6 +94,7 @@ class AttentionMonitor(TrainerCallback):
     {}
     """
 
+    @public("AttentionMonitor()")
     def __init__(
         self,
         every: int = 100,
@@ -102,10 +103,8 @@ class AttentionMonitor(TrainerCallback):
         layers: Iterable[int | str] | None = None,
         prefix: str = "attention",
     ) -> None:
-        if per not in ("head", "layer", "model"):
-            rule = 'per must be "head", "layer" or "model".'
-            raise ShapeError("AttentionMonitor()", rule, found=f"per = {per!r}", fix='per="layer"')
-        self.every = whole_number("AttentionMonitor()", "every", every, "every=100")
+        one_of("per", per, ("head", "layer", "model"), 'per="layer"')
+        self.every = whole_number("every", every, "every=100")
         self.per = per
         self.queries = queries
         self.layers = None if layers is None else list(layers)

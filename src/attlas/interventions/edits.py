@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind, public
+from attlas.foundation.checks import finite_number
 from attlas.foundation.tiles import Tile
 from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Where, positions_of
@@ -25,7 +26,7 @@ from attlas.recording.hooks import Pool
 from attlas.recording.selection import Selection
 from attlas.recording.stacking import same_settings
 from attlas.scores import ScaledDot, Score
-from attlas.scores.base import Derived, finite_number
+from attlas.scores.base import Derived
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
@@ -87,10 +88,11 @@ class Intervention:
 
     label = ""  # the public function that an error names, where that is not the class
 
+    @public()
     def __init__(self, layers: Layers = None, heads: Any = None, queries: Where | None = None) -> None:
         self.where = self.label or f"{type(self).__name__}()"
         self.selection = Selection(layers, heads, where=self.where)
-        self.queries = positions_of(self.where, "queries", queries)
+        self.queries = positions_of("queries", queries)
 
     @property
     def positions(self) -> dict[str, Positions]:
@@ -134,14 +136,14 @@ class Intervention:
 class _PairIntervention(Intervention):
     """An intervention on pairs of query and key."""
 
+    @public()
     def __init__(self, layers: Layers, heads: Any, queries: Where | None, keys: Where | None, pairs: Any) -> None:
         super().__init__(layers, heads, queries)
-        self.keys = positions_of(self.where, "keys", keys)
+        self.keys = positions_of("keys", keys)
         self.pairs: Mask | None = None if pairs is None else as_mask(pairs)
         if self.pairs is not None and self.pairs.log_weights():
             rule = "pairs must be a mask that says yes or no."
-            fix = "pairs=t > 0, or a mask of attlas."
-            raise ShapeError(self.where, rule, {"pairs": self.pairs.name()}, found="an additive mask", fix=fix)
+            raise ShapeError(rule, "an additive mask", "pairs=t > 0, or a mask of attlas.", pairs=self.pairs.name())
 
     @property
     def positions(self) -> dict[str, Positions]:
@@ -210,6 +212,7 @@ class Suppress(_PairIntervention):
     >>> sentence = Suppress(layers=[4, 5], queries=slice(30, None), keys=(12, 30))
     """
 
+    @public()
     def __init__(
         self,
         layers: Layers = None,
@@ -222,11 +225,10 @@ class Suppress(_PairIntervention):
         super().__init__(layers, heads, queries, keys, pairs)
         if when not in ("before", "after"):
             rule = 'when must be "before" (the other weights grow) or "after" softmax.'
-            raise ShapeError(self.where, rule, found=f"when = {when!r}", fix='when="after"')
+            raise ShapeError(rule, f"when = {when!r}", 'when="after"')
         if queries is keys is pairs is None:
-            rule = "keys, queries or pairs must say what is suppressed."
             fix = "Suppress(keys=(3, 9)); Ablate(layers, heads) leaves out the whole output of heads."
-            raise ShapeError(self.where, rule, found="none of them", fix=fix)
+            raise ShapeError("keys, queries or pairs must say what is suppressed.", "none of them", fix)
         self.when = when
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
@@ -294,6 +296,7 @@ class ScaleLogits(_PairIntervention):
     >>> louder = ScaleLogits(1.5, layers=3, heads=[2], keys=(0, 8))
     """
 
+    @public()
     def __init__(
         self,
         factor: float,
@@ -304,7 +307,7 @@ class ScaleLogits(_PairIntervention):
         pairs: Any = None,
     ) -> None:
         super().__init__(layers, heads, queries, keys, pairs)
-        self.factor = finite_number(self.where, "factor", factor, "factor=0.5")
+        self.factor = finite_number("factor", factor, "factor=0.5")
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         problem, factor = A.problem, self.factor
@@ -376,12 +379,13 @@ class Temperature(Intervention):
     >>> sharper = Temperature(0.5, heads={0: [1, 3]})
     """
 
+    @public()
     def __init__(
         self, temperature: float, layers: Layers = None, heads: Any = None, queries: Where | None = None
     ) -> None:
         super().__init__(layers, heads, queries)
         fix = "Temperature(0.5); ScaleLogits takes any factor."
-        temperature = finite_number(self.where, "temperature", temperature, fix, above=0.0)
+        temperature = finite_number("temperature", temperature, fix, above=0.0)
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
@@ -390,7 +394,7 @@ class Temperature(Intervention):
             return scaled
         if self.queries is not None:
             rule = "a layer with sinks takes one temperature for all queries."
-            raise ShapeError(self.where, rule, {"layer": call.site.path}, found="queries and a sink", fix="no queries=")
+            raise ShapeError(rule, "queries and a sink", "no queries=", layer=call.site.path, where=self.where)
         return _changed(scaled, sink=torch.where(self._rows(call, A).flatten(), sink * self._scale.factor, sink))
 
 
@@ -440,7 +444,7 @@ class ReplaceWeights(Intervention):
         if not isinstance(recording, Atlas | Entry | AttentionMatrix):
             rule = "recording must be an Atlas, one of its entries, or an AttentionMatrix."
             fix = "with attlas.record(model) as atlas: ..., then ReplaceWeights(atlas, ...)"
-            raise DtypeError(self.where, rule, found=kind(recording), fix=fix)
+            raise DtypeError(rule, kind(recording), fix, where=self.where)
         self.recording = recording
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
@@ -478,8 +482,8 @@ class ReplaceWeights(Intervention):
         absent = [number for number in call.numbers if number not in heads]
         if absent:
             rule = "the recording must have each head whose weights are replaced."
-            found, fix = f"head {absent[0]}, recorded are {heads}", f"heads={list(heads)}"
-            raise OutOfRangeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
+            found = f"head {absent[0]}, recorded are {heads}"
+            raise OutOfRangeError(rule, found, f"heads={list(heads)}", attention=call.site.path, where=self.where)
 
     def _source(self, call: Call) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
         """Return the heads that the recording of an attention has, and the recording."""
@@ -494,18 +498,19 @@ class ReplaceWeights(Intervention):
             rule = "the recording must have one text of each attention whose weights are replaced."
             fix = "record one pass, or give the entry: ReplaceWeights(atlas.entry(...), layers=...)"
             given = {"attention": f"{site.path} ({site.key})"}
-            raise RecordingError(self.where, rule, given, found=f"{len(found)} entries", fix=fix)
+            raise RecordingError(rule, f"{len(found)} entries", fix, arguments=given, where=self.where)
         return found[0].heads, found[0]
 
+    @public()
     def _part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
         """Return the queries and keys of the recording that stand where those of a call stand."""
 
         def check(fits: bool, rule: str, found: str, fix: str) -> None:
             if not fits:
-                raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix=fix)
+                raise ShapeError(rule, found, fix, attention=call.site.path)
 
         is_entry = isinstance(source, Entry)
-        theirs = (source.need_matrix(self.where) if isinstance(source, Entry) else source).problem
+        theirs = (source.need_matrix() if isinstance(source, Entry) else source).problem
         first_query, first_key = (source.queries[0], source.first_key) if isinstance(source, Entry) else (0, 0)
         problem = A.problem
         (batch, _, m, n), (own_batch, heads, rows, columns) = problem.shape, theirs.shape
@@ -610,6 +615,7 @@ class Ablate(Intervention):
     >>> without = Ablate(heads={4: [1, 5]})
     """
 
+    @public()
     def __init__(
         self,
         layers: Layers = None,
@@ -619,10 +625,10 @@ class Ablate(Intervention):
     ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(value, Tensor):
-            value = torch.tensor(finite_number(self.where, "value", value, "value=0.5"))
+            value = torch.tensor(finite_number("value", value, "value=0.5"))
         if value.ndim > 2 or not value.is_floating_point():
             rule = "value must be a number, or a tensor of shape (e,) or (chosen heads, e)."
-            raise ShapeError(self.where, rule, {"value": value}, found=f"shape {tuple(value.shape)}", fix="value=0.0")
+            raise ShapeError(rule, f"shape {tuple(value.shape)}", "value=0.0", value=value)
         self.value = value
 
     def pool(self, pool: Pool, call: Call) -> Pool:
@@ -635,7 +641,7 @@ class Ablate(Intervention):
         if wrong_count or (value.ndim and value.shape[-1] != out.shape[-1]):
             rule = "value must have one row for each chosen head, and the size of the values."
             found = f"{tuple(value.shape)} for {call.count} heads of size {out.shape[-1]}"
-            raise ShapeError(self.where, rule, {"attention": call.site.path}, found=found, fix="value=0.0")
+            raise ShapeError(rule, found, "value=0.0", attention=call.site.path, where=self.where)
         filled = out.new_zeros(1, out.shape[1], 1, out.shape[-1])
         filled[0, list(call.heads), 0] = value[list(call.chosen)] if one_per_head else value
         return torch.where(chosen, filled, out)

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 
 from torch import nn
 
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind
-from attlas.foundation.checks import refuse_context_parallel
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, public
+from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
@@ -19,6 +19,7 @@ from attlas.recording.hooks import AttentionCall, Change
 from attlas.recording.parallel import heads_here
 
 
+@public("intervene()")
 def intervene(
     model: nn.Module, interventions: Intervention | Iterable[Intervention], *, patch_sdpa: bool = False
 ) -> Intervening:
@@ -84,17 +85,14 @@ def intervene(
     >>> bool((changed == model(x)).all())
     False
     """
-    where = "intervene()"
-    if not isinstance(model, nn.Module):
-        fix = "attlas.intervene(model, [...]), the model itself: pipe.model of a pipeline."
-        raise DtypeError(where, "model must be an nn.Module.", found=kind(model), fix=fix)
+    fix = "attlas.intervene(model, [...]), the model itself: pipe.model of a pipeline."
+    instance_of("model", model, nn.Module, "an nn.Module", fix)
     given = [interventions] if isinstance(interventions, Intervention) else interventions
     items = list(given) if isinstance(given, Iterable) else [given]
     wrong = next((item for item in items if not isinstance(item, Intervention)), None)
     if wrong is not None:
-        rule = "interventions must be objects of attlas.interventions."
         fix = "attlas.intervene(model, [attlas.interventions.Suppress(keys=(3, 9))])"
-        raise DtypeError(where, rule, found=kind(wrong), fix=fix)
+        raise DtypeError("interventions must be objects of attlas.interventions.", kind(wrong), fix)
     return Intervening(model, tuple(items), patch_sdpa)
 
 
@@ -134,14 +132,14 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         for number, item in enumerate(self._interventions):
             silent = item.selection.unmatched(self._attentions, self._heard)
             if silent:
-                raise no_layer_attended(silent, [site.path for site in self._heard], item.where)
+                raise no_layer_attended(silent, [site.path for site in self._heard]).replaced(where=item.where)
             for axis, positions in item.positions.items():
                 reached = self._reached.get((number, axis))
                 if reached is not None and positions.last >= reached:
                     rule = f"{axis} must lie within the text."
                     found = f"position {positions.last}, the longest text has {reached} tokens"
                     fix = f"{axis}=slice({max(reached - 8, 0)}, {reached}), or an open end: slice(3, None)."
-                    raise OutOfRangeError(item.where, rule, {axis: str(positions)}, found=found, fix=fix)
+                    raise OutOfRangeError(rule, found, fix, arguments={axis: str(positions)}, where=item.where)
 
     def on_attention(self, call: AttentionCall) -> None:
         site = None if in_backward() else self._site_of(call.module, call.number)
@@ -149,11 +147,12 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             return
         rule = "an attention that only offers its weights cannot be changed."
         fix = "attlas.attention(q, k, v), or A @ v, without offer(module, A): both are changed by themselves."
-        raise RecordingError(self.where, rule, {"module": site.path}, found=type(call.module).__name__, fix=fix)
+        raise RecordingError(rule, type(call.module).__name__, fix, module=site.path, where=self.where)
 
     def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
         return item.selection.includes(site, self._attentions)
 
+    @public()
     def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
         """Return how an attention computes; called inside the forward pass, before its values are pooled.
 
@@ -166,14 +165,14 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         first_query, first_key : int, optional
             Positions in the text of query 0 and of key 0.
         """
-        refuse_context_parallel(self.where)
+        refuse_context_parallel()
         site = self._site_of(module, change.number)
         if site is None:
             return change
         if in_backward() and self._has_reused(site.kind):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
-            raise RecordingError(self.where, rule, {"module": site.path}, found="gradient checkpointing", fix=fix)
+            raise RecordingError(rule, "gradient checkpointing", fix, module=site.path)
         query, key = self._position(site, change.matrix, first_query, first_key)
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):

@@ -16,7 +16,7 @@ from attlas.masks.placed import OPEN_END, Positions
 Where: TypeAlias = "int | slice | range | tuple[int, int] | Sequence[int] | Tensor"
 
 
-def positions_of(where: str, name: str, value: Where | None) -> Positions | None:
+def positions_of(name: str, value: Where | None) -> Positions | None:
     """Return the positions that an argument names; None stands for all.
 
     Raises
@@ -32,12 +32,12 @@ def positions_of(where: str, name: str, value: Where | None) -> Positions | None
     if runs is None:
         rule = f"{name} must be a position, a span or a list of positions."
         fix = f"{name}=7, {name}=slice(3, 9), {name}=(3, 9) for the same span, or {name}=[3, 5, 8]"
-        raise ShapeError(where, rule, found=f"{name} = {value!r}"[:80], fix=fix)
+        raise ShapeError(rule, f"{name} = {value!r}"[:80], fix)
     negative = min((end for run in runs for end in run), default=0)
     if negative < 0:
         rule = f"{name} must be positions in the text, counted from its first token."
         fix = "count from the first token: len(ids) - 1 is the last of a text of known length."
-        raise OutOfRangeError(where, rule, found=f"position {negative}", fix=fix)
+        raise OutOfRangeError(rule, f"position {negative}", fix)
     found: list[int] = []
     for start, stop in sorted(runs):
         if start >= stop:

@@ -30,4 +30,4 @@ def as_mask(mask: Mask | Tensor | Callable[..., Any]) -> Mask:
         fix = "one mask of several: mask=first & second."
     rule = "mask must be a Mask, a bool or float tensor, or a function mask_mod(b, h, i, j)."
     named = {"mask": mask.__name__ if isinstance(mask, type) else type(mask).__name__}
-    raise DtypeError("attend()", rule, named, found=kind(mask), fix=fix)
+    raise DtypeError(rule, kind(mask), fix, arguments=named, where="attend()")

@@ -200,7 +200,7 @@ class Mask(Stored, ABC):
     def __bool__(self) -> bool:
         rule = "a mask is neither true nor false: `and`, `or` and `not` would drop one of two masks."
         fix = "combine masks with &, | and ~; ask for `mask is None`."
-        raise DtypeError("a mask", rule, found=f"the truth of {self.name()}", fix=fix)
+        raise DtypeError(rule, f"the truth of {self.name()}", fix, where="a mask")
 
     def __repr__(self) -> str:
         return f"{self.name()}\n{picture(self)}"
@@ -213,19 +213,17 @@ class Mask(Stored, ABC):
 def _mask(value: object, operator: str) -> Mask:
     if isinstance(value, Mask):
         return value
-    rule = "both sides must be masks of attlas."
-    found = f"{kind(value)} on one side"
+    rule, found = "both sides must be masks of attlas.", f"{kind(value)} on one side"
     fix = "wrap it first: attlas.from_tensor(t) or attlas.from_function(mask_mod)."
-    raise DtypeError(f"mask {operator} other", rule, {"other": f"{type(value).__name__}"}, found=found, fix=fix)
+    raise DtypeError(rule, found, fix, other=f"{type(value).__name__}", where=f"mask {operator} other")
 
 
 def _boolean(mask: Mask, operator: str) -> Mask:
     if not mask.log_weights():
         return mask
     rule = "an additive mask can be combined with & only, since its numbers are added to the scores."
-    found = f"an additive mask beside {operator}"
     fix = f"make it boolean first: attlas.from_tensor(t > -float('inf')) before {operator}."
-    raise ShapeError(f"{operator} of masks", rule, {"mask": mask.name()}, found=found, fix=fix)
+    raise ShapeError(rule, f"an additive mask beside {operator}", fix, mask=mask.name(), where=f"{operator} of masks")
 
 
 class Combined(Mask):

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_plain
 from attlas.foundation.compat import tracing
 from attlas.foundation.pairwise import TileFunction
@@ -27,12 +27,12 @@ _BLOCK = 64  # rows and columns of the blocks whose coverage is kept
 class _Stored(Mask):
     """What masks of booleans and of numbers share: the tensor, its tiles, its coverage."""
 
+    @public("from_tensor()")
     def __init__(self, t: Tensor) -> None:
-        t = as_plain("from_tensor()", "t", t)
+        t = as_plain("t", t)
         if t.ndim < 2:
             rule = "a mask tensor must have the axes (m, n), (batch, m, n) or (batch, heads, m, n)."
-            fix = "t[None, :] for one row of keys that all queries share."
-            raise ShapeError("from_tensor()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
+            raise ShapeError(rule, f"{t.ndim} axes", "t[None, :] for one row of keys that all queries share.", t=t)
         self.tensor = t
         self.axes = tuple(t.shape)
         # (batch, heads, m, n), where a size of 1 stands for every place.
@@ -122,7 +122,7 @@ class _Stored(Mask):
         else:
             return
         given = {"mask": self.tensor, "matrix (batch, heads, m, n)": f"{wanted}"}
-        raise ShapeError("attend()", rule, given, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments=given, where="attend()")
 
     def size(self) -> tuple[int | None, int | None]:
         m, n = self.cells.shape[2:]
@@ -348,7 +348,7 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
     else:
         found, fix = type(t).__name__, "from_tensor(torch.as_tensor(t)), or from_function(mask_mod) for a function."
     rule = "a mask tensor must be bool (True = may attend) or floating point (added to the scores)."
-    raise DtypeError("from_tensor()", rule, {"t": t if isinstance(t, Tensor) else found}, found=found, fix=fix)
+    raise DtypeError(rule, found, fix, t=t if isinstance(t, Tensor) else found, where="from_tensor()")
 
 
 class FunctionMask(Mask):
@@ -396,7 +396,7 @@ class FunctionMask(Mask):
         given = {"returned": allowed if isinstance(allowed, Tensor) else type(allowed).__name__}
         found = "numbers" if isinstance(allowed, Tensor) else kind(allowed)
         fix = "compare: return scores > 0. Numbers that are added belong into a score."
-        raise DtypeError(self.name(), "mask_mod must return True or False.", given, found=found, fix=fix)
+        raise DtypeError("mask_mod must return True or False.", found, fix, arguments=given, where=self.name())
 
     def name(self) -> str:
         return _name(self.mask_mod)

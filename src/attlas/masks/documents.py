@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, describe
+from attlas.errors import DtypeError, ShapeError, describe, public
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, changes_of, edges
 
@@ -29,16 +29,16 @@ class _Counted(Mask):
         self.given = (lengths, changes_of(lengths)) if isinstance(lengths, Tensor) else None
         self._read(lengths)
 
+    @public()
     def _read(self, lengths: Lengths) -> None:
         """Copy the lengths to the CPU: `coverage` reads them for every tile, and must not wait for a GPU."""
-        where, label = f"{type(self).__name__}()", self.label
-        given = _integers(where, label, lengths, "give one whole number for each sequence: [7, 5].")
+        label = self.label
+        given = _integers(type(self).__name__, label, lengths, "give one whole number for each sequence: [7, 5].")
         self.axes, self.lengths = tuple(given.shape), given.flatten()
         self.shortest, self.longest = (int(t) for t in self.lengths.aminmax()) if given.numel() else (0, 0)
         if self.shortest < 0:
-            rule = f"{label} must be 0 or more."
-            fix = f"use {label} = 0 for a sequence without such keys."
-            raise ShapeError(where, rule, {label: lengths}, found=f"{label} = {self.shortest}", fix=fix)
+            rule, fix = f"{label} must be 0 or more.", f"use {label} = 0 for a sequence without such keys."
+            raise ShapeError(rule, f"{label} = {self.shortest}", fix, arguments={label: lengths})
 
     def of(self, at: Tile) -> Tensor:
         """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
@@ -192,7 +192,7 @@ class Padding(_Counted):
         super().__init__("lengths", lengths)
         if side not in ("right", "left"):
             fix = 'use side="left" where the filling stands before the tokens.'
-            raise ShapeError("Padding()", 'side must be "right" or "left".', found=f"side = {side!r}", fix=fix)
+            raise ShapeError('side must be "right" or "left".', f"side = {side!r}", fix, where="Padding()")
         self.side = side
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Padding(_Counted):
             rule = "the lengths of Padding() must be at most the number of keys."
             found = f"a length of {self.longest}, n = {n}"
             fix = f"count the real keys only: Padding(lengths.clamp(max={n}))."
-            raise ShapeError("attend()", rule, {"mask": self.name(), "keys": f"n = {n}"}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, mask=self.name(), keys=f"n = {n}", where="attend()")
 
     def size(self) -> tuple[int | None, int | None]:
         # Padded sequences are as long as the longest of them.
@@ -279,8 +279,8 @@ class Documents(Mask):
         self._read(ids, query_ids)
 
     def _read(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None) -> None:
-        self.keys = _Ids("ids", ids)
-        self.queries = self.keys if query_ids is None else _Ids("query_ids", query_ids)
+        self.keys: _Ids = _Ids("ids", ids)
+        self.queries: _Ids = self.keys if query_ids is None else _Ids("query_ids", query_ids)
 
     def to_dict(self) -> dict[str, Any]:
         return {"ids": self.keys.given, "query_ids": None if self.queries is self.keys else self.queries.given}
@@ -335,7 +335,7 @@ class Documents(Mask):
             rule = "Documents() must have one id for each key, and one for each query."
             found = f"{self.keys.count} ids for n = {n} keys and m = {m} queries"
             fix = "use Documents(ids, query_ids) with shapes (n,) and (m,)."
-            raise ShapeError("attend()", rule, given, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments=given, where="attend()")
 
     def size(self) -> tuple[int | None, int | None]:
         return self.queries.count, self.keys.count
@@ -348,16 +348,18 @@ class Documents(Mask):
 class _Ids:
     """Ids of tokens: one copy on the CPU for coverage, one on each device that asks for tiles."""
 
+    @public("Documents()")
     def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
-        given = _integers("Documents()", label, ids, "number the documents: [0, 0, 1, 1, 1].")
+        given = _integers("Documents", label, ids, "number the documents: [0, 0, 1, 1, 1].")
         if given.ndim == 0:
             rule = f"{label} must have one id for each token."
-            fix = "number the documents: [0, 0, 1, 1, 1]."
-            raise ShapeError("Documents()", rule, {label: ids}, found="a single number", fix=fix)
+            raise ShapeError(rule, "a single number", "number the documents: [0, 0, 1, 1, 1].", arguments={label: ids})
         self.label = label
         self.given, self.axes = given, tuple(given.shape)
         self.count = self.axes[-1]
-        self._on = {torch.device("cpu"): given.reshape(math.prod(self.axes[:-1]), self.count)}
+        self._on: dict[torch.device, Tensor] = {
+            torch.device("cpu"): given.reshape(math.prod(self.axes[:-1]), self.count)
+        }
 
     def tile(self, at: Tile, span: range, index: Tensor | None, first: int, device: torch.device) -> Tensor:
         """Return the ids of a tile's rows or columns, shape (batches, places) or (1, places)."""
@@ -368,7 +370,7 @@ class _Ids:
         return ids if ids.shape[0] == 1 else ids[at.batch_ids.to(device)]
 
 
-def _integers(where: str, label: str, value: Lengths, fix: str) -> Tensor:
+def _integers(mask: str, label: str, value: Lengths, fix: str) -> Tensor:
     """Return whole numbers as a tensor of int64 on the CPU, or raise."""
     try:
         given = value if isinstance(value, Tensor) else torch.as_tensor(value)
@@ -380,8 +382,8 @@ def _integers(where: str, label: str, value: Lengths, fix: str) -> Tensor:
             return given.detach().to("cpu", torch.int64, copy=True)
         kind, shown = str(given.dtype).removeprefix("torch."), describe(value)
         if given.dtype == torch.bool and given.ndim > 1:
-            fix = f"{where[:-2]} takes counts; for a mask use from_tensor(t[:, None, None, :])."
-    raise DtypeError(where, f"{label} must be whole numbers.", {label: shown}, found=kind, fix=fix)
+            fix = f"{mask} takes counts; for a mask use from_tensor(t[:, None, None, :])."
+    raise DtypeError(f"{label} must be whole numbers.", kind, fix, arguments={label: shown})
 
 
 def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int, ...], fix: str) -> None:
@@ -390,7 +392,10 @@ def _check_batch(mask: str, label: str, axes: tuple[int, ...], batch: tuple[int,
     # (6,) may stand for a batch of (2, 3), (3, 2) may not: its numbers would land on other sequences.
     if count == 1 or (count == wanted and (len(axes) == 1 or axes == batch)):
         return
-    rule = f"{mask}() must have one entry for each sequence of the batch, or one for all."
     raise ShapeError(
-        "attend()", rule, {label: f"{axes}", "batch": f"{batch}"}, found=f"{count} entries, {wanted} sequences", fix=fix
+        f"{mask}() must have one entry for each sequence of the batch, or one for all.",
+        f"{count} entries, {wanted} sequences",
+        fix,
+        arguments={label: f"{axes}", "batch": f"{batch}"},
+        where="attend()",
     )

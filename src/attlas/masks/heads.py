@@ -84,7 +84,7 @@ class Heads(Combined):
                 rule = "masks must map numbers of query heads, from 0, to masks of attlas."
                 found = f"head {head} has {kind(mask)}"
                 found = found if counts else f"head = {head if type(head) is int else kind(head)}"
-                raise DtypeError("Heads()", rule, found=found, fix=fix)
+                raise DtypeError(rule, found, fix, where="Heads()")
         every = Window(None, None)
         *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*masks.values(), default))
         self.heads, self.masks = tuple(masks), tuple(own)
@@ -130,7 +130,7 @@ class Heads(Combined):
             found = f"head {max(self.heads)}, {counted(heads, 'head')}"
             fix = f"use 0 to {heads - 1}." if heads > 1 else "use 0."
             fix = (heads_of_three_axes(math.prod(batch), batch) if heads == 1 else "") or fix
-            raise OutOfRangeError("attend()", rule, {"mask": self.name()}, found=found, fix=fix)
+            raise OutOfRangeError(rule, found, fix, mask=self.name(), where="attend()")
 
     def name(self) -> str:
         shown = ", ".join(f"{head}: {mask.name()}" for head, mask in zip(self.heads, self.masks, strict=True))

@@ -8,7 +8,7 @@ import operator
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError
+from attlas.errors import DtypeError, ShapeError, public
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, edges
 
@@ -20,11 +20,11 @@ class _Local(Mask):
 
     stored: tuple[str, ...] = ("offset",)
 
+    @public()
     def __init__(self, left: int | None, right: int | None, offset: int | None) -> None:
-        where = f"{type(self).__name__}()"
-        self.left = None if left is None else _reach(where, "left", left)
-        self.right = None if right is None else _reach(where, "right", right)
-        self.offset = None if offset is None else _whole(where, "offset", offset)
+        self.left = None if left is None else _reach("left", left)
+        self.right = None if right is None else _reach("right", right)
+        self.offset = None if offset is None else _whole("offset", offset)
 
     @property
     def is_causal(self) -> bool:
@@ -268,12 +268,13 @@ class Dilated(_Local):
 
     stored = ("left", "right", "step", "offset")
 
+    @public("Dilated()")
     def __init__(self, left: int | None, right: int | None, step: int, offset: int | None = None) -> None:
         super().__init__(left, right, offset)
-        self.step = _whole("Dilated()", "step", step)
+        self.step = _whole("step", step)
         if self.step < 1:
             fix = "use step=1 for every key of the window."
-            raise ShapeError("Dilated()", "step must be at least 1.", found=f"step = {self.step}", fix=fix)
+            raise ShapeError("step must be at least 1.", f"step = {self.step}", fix)
 
     def allows(self, at: Tile) -> Tensor:
         # Remainders of places, not of pairs: a division for each row and column instead of each cell.
@@ -300,20 +301,20 @@ class Dilated(_Local):
         return max(super().reach(), self.step)  # a step has to be seen even where the window has no limit
 
 
-def _whole(where: str, label: str, value: int) -> int:
+def _whole(label: str, value: int) -> int:
     """Return a whole number as an int, or raise."""
     try:
         return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # None raises
     except TypeError:
         rule = f"{label} must be a whole number."
         fix = f"leave {label} out, or give an int." if label == "offset" else f"give an int: {label}=4."
-        raise DtypeError(where, rule, found=f"{label} = {value!r} ({type(value).__name__})", fix=fix) from None
+        raise DtypeError(rule, f"{label} = {value!r} ({type(value).__name__})", fix) from None
 
 
-def _reach(where: str, label: str, value: int) -> int:
+def _reach(label: str, value: int) -> int:
     """Return a whole number that is not negative, or raise."""
-    number = _whole(where, label, value)
+    number = _whole(label, value)
     if number >= 0:
         return number
     fix = f"use {label}={-number}: distances to both sides are counted from the query, without a sign."
-    raise ShapeError(where, f"{label} must be 0 or more, or None for no limit.", found=f"{label} = {number}", fix=fix)
+    raise ShapeError(f"{label} must be 0 or more, or None for no limit.", f"{label} = {number}", fix)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import ShapeError, TooLargeError
+from attlas.errors import ShapeError, TooLargeError, public
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import cells_of
@@ -62,12 +62,13 @@ class Runs(Mask):
 
     stored = ("n", "first", "starts", "stops")
 
+    @public("Runs()")
     def __init__(self, first: Tensor, starts: Tensor, stops: Tensor, n: int) -> None:
         self.first, self.starts, self.stops, self.n = first, starts, stops, n
         fault = self._fault()
         if fault:
             fix = "attlas.masks.runs_of(mask, batch, heads, m, n) finds the runs of a mask."
-            raise ShapeError("Runs()", "the tables must describe runs of keys.", found=fault, fix=fix)
+            raise ShapeError("the tables must describe runs of keys.", fault, fix)
         # One ascending line of all rows: key j of row r stands at r * (n + 1) + j, so that a search finds runs.
         rows = torch.repeat_interleave(torch.arange(self._counts.numel(), device="cpu"), self._counts.flatten())
         self._line_starts = rows * (n + 1) + starts
@@ -76,7 +77,7 @@ class Runs(Mask):
         if bool((starts >= stops).any()) or bool((inner & (starts[1:] <= stops[:-1])).any()):
             found = "a run that is empty, or that touches the one before"
             fix = "sort the runs of each row, and join those that touch."
-            raise ShapeError("Runs()", "the tables must describe runs of keys.", found=found, fix=fix)
+            raise ShapeError("the tables must describe runs of keys.", found, fix)
 
     def _fault(self) -> str:
         """Return the fault of the tables, or an empty text; their order is checked after that."""
@@ -235,7 +236,7 @@ class Bits(Mask):
             rule = "packed must be uint8 of shape (batch, heads, m, ceil(n / 8))."
             found = f"{packed.dtype} of shape {tuple(packed.shape)}"
             fix = "attlas.masks.runs_of(mask, batch, heads, m, n) packs a mask."
-            raise ShapeError("Bits()", rule, {"packed": packed, "n": n}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, packed=packed, n=n, where="Bits()")
         self.packed, self.n = packed, n
 
     def allows(self, at: Tile) -> Tensor:
@@ -256,13 +257,13 @@ class Bits(Mask):
         return f"Bits({self.packed.shape[2]:,} queries, {self.n:,} keys)"
 
 
-def _check_sizes(where: str, own: tuple[int, ...], batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+def _check_sizes(name: str, own: tuple[int, ...], batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
     wanted = (torch.Size(batch).numel(), heads, m, n)
     if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
         return
-    rule = f"{where} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads."
+    rule = f"{name} must have the sizes of the matrix (batch, heads, m, n), or 1 for batch and heads."
     fix = "find the runs again for a matrix of this size: runs_of(mask, batch, heads, m, n)."
-    raise ShapeError("attend()", rule, found=f"{own} in mask, {wanted} in matrix", fix=fix)
+    raise ShapeError(rule, f"{own} in mask, {wanted} in matrix", fix, where="attend()")
 
 
 def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Runs | Bits:
@@ -387,6 +388,6 @@ def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
             rule = "a mask without long runs of keys must fit the limit of packed bits."
             found = f"{size:,} bytes, the limit is {_BITS_LIMIT:,}"
             fix = "keep statistics and not q and k, or use a mask of attlas, which is stored by its settings."
-            raise TooLargeError("runs_of()", rule, {"mask": mask.name()}, found=found, fix=fix)
+            raise TooLargeError(rule, found, fix, mask=mask.name(), where="runs_of()")
     sizes = [max(block.shape[axis] for block in blocks) for axis in (0, 1)]
     return Bits(torch.cat([block.expand(*sizes, -1, -1) for block in blocks], dim=2), n)

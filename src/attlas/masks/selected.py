@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, describe
+from attlas.errors import DtypeError, ShapeError, describe, public
 from attlas.foundation.checks import as_plain, whole_number
 from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
@@ -92,10 +92,11 @@ class Selected(Mask):
 
     stored = ("indices", "block", "group")
 
+    @public("Selected()")
     def __init__(self, indices: Tensor | Sequence[Any], block: int = 1, group: int = 1) -> None:
         t = _entries(indices)
-        self.block = whole_number("Selected()", "block", block)
-        self.group = whole_number("Selected()", "group", group)
+        self.block = whole_number("block", block)
+        self.group = whole_number("group", group)
         self.axes = tuple(t.shape)
         t = t[None, None] if t.ndim == 2 else t[:, None] if t.ndim == 3 else t.flatten(0, -4)
         self.entries = _ascending(t)
@@ -209,7 +210,7 @@ class Selected(Mask):
         else:
             return
         given = {"mask": self.name(), "matrix (batch, heads, m, n)": f"{(sequences, heads, m, n)}"}
-        raise ShapeError("attend()", rule, given, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments=given, where="attend()")
 
     def size(self) -> tuple[int | None, int | None]:
         own_m = self.entries.shape[2]
@@ -229,20 +230,18 @@ def _entries(indices: Any) -> Tensor:
     """Return the indices as a tensor of whole numbers with two axes or more, or raise."""
     fix = "one list of keys per query, filled with -1: [[0, -1], [0, 1]]."
     try:
-        t = as_plain("Selected()", "indices", indices) if isinstance(indices, Tensor) else torch.as_tensor(indices)
+        t = as_plain("indices", indices) if isinstance(indices, Tensor) else torch.as_tensor(indices)
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, DtypeError):
             raise
-        found = type(indices).__name__
-        raise DtypeError("Selected()", "indices must be whole numbers.", found=found, fix=fix) from None
+        raise DtypeError("indices must be whole numbers.", type(indices).__name__, fix) from None
     if t.is_floating_point() or t.is_complex() or t.dtype is torch.bool:
         found = str(t.dtype).removeprefix("torch.")
         fix = "attlas.from_tensor(t), if True means that the query may attend." if t.dtype is torch.bool else fix
-        raise DtypeError("Selected()", "indices must be whole numbers.", {"indices": describe(t)}, found=found, fix=fix)
+        raise DtypeError("indices must be whole numbers.", found, fix, indices=describe(t))
     if t.ndim < 2:
         rule = "indices must have the axes (m, k), (batch, m, k) or (batch, groups, m, k)."
-        fix = "indices[None, :] for one choice that all queries share."
-        raise ShapeError("Selected()", rule, {"indices": t}, found=f"{t.ndim} axes", fix=fix)
+        raise ShapeError(rule, f"{t.ndim} axes", "indices[None, :] for one choice that all queries share.", indices=t)
     return t.detach()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import attlas
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, counted, kind
+from attlas.errors import DtypeError, ShapeError, counted, kind, public
 from attlas.foundation.autocast import cast
 from attlas.foundation.checks import (
     check_inputs,
@@ -28,6 +28,7 @@ from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
 
 
+@public("attend()")
 def attend(
     q: Tensor,
     k: Tensor,
@@ -97,8 +98,8 @@ def attend(
     q, k = (cast(t, rounds=getattr(score, "rounds_tokens", True)) for t in (q, k))
     if "DTensor" in (type(q).__name__, type(k).__name__):
         return attlas.distributed.attend(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
-    refuse_context_parallel("attend()")
-    q4, k4, lead = check_inputs("attend()", q, k)
+    refuse_context_parallel()
+    q4, k4, lead = check_inputs(q, k)
     heads = q4.shape[1]
     if score is None and isinstance(scale, Tensor):
         q4, score = q4 * _per_head(scale, q4, lead), _UNSCALED
@@ -106,8 +107,8 @@ def attend(
         score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
     elif scale is not None:
         rule = "scale belongs to the default score; a score of your own has its own."
-        found, fix = "both score and scale", "score=scale * score, or leave score out."
-        raise ShapeError("attend()", rule, {"score": type(score).__name__, "scale": scale}, found=found, fix=fix)
+        fix = "score=scale * score, or leave score out."
+        raise ShapeError(rule, "both score and scale", fix, score=type(score).__name__, scale=scale)
     elif callable(score) and not isinstance(score, (Score, Mask, type)):
         score = ScoreMod(score)
     elif not isinstance(score, Score):
@@ -118,15 +119,16 @@ def attend(
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
         for extra in mask.log_weights():
             score = score + extra
-    sink = None if sink is None else check_sink("attend()", sink, q4, lead)
+    sink = None if sink is None else check_sink(sink, q4, lead)
     if plan is not None and not isinstance(plan, Plan):
-        rule, fix = "plan must be an attlas.Plan.", "plan=attlas.Plan(backend='tiled')"
-        raise DtypeError("attend()", rule, {"plan": type(plan).__name__}, found=kind(plan), fix=fix)
+        fix = "plan=attlas.Plan(backend='tiled')"
+        raise DtypeError("plan must be an attlas.Plan.", kind(plan), fix, plan=type(plan).__name__)
     given = [(name, t) for name, t in (("q", q), ("k", k), ("scale", scale)) if isinstance(t, Tensor)]
     problem = Problem(q4, k4, score, mask, sink, given=given)
     return softmax_matrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
 
 
+@public("attention()")
 def attention(
     q: Tensor,
     k: Tensor,
@@ -175,7 +177,7 @@ def attention(
     >>> attlas.attention(q, k, v, score=attlas.Gaussian(0.5)).shape
     torch.Size([5, 3])
     """
-    check_probability("attention()", "dropout_p", dropout_p)
+    check_probability("dropout_p", dropout_p)
     return attend(q, k, score, mask, scale, sink, plan).pooled(v, dropout_p)
 
 
@@ -195,7 +197,7 @@ def _no_score(score: object) -> DtypeError:
     elif isinstance(score, int | float):
         fix = f"did you mean scale={score!r}?"
     named = {"score": score if isinstance(score, Tensor) else kind(score)}
-    return DtypeError("attend()", "score must be an attlas.Score.", named, found=kind(score), fix=fix)
+    return DtypeError("score must be an attlas.Score.", kind(score), fix, arguments=named)
 
 
 def _per_head(scale: Tensor, q: Tensor, leading: tuple[int, ...]) -> Tensor:
@@ -207,4 +209,4 @@ def _per_head(scale: Tensor, q: Tensor, leading: tuple[int, ...]) -> Tensor:
     found = f"{counted(scale.numel(), 'number')}, {counted(heads, 'head')}"
     fix = f"a floating-point tensor of shape () or ({heads},)."
     fix = heads_of_three_axes(scale.numel(), leading) or fix
-    raise ShapeError("attend()", rule, {"scale": scale, "q (batch, heads, m, d)": q}, found=found, fix=fix)
+    raise ShapeError(rule, found, fix, arguments={"scale": scale, "q (batch, heads, m, d)": q})

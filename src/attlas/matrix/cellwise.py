@@ -159,7 +159,7 @@ class Cellwise(LazyTensor):
             if version is not None and changes(t) != version:
                 rule = "the tensors of a function of a matrix must not change before it is computed."
                 fix = "take the sum before they change, or (A * t).to_dense()."
-                raise ModifiedError(self.label, rule, {"t": t}, found="t was changed in place", fix=fix)
+                raise ModifiedError(rule, "t was changed in place", fix, t=t, where=self.label)
 
     def in_problem_axes(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], torch.dtype, bool]:
         """Return the function, its tensors with axes (batch, heads, m, n), its dtype, and whether it has a gradient."""

@@ -15,7 +15,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part
-from attlas.errors import DtypeError, GradientError, ShapeError, kind
+from attlas.errors import DtypeError, GradientError, ShapeError, kind, public
 from attlas.foundation.tiles import Tile
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
@@ -23,6 +23,7 @@ from attlas.stats.counts import interval_of
 Distance: TypeAlias = Literal["kl", "cross_entropy", "squared", "squared_logits"]
 
 
+@public("divergence()")
 def divergence(
     A: AttentionMatrix, B: AttentionMatrix, kind: Distance = "kl", heads: Literal["each", "mean"] = "each"
 ) -> Tensor:
@@ -86,7 +87,7 @@ def divergence(
     """
     mean = _checked(A, B, kind, heads)
     for matrix in (A, B):
-        matrix.weights.check_unchanged("divergence()")
+        matrix.weights.check_unchanged()
     problems = A.problem, B.problem
     if any(problem.is_symbolic for problem in problems):
         return _of_dense(A, B, kind, mean)
@@ -112,29 +113,27 @@ def _lse_of(A: AttentionMatrix) -> Tensor:
 
 def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
     """Return whether the mean of the heads is compared, or raise an error."""
-    where = "divergence()"
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, AttentionMatrix):
             fix = "attlas.attend(q, k); of a tensor of weights the formula is one line of torch."
-            rule = "A and B must be attention matrices."
-            raise DtypeError(where, rule, {name: kind(matrix)}, found=kind(matrix), fix=fix)
+            raise DtypeError("A and B must be attention matrices.", kind(matrix), fix, arguments={name: kind(matrix)})
     given = {"A": f"shape {tuple(A.shape)}", "B": f"shape {tuple(B.shape)}"}
     for name, value, known in (("kind", distance, get_args(Distance)), ("heads", heads, ("each", "mean"))):
         if value not in known:
             rule = f"{name} must be one of {', '.join(map(repr, known))}."
-            raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}={known[0]!r}")
+            raise ShapeError(rule, f"{name} = {value!r}", f"{name}={known[0]!r}")
     if distance in ("kl", "cross_entropy"):
         for matrix in (A, B):
-            matrix.weights.check_shares(where)
+            matrix.weights.check_shares()
     mean: bool = heads == "mean"
     if mean and (A.ndim < 3 or B.ndim < 3 or distance == "squared_logits"):
         rule = "heads='mean' compares means of weights over the axis before the last two."
-        raise ShapeError(where, rule, given, found=f"kind = {distance!r}", fix="heads='each'")
+        raise ShapeError(rule, f"kind = {distance!r}", "heads='each'", arguments=given)
     shapes = [tuple(one.shape[:-3] + one.shape[-2:] if mean else one.shape) for one in (A, B)]
     if shapes[0] != shapes[1]:
         rule = "A and B must have the same shape, but for the number of heads where their mean is taken."
         fix = "heads='mean'" if not mean and shapes[0][-2:] == shapes[1][-2:] else "attend() with the same tokens."
-        raise ShapeError(where, rule, given, found=f"{shapes[0]} and {shapes[1]}", fix=fix)
+        raise ShapeError(rule, f"{shapes[0]} and {shapes[1]}", fix, arguments=given)
     return mean
 
 
@@ -226,7 +225,7 @@ class _RowDivergence(stats.Statistic):
         if torch.is_grad_enabled():
             rule = "a divergence that is computed in tiles has no second derivative."
             fix = "the formula on A.to_dense() and B.to_dense()."
-            raise GradientError("divergence()", rule, found="create_graph=True", fix=fix)
+            raise GradientError(rule, "create_graph=True", fix, where="divergence()")
         carry[at.place] += _value(self.distance, *self._pair(part)).sum(dim=-1)
         return carry
 

@@ -101,4 +101,4 @@ class WeightGradient:
     def _refuse(self) -> None:
         rule = "A.grad would lack what did not pass through the weights."
         fix = "call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense())."
-        raise GradientError("A.retain_grad()", rule, found=str(self.missing), fix=fix)
+        raise GradientError(rule, str(self.missing), fix, where="A.retain_grad()")

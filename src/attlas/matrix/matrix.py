@@ -16,7 +16,7 @@ from attlas.engine.dropout import Dropout
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
-from attlas.errors import ModifiedError
+from attlas.errors import ModifiedError, public
 from attlas.foundation.autocast import cast_values
 from attlas.foundation.checks import check_values, whole_number
 from attlas.foundation.compat import transforming
@@ -212,6 +212,7 @@ class AttentionMatrix(LazyTensor):
         """Return ``A @ v``."""
         return self @ v
 
+    @public("A @ v")
     def pooled(self, v: Tensor, dropout_p: builtins.float = 0.0) -> Tensor:
         """Return ``A @ v`` of values with any axes that fit, as recordings hear and interventions change it.
 
@@ -226,19 +227,18 @@ class AttentionMatrix(LazyTensor):
         vector = isinstance(v, Tensor) and v.ndim == 1
         weights = self.weights
         v, dtype = cast_values(v, weights.keys)
-        values = check_values("A @ v", v.unsqueeze(-1) if vector else v, weights.keys, self.axes, weights.shape[1])
+        values = check_values(v.unsqueeze(-1) if vector else v, weights.keys, self.axes, weights.shape[1])
         out = observers.product(self, values, dropout) if observers.active else weights.product(values, dropout)
         out = self.axes.restore(out if dtype is None else out.to(dtype))
         return out.squeeze(-1) if vector else out
 
+    @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         """Return ``A.mT @ x`` of vectors with any axes that fit."""
         vector = isinstance(x, Tensor) and x.ndim == 1
         tokens, heads = self.weights.queries, self.weights.shape[1]
         x, dtype = cast_values(x.unsqueeze(-1) if vector else x, tokens)
-        out = self.weights.transposed_product(
-            check_values("A.mT @ x", x, tokens, self.axes, heads, ("x", "m", "query"))
-        )
+        out = self.weights.transposed_product(check_values(x, tokens, self.axes, heads, ("x", "m", "query")))
         out = self.axes.restore(out if dtype is None else out.to(dtype))
         return out.squeeze(-1) if vector else out
 
@@ -295,12 +295,13 @@ class AttentionMatrix(LazyTensor):
         self.weights.gradient.retain()
 
     @property
+    @public("A.grad")
     def grad(self) -> Tensor | None:
         """Gradient of the weights after ``retain_grad()`` and a backward, shape (..., m, n), whole; else None."""
         gradient = self.weights.gradient
         if not gradient.is_known:
             return None
-        check_size("A.grad", [self], self.numel() * self.dtype.itemsize, graph.DENSE_LIMIT)
+        check_size([self], self.numel() * self.dtype.itemsize, graph.DENSE_LIMIT)
         return self.axes.restore(gradient.total(self.weights.shape, self.dtype, self.device))
 
     @lazy_method
@@ -357,6 +358,7 @@ class AttentionMatrix(LazyTensor):
             return self.axes.restore(torch.cat(chunks, dim=-1))
         return where.squeezed(self.axes.restore(self.weights.cells(row_index, column_index, logits=logits)))
 
+    @public("A.window()")
     def window(self, rows: Span | None = None, columns: Span | None = None) -> AttentionMatrix:
         """Return some queries and keys as a smaller lazy matrix with the same weights.
 
@@ -394,12 +396,13 @@ class AttentionMatrix(LazyTensor):
         (torch.Size([100, 300]), True)
         """
         m, n = self.shape[-2:]
-        queries = place_span("A.window()", "rows", rows, m, "queries")
-        keys = place_span("A.window()", "columns", columns, n, "keys")
-        self.weights.check_unchanged("A.window()")
+        queries = place_span("rows", rows, m, "queries")
+        keys = place_span("columns", columns, n, "keys")
+        self.weights.check_unchanged()
         weights = self.weights.part(rows=queries, columns=keys)
         return self if weights is self.weights else AttentionMatrix(weights, self.axes)
 
+    @public("A.to_dense()")
     def to_dense(self, limit: int | None = graph.DENSE_LIMIT) -> Tensor:
         """Return the whole matrix as a Tensor.
 
@@ -423,7 +426,7 @@ class AttentionMatrix(LazyTensor):
         """Return all weights or log-weights as a Tensor, or raise a TooLargeError; see `to_dense`."""
         name = "A.logits" if logits else "A"
         fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
-        check_size(f"{name}.to_dense()", [self], self.numel() * self.dtype.itemsize, limit, fix)
+        check_size([self], self.numel() * self.dtype.itemsize, limit, fix)
         m, n = self.weights.shape[2:]
         return self.read(Where(None, range(m), range(n), False), logits=logits)
 
@@ -461,7 +464,7 @@ class AttentionMatrix(LazyTensor):
         >>> entropy.shape, mass.shape
         (torch.Size([100]), torch.Size([100]))
         """
-        check_are_statistics("collect()", statistics)
+        check_are_statistics(statistics)
         return tuple(self.axes.restore_all(result) for result in self.weights.collect(statistics))
 
     # --------------------------------------------------------------------------------------------------- reductions
@@ -703,6 +706,7 @@ class AttentionMatrix(LazyTensor):
     # ------------------------------------------------------------------------------------------------- check, pictures
 
     @torch.no_grad()
+    @public("A.check()")
     def check(self, rows: int = 64) -> builtins.float:
         """Compare the weights of sampled rows with the definition in float64, and return the largest error.
 
@@ -725,12 +729,12 @@ class AttentionMatrix(LazyTensor):
         -----
         Cost: ``rows * n`` float64 scores per head, whole in memory.
         """
-        whole_number("A.check()", "rows", rows, "A.check(rows=64)")
+        whole_number("rows", rows, "A.check(rows=64)")
         batch, heads, m, n = self.weights.shape
         if 0 in (batch, heads, m, n):
             return 0.0
-        self.weights.check_unchanged("A.check()")
-        self.weights.check_numbers("A.check()")
+        self.weights.check_unchanged()
+        self.weights.check_numbers()
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         found, expected = self.weights.cells(sample, range(n)), self.weights.defined_cells(sample)
         return float((found.double() - expected).abs().max())

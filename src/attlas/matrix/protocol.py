@@ -15,7 +15,7 @@ from torch.overrides import resolve_name
 
 from attlas import stats
 from attlas.engine.autodiff import graph
-from attlas.errors import DtypeError, GradientError, StoredOnlyError, TooLargeError, kind
+from attlas.errors import DtypeError, GradientError, StoredOnlyError, TooLargeError, kind, public
 from attlas.foundation.compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.foundation.indexing import Axes, Where
 from attlas.matrix.weights import Weights
@@ -221,7 +221,7 @@ class LazyTensor:
         if self.requires_grad and torch.is_grad_enabled():
             A, rule = self.label, "an array carries no gradient, and one is being recorded."
             found, fix = f"{A}.requires_grad is True", f"{A}.detach().numpy(), or read under torch.no_grad()."
-            raise GradientError(f"{A}.numpy()", rule, {A: f"shape {tuple(self.shape)}"}, found=found, fix=fix)
+            raise GradientError(rule, found, fix, arguments={A: f"shape {tuple(self.shape)}"}, where=f"{A}.numpy()")
         return np.asarray(self.to_dense().cpu().numpy(), dtype=dtype)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -229,7 +229,8 @@ class LazyTensor:
         found = NotImplemented if compute is None else compute(func, args, kwargs)
         if found is not NotImplemented:
             return np.asarray(found.cpu())[()]
-        args, kwargs = _replaced(f"numpy.{func.__name__}()", (args, kwargs), np.asarray)
+        with public(f"numpy.{func.__name__}()"):
+            args, kwargs = _replaced((args, kwargs), np.asarray)
         return func(*args, **kwargs)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -251,7 +252,8 @@ class LazyTensor:
         if not callable(found):
             of_form = getattr(self._on_meta(), name)
             return getattr(self.to_dense(), name) if isinstance(of_form, Tensor) else of_form
-        return lambda *args, **kwargs: _dispatched(f"{self.label}.{name}()", found, name, (self, *args), kwargs)
+        asked = public(f"{self.label}.{name}()")
+        return asked(lambda *args, **kwargs: _dispatched(found, name, (self, *args), kwargs))
 
     def _on_meta(self) -> Tensor:
         """Return a tensor of the same form without numbers."""
@@ -260,8 +262,8 @@ class LazyTensor:
     def on_dense(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the method of the dense tensor gives: a tensor, of some methods several or another type."""
         sign = _SIGNS.get(name.strip("_").removeprefix("r")) if name.startswith("__") else None
-        where = f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"
-        args, kwargs = written_out(where, ((self, *args), kwargs), _sum_fix(name, args))
+        with public(f"{self.label} {sign} ..." if sign else f"{self.label}.{name}()"):
+            args, kwargs = written_out(((self, *args), kwargs), _sum_fix(name, args))
         return getattr(torch.Tensor, name)(*args, **kwargs)  # type: ignore[no-any-return]
 
     @classmethod
@@ -273,10 +275,11 @@ class LazyTensor:
         if of_gradient and asked is not None and not asked.dtype.is_floating_point:
             raise _no_gradient(asked, func.__name__)
         where = (resolve_name(func) or "torch").replace("special_", "special.").replace("linalg_", "linalg.")
-        return _dispatched(f"{where}()", func, getattr(func, "__name__", ""), args, kwargs or {})
+        with public(f"{where}()"):
+            return _dispatched(func, getattr(func, "__name__", ""), args, kwargs or {})
 
 
-def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dispatched(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of torch gives: without the dense tensor where that can be, else on it."""
     compute = OPERATIONS.get(name)
     if compute is not None and func in _functions(name):
@@ -285,7 +288,7 @@ def _dispatched(where: str, func: Any, name: str, args: tuple[Any, ...], kwargs:
             return found
     if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], LazyTensor):  # as torch.relu_
         return getattr(args[0], name)(*args[1:], **kwargs)
-    args, kwargs = written_out(where, (args, kwargs), _sum_fix(name, args[1:]))
+    args, kwargs = written_out((args, kwargs), _sum_fix(name, args[1:]))
     return func(*args, **kwargs)
 
 
@@ -338,14 +341,16 @@ def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
     rule = "truths and counts have no gradient."
     given = {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"}
     fix = "a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1."
-    return GradientError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.dtype = {owner.dtype}", fix=fix)
+    return GradientError(
+        rule, f"{owner.label}.dtype = {owner.dtype}", fix, arguments=given, where=f"{owner.label}.{name}()"
+    )
 
 
 def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
     rule = "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for."
     given = {owner.label: f"shape {tuple(owner.shape)}"}
     fix = f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :]."
-    return StoredOnlyError(f"{owner.label}.{name}()", rule, given, found=f"{owner.label}.{name}", fix=fix)
+    return StoredOnlyError(rule, f"{owner.label}.{name}", fix, arguments=given, where=f"{owner.label}.{name}()")
 
 
 def _sum_fix(name: str, others: Iterable[object]) -> str:
@@ -356,18 +361,18 @@ def _sum_fix(name: str, others: Iterable[object]) -> str:
     return f"multiply each with the values: A1 @ v {sign} factor * (A2 @ v); or take parts, A[..., :64, :]."
 
 
-def written_out(where: str, given: Any, fix: str = "") -> Any:
+def written_out(given: Any, fix: str = "") -> Any:
     """Replace each lazy tensor in a structure by its dense one, where all together are small."""
-    return _replaced(where, given, lambda part: part.to_dense(), fix)
+    return _replaced(given, lambda part: part.to_dense(), fix)
 
 
-def _replaced(where: str, given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
+def _replaced(given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
     found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
-    check_size(where, found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT, fix)
+    check_size(found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT, fix)
     return tree_map_only(LazyTensor, write_out, given)
 
 
-def check_size(where: str, found: Sequence[LazyTensor | Matrix], size: int, limit: int | None, fix: str = "") -> None:
+def check_size(found: Sequence[LazyTensor | Matrix], size: int, limit: int | None, fix: str = "") -> None:
     """Raise a TooLargeError if what a call writes out takes more bytes than the limit; None for no limit."""
     if limit is None or size <= limit:
         return
@@ -375,18 +380,17 @@ def check_size(where: str, found: Sequence[LazyTensor | Matrix], size: int, limi
     shape = f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}"
     given = {some.label: shape} | ({"matrices": len(found)} if len(found) > 1 else {})
     fix = fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist."
-    bytes_found = f"{size:,} bytes, the limit is {limit:,}"
-    raise TooLargeError(where, rule, given, found=bytes_found, fix=fix)
+    raise TooLargeError(rule, f"{size:,} bytes, the limit is {limit:,}", fix, arguments=given)
 
 
-def check_are_statistics(where: str, given: Iterable[object]) -> None:
+def check_are_statistics(given: Iterable[object]) -> None:
     """Raise a DtypeError unless each is a Statistic, an object and not its class."""
     for statistic in given:
         if not isinstance(statistic, stats.Statistic):
             name = statistic.__name__ if isinstance(statistic, type) else repr(statistic)
             fix = f"{name}()" if isinstance(statistic, type) else "stats.Entropy(), stats.TopK(8)"
             rule = "every argument must be a Statistic, an object and not its class."
-            raise DtypeError(where, rule, {"statistic": name}, found=kind(statistic), fix=fix)
+            raise DtypeError(rule, kind(statistic), fix, statistic=name, where="collect()")
 
 
 if EinopsBackend is not None:

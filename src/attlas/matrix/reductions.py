@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.engine.autodiff import graph
 from attlas.engine.statistic import Statistic
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer
 from attlas.foundation.compat import transforming
 from attlas.matrix import reads
@@ -27,7 +27,7 @@ def axis_of(A: LazyTensor | Matrix, name: str, dim: Any) -> int:
         return dim % A.ndim
     rule, heads = "dim must be an axis of the matrix, or several.", f", A.{name}({A.ndim - 3}) over heads"
     fix = f"A.{name}(-1) over keys, A.{name}(-2) over queries{heads if A.ndim > 2 else ''}."
-    raise ShapeError(f"A.{name}()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"dim = {dim!r}", fix=fix)
+    raise ShapeError(rule, f"dim = {dim!r}", fix, A=f"shape {tuple(A.shape)}", where=f"A.{name}()")
 
 
 def axes_of(A: LazyTensor | Matrix, name: str, dim: Dim) -> set[int]:
@@ -129,7 +129,8 @@ def over_leading(A: Matrix, name: str, dims: set[int], cells: Any = None, *, lim
     size = math.prod(kept) * m * n * A.dtype.itemsize
     few = f"A[..., :64, :].{name}({min(dims)})"
     fix = f"stats.picture(A, 512, 512).{name}({min(dims)}), or a window of queries, {few}."
-    check_size(f"A.{name}()", [A], size, graph.DENSE_LIMIT if limited else None, fix)
+    with public(f"A.{name}()"):
+        check_size([A], size, graph.DENSE_LIMIT if limited else None, fix)
     group = torch.arange(math.prod(kept), device="cpu").reshape(kept).expand(lead).reshape(A.weights.shape[:2])
     of_cells = () if cells is None else cells.in_problem_axes()
     statistic = reads.LeadingSums(group, math.prod(kept), name == "amax", *of_cells)

@@ -19,7 +19,7 @@ from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
-from attlas.errors import BackendError
+from attlas.errors import BackendError, public
 from attlas.foundation.compat import cached_property, tracing, transforming
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
@@ -104,8 +104,8 @@ class SoftmaxWeights(Weights):
     def is_symbolic(self) -> bool:
         return self.problem.is_symbolic
 
-    def check_unchanged(self, where: str) -> None:
-        self.problem.check_unchanged(where)
+    def check_unchanged(self) -> None:
+        self.problem.check_unchanged()
 
     def rows_with_keys(self) -> Tensor | None:
         if self.problem.sink is not None:  # the log-sum-exp of a row without a key is that of the sink
@@ -124,7 +124,7 @@ class SoftmaxWeights(Weights):
         sink = "" if self.problem.sink is None else ", sink"
         return f"score={type(self.problem.score).__name__}{mask}{sink}"
 
-    def check_numbers(self, where: str) -> None:
+    def check_numbers(self) -> None:
         problem = self.problem
         if problem.has_numbers:
             return
@@ -134,15 +134,16 @@ class SoftmaxWeights(Weights):
         if problem.device.type != "meta":  # those of a program that is being written
             rule = "it needs tensors with numbers, and torch.export runs a program on tensors without."
             fix = "compute it from A.to_dense() inside of the program, or outside of it; A @ v is exported as it is."
-        raise BackendError(where, rule, found=found, fix=fix)
+        raise BackendError(rule, found, fix)
 
     # ---------------------------------------------------------------------------------------------------- log-sum-exp
 
+    @public("A.lse")
     def lse(self) -> Tensor:
         """Return the log-sum-exp of each row in float64, shape (batch, heads, m), without a graph; it is kept."""
         lse = self.known_lse
         if lse is None:
-            self.check_unchanged("A.lse")
+            self.check_unchanged()
             lse = self._lse = operations.log_sum_exp(self.problem, self.plan)
         return lse
 
@@ -160,11 +161,12 @@ class SoftmaxWeights(Weights):
             self._lse = exact(lse)
         return self._lse
 
+    @public("A.lse")
     def recorded_lse(self) -> Tensor:
         """Return the log-sum-exp of each row, shape (batch, heads, m), with a graph where one is needed."""
-        self.check_unchanged("A.lse")
+        self.check_unchanged()
         if self.is_symbolic:
-            return graph.dense("A.lse", self.problem).lse
+            return graph.dense(self.problem).lse
         if not self.needs_graph:
             return self.lse()
         self.gradient.mark_incomplete("the log-sum-exp was read")
@@ -187,7 +189,7 @@ class SoftmaxWeights(Weights):
 
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
         problem = self.problem
-        problem.check_unchanged("A @ v")
+        problem.check_unchanged()
         out, lse = operations.multiply(problem, v, self.plan, dropout)
         if problem.partial:  # backends normalize rows over the keys of the window alone
             window_lse = None if lse is None else exact(lse)
@@ -200,8 +202,9 @@ class SoftmaxWeights(Weights):
             self.gradient.add_product(out, v, keep=keep)
         return out
 
+    @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
-        self.check_unchanged("A.mT @ x")
+        self.check_unchanged()
         x = spread_heads(x, self.problem.shape[1])
         out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
         if out.requires_grad and not tracing():
@@ -210,13 +213,14 @@ class SoftmaxWeights(Weights):
 
     # ---------------------------------------------------------------------------------------------------------- cells
 
+    @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
-        self.check_unchanged("A[...]")
+        self.check_unchanged()
         problem = self.problem
         if not problem.needs_graph:
             return tiled.read(problem, self.plan, rows, columns, lse=self.known_lse, before_softmax=logits)
         if problem.is_symbolic:
-            dense = graph.dense("A[...]", problem, rows)
+            dense = graph.dense(problem, rows)
             whole = dense.logits if logits else dense.weights
             return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
 
@@ -240,9 +244,10 @@ class SoftmaxWeights(Weights):
 
     # ----------------------------------------------------------------------------------------------------- statistics
 
+    @public("A.collect()")
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
-        self.check_unchanged("A.collect()")
-        self.check_numbers("A.collect()")
+        self.check_unchanged()
+        self.check_numbers()
         self.check_statistics(statistics)
         for statistic in statistics:
             if self.mask is not None and not statistic.may_skip_tiles(self.problem):
@@ -268,19 +273,21 @@ class SoftmaxWeights(Weights):
             results |= zip(others, computed, strict=True)
         return [results[s] for s in statistics]
 
+    @public("A.sum()")
     def sums(self, *, over_keys: bool) -> Tensor:
         """Return the sum of each row, or of each column, with a graph that ``A.grad`` counts as that of a product."""
-        self.check_unchanged("A.sum()")
+        self.check_unchanged()
         out: Tensor = self._recorded([rows.RowMass() if over_keys else columns.ColumnMass()])[0].unsqueeze(-1)
         if out.requires_grad and not tracing():
             ones = out.new_ones(1, 1, self.shape[3 if over_keys else 2], 1)
             self.gradient.add_product(out, ones, transposed=not over_keys)
         return out
 
+    @public("A.collect()")
     def _recorded(self, statistics: Sequence[Statistic]) -> list[Any]:
         """Return the results of statistics, with a graph for their gradients."""
         if self.is_symbolic or transforming():
-            return graph.collect("A.collect()", self.problem, statistics)
+            return graph.collect(self.problem, statistics)
 
         def compute() -> tuple[list[Any], Tensor]:
             results, lse = operations.collect(self.problem, statistics, self.plan, self.known_lse)
@@ -322,8 +329,9 @@ class SoftmaxWeights(Weights):
         """Return some rows and columns, given the log-sum-exp of these rows, shape (batch, heads, len(rows))."""
         return self._window(rows, columns, lse)
 
+    @public("A.window()")
     def _window(self, rows: range, columns: range, lse: Tensor | None = None) -> SoftmaxWeights:
-        self.check_unchanged("A.window()")
+        self.check_unchanged()
         m, n = self.shape[2:]
         if len(rows) == m and len(columns) == n:
             return self
@@ -353,12 +361,13 @@ class SoftmaxWeights(Weights):
         problem = replace(problem, q=problem.q.to(problem.dtype), k=problem.k.to(problem.dtype))
         return self.derived(problem, self.known_lse)
 
+    @public("A.to()")
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> SoftmaxWeights | None:
         problem = self.problem
         own = any(True for _ in problem.score.parameters())
         if dtype is not None and (own or dtype not in (torch.float32, torch.float64)):
             return None
-        self.check_unchanged("A.to()")
+        self.check_unchanged()
         # That of a part counts what the part does not have, so that it cannot be computed again.
         lse = self.lse().to(device) if problem.partial else None
         score = problem.score if device == self.device else copy.deepcopy(problem.score).to(device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.tiles import Tile
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.matrix.softmax import SoftmaxWeights
@@ -22,6 +22,7 @@ def norms_of(values: Tensor) -> Tensor:
     return norms
 
 
+@public("value_weighted()")
 def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     """Return the weights of a matrix, each times the norm of its key's value, as a lazy matrix.
 
@@ -59,13 +60,13 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     """
     A = A.detach()
     weights = A.weights.of_softmax("value_weighted()")
-    weights.check_unchanged("value_weighted()")
+    weights.check_unchanged()
     problem = weights.problem
     batch, heads, _, n = problem.shape
     if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
         rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."
         found = f"norms of shape {tuple(norms.shape)}, a matrix of shape {(batch, heads, *problem.shape[2:])}"
-        raise ShapeError("value_weighted()", rule, {"norms": norms}, found=found, fix="norms_of(v)")
+        raise ShapeError(rule, found, "norms_of(v)", norms=norms)
     dtype = problem.dtype
     q, k, logs = problem.q.to(dtype), problem.k.to(dtype), norms.detach().to(problem.device, dtype).log()
     most = max(k.shape[1], logs.shape[1])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.autodiff.graph import DENSE_LIMIT
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.indexing import Where, parse
 from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method
 from attlas.matrix.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
@@ -140,6 +140,7 @@ class LogitMatrix(_View):
     def _cells(self, part: Matrix, where: Where) -> Tensor:
         return part.read(where, logits=True)
 
+    @public("A.logits.to_dense()")
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all log-weights as a Tensor; see `AttentionMatrix.to_dense`."""
         return self.matrix.written_out(limit, logits=True)
@@ -172,7 +173,6 @@ class LogitMatrix(_View):
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[Matrix], R]) -> R:
         if dim not in (-1, len(self.shape) - 1):
-            rule = "log-weights are reduced over the keys of a row."
-            found, fix = f"dim = {dim!r}", f"A.logits.{name}(-1)"
-            raise ShapeError(f"A.logits.{name}()", rule, {"A": f"shape {tuple(self.shape)}"}, found=found, fix=fix)
+            rule, fix = "log-weights are reduced over the keys of a row.", f"A.logits.{name}(-1)"
+            raise ShapeError(rule, f"dim = {dim!r}", fix, A=f"shape {tuple(self.shape)}", where=f"A.logits.{name}()")
         return reduce(self.matrix)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.engine.dropout import Dropout
 from attlas.engine.statistic import Statistic
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
@@ -65,23 +65,25 @@ class Weights(ABC):
     allowed_runs: tuple[Tensor, Tensor] | None
     gradient: WeightGradient
 
-    def check_shares(self, where: str) -> None:
+    def check_shares(self) -> None:
         """Raise a ShapeError where the weights of a row are no shares of one: those are times the norms of values."""
         if not self.are_shares:
-            rule, found = "weights must be shares of a row.", "value-weighted weights, whose rows do not sum to 1"
+            found = "value-weighted weights, whose rows do not sum to 1"
             fix = "ask the matrix without norms, Entry.matrix; or stats.RowMass(), stats.Coverage() of this one."
-            raise ShapeError(where, rule, {"A": f"shape {self.shape}"}, found=found, fix=fix)
+            raise ShapeError("weights must be shares of a row.", found, fix, A=f"shape {self.shape}")
 
     def check_statistics(self, statistics: Sequence[Statistic]) -> None:
         """Raise a ShapeError, by its name, for a statistic that these weights do not have."""
         for statistic in statistics:
             if statistic.of_shares and not self.are_shares:
-                self.check_shares(f"{type(statistic).__name__}()")
+                with public(f"{type(statistic).__name__}()"):
+                    self.check_shares()
 
     def of_softmax(self, where: str) -> Any:
         """Return these weights where they are a softmax; raise a DtypeError by name where they are of another kind."""
-        rule, fix = "it is a property of a softmax, and these weights are none.", "A[...], A @ v, or attlas.stats."
-        raise DtypeError(where, rule, {"A": type(self).__name__}, found=kind(self), fix=fix)
+        rule = "it is a property of a softmax, and these weights are none."
+        fix = "A[...], A @ v, or attlas.stats."
+        raise DtypeError(rule, kind(self), fix, A=type(self).__name__, where=where)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
@@ -101,11 +103,11 @@ class Weights(ABC):
         """Whether everything must be computed by torch's own operations: in a traced program, or without numbers."""
 
     @abstractmethod
-    def check_unchanged(self, where: str) -> None:
+    def check_unchanged(self) -> None:
         """Raise a ModifiedError if a tensor that the weights depend on was changed in place."""
 
     @abstractmethod
-    def check_numbers(self, where: str) -> None:
+    def check_numbers(self) -> None:
         """Raise a BackendError where the tensors hold no numbers, as on the meta device."""
 
     @property

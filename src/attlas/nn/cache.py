@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attlas.errors import RecordingError, ShapeError
+from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.files import whole_file
 
@@ -52,10 +52,11 @@ class KVCache:
     (torch.Size([1, 2, 6, 8]), 6)
     """
 
+    @public("KVCache()")
     def __init__(self, window: int | None = None, capacity: int = _SMALLEST) -> None:
         for name, size in (("window", window), ("capacity", capacity)):
             if size is not None:
-                whole_number("KVCache()", name, size, f"leave {name} out.")
+                whole_number(name, size, f"leave {name} out.")
         self.window = window
         self.capacity = capacity
         self._layers: dict[int, _Layer] = {}
@@ -129,10 +130,11 @@ class KVCache:
         keep = length + self.seen if length < 0 else length
         if not 0 <= keep <= self.seen:
             rule, fix = "length must be at most the number of tokens seen.", f"use a length from 0 to {self.seen}."
-            raise ShapeError("KVCache.crop()", rule, found=f"length = {length}, {self.seen} tokens seen", fix=fix)
+            raise ShapeError(rule, f"length = {length}, {self.seen} tokens seen", fix, where="KVCache.crop()")
         for layer in self._layers.values():
             layer.crop(keep)
 
+    @public("KVCache.save()")
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache to a safetensors file; under a temporary name first, so that no half of one is left.
 
@@ -148,7 +150,7 @@ class KVCache:
         for i, (keys, values) in self._fixed.items():
             tensors[f"fixed.{i}.keys"], tensors[f"fixed.{i}.values"] = keys.contiguous(), values.contiguous()
         about = {"format": _FORMAT, "window": str(self.window or 0), "seen": str(self.seen)}
-        with whole_file(path, "KVCache.save()") as unfinished:
+        with whole_file(path) as unfinished:
             save_file(tensors, unfinished, about)
 
     @classmethod
@@ -170,7 +172,7 @@ class KVCache:
             reason = f"format {about.get('format')!r}"
         if about.get("format") != _FORMAT:
             rule, fix = "path must be a file that KVCache.save() wrote.", "cache.save(path), then KVCache.load(path)"
-            raise RecordingError("KVCache.load()", rule, {"path": str(path)}, found=reason, fix=fix)
+            raise RecordingError(rule, reason, fix, path=str(path), where="KVCache.load()")
         cache = cls(int(about["window"]) or None)
         for name in tensors:
             kind, _, part = name.rpartition(".")
@@ -229,7 +231,7 @@ class _Layer:
             given = {"keys": keys, "values": values, f"{name} before": old[:, :, : self.stop]}
             found = f"shape {tuple(new.shape)}, {new.dtype} after {tuple(old.shape[:2])}, {old.dtype}"
             fix = "use a new KVCache() for another batch; cache.reorder(index) where its sequences change."
-            raise ShapeError("KVCache.update()", rule, given, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments=given, where="KVCache.update()")
 
     def _make_room(self, m: int) -> None:
         """Move the tokens that are still seen to the front, of a larger room where they need one."""
@@ -271,5 +273,5 @@ class _Layer:
         if first < self.base:
             found = f"token {first} is needed, the first one kept is {self.base}"
             fix = "read the text again with a new cache."
-            raise ShapeError("KVCache.crop()", "the window of what is left must still be there.", found=found, fix=fix)
+            raise ShapeError("the window of what is left must still be there.", found, fix, where="KVCache.crop()")
         self.stop = length - self.base

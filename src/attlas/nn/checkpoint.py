@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attlas.errors import CheckpointError, listed
+from attlas.errors import CheckpointError, listed, public
 from attlas.foundation.files import save_text, whole_file
 
 _WHERE = "GPT2.from_pretrained()"
@@ -108,13 +108,14 @@ def fill(model: nn.Module, found: Mapping[str, Tensor], folder: Path, *, tied: b
         raise _error(folder, rule, listed(complaints, most=_SHOWN), fix) from error
 
 
+@public("save_pretrained()")
 def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
     """Write configuration and weights, each under a temporary name first."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous() for name, t in state.items()}
-    with whole_file(folder / _SINGLE, "save_pretrained()", CheckpointError) as unfinished:
+    with whole_file(folder / _SINGLE, CheckpointError) as unfinished:
         save_file(tensors, unfinished, {"format": "pt"})
-    save_text(settings, folder / "config.json", "save_pretrained()", CheckpointError)
+    save_text(settings, folder / "config.json", CheckpointError)
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:
@@ -136,4 +137,4 @@ def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
 
 
 def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
-    return CheckpointError(_WHERE, rule, {"folder": str(folder)}, found=found, fix=fix)
+    return CheckpointError(rule, found, fix, folder=str(folder), where=_WHERE)

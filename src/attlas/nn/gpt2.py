@@ -150,7 +150,7 @@ class GPT2(nn.Module):
         if config.activation_function not in _ACTIVATIONS:
             rule = "activation_function must be one of " + ", ".join(_ACTIVATIONS) + "."
             fix = 'GPT2Config(activation_function="gelu_new")'
-            raise ShapeError("GPT2()", rule, found=f"activation_function = {config.activation_function!r}", fix=fix)
+            raise ShapeError(rule, f"activation_function = {config.activation_function!r}", fix, where="GPT2()")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
@@ -240,7 +240,7 @@ class GPT2(nn.Module):
         if length > self.config.n_positions:
             rule = "a text must not be longer than the places that the model knows."
             fix = f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens."
-            raise ShapeError("GPT2()", rule, found=f"{length} tokens, n_positions = {self.config.n_positions}", fix=fix)
+            raise ShapeError(rule, f"{length} tokens, n_positions = {self.config.n_positions}", fix, where="GPT2()")
 
     @torch.no_grad()
     def generate(
@@ -304,7 +304,7 @@ class GPT2(nn.Module):
         if first >= begun:
             rule = "input_ids must hold what the cache has read, and at least one token more."
             given, fix = {"input_ids": input_ids}, "pass the whole text so far, or cache.crop(-1) first."
-            raise ShapeError("generate()", rule, given, found=f"{begun} tokens, {first} in the cache", fix=fix)
+            raise ShapeError(rule, f"{begun} tokens, {first} in the cache", fix, arguments=given, where="generate()")
         padded = attention_mask is not None and not bool(attention_mask.all())
         ids = functional.pad(input_ids, (0, max_new_tokens))
         seen = functional.pad(attention_mask, (0, max_new_tokens), value=1) if attention_mask is not None else ids
@@ -371,8 +371,7 @@ class GPT2(nn.Module):
 def _check_ids(input_ids: Tensor) -> None:
     if input_ids.ndim != 2:
         rule = "input_ids must have the shape (batch, tokens)."
-        fix = "input_ids[None]"
-        raise ShapeError("GPT2()", rule, {"input_ids": input_ids}, found=f"{input_ids.ndim} axes", fix=fix)
+        raise ShapeError(rule, f"{input_ids.ndim} axes", "input_ids[None]", input_ids=input_ids, where="GPT2()")
 
 
 def _choose(
@@ -395,4 +394,4 @@ def _choose(
 
 def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
     if not fine:
-        raise ShapeError("generate()", f"{name} must be {rule}.", found=f"{name} = {value!r}", fix=fix)
+        raise ShapeError(f"{name} must be {rule}.", f"{name} = {value!r}", fix, where="generate()")

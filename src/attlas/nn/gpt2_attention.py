@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import check_probability
 from attlas.masks import Causal, Mask, Window, from_tensor
 from attlas.matrix import AttentionMatrix
@@ -92,6 +92,7 @@ class GPT2Attention(nn.Module):
     (torch.Size([2, 100, 32]), torch.Size([2, 4, 100, 100]), tensor(0.))
     """
 
+    @public("GPT2Attention()")
     def __init__(
         self, config: GPT2Config | Any, is_cross_attention: bool = False, layer_idx: int | None = None
     ) -> None:
@@ -99,8 +100,8 @@ class GPT2Attention(nn.Module):
         self.embed_dim, self.num_heads = config.n_embd, config.n_head
         self.head_dim = self.embed_dim // self.num_heads
         if self.head_dim * self.num_heads != self.embed_dim:
-            found, fix = f"n_embd = {self.embed_dim}, n_head = {self.num_heads}", "GPT2Config(n_embd=768, n_head=12)"
-            raise ShapeError("GPT2Attention()", "n_head must divide n_embd.", found=found, fix=fix)
+            found = f"n_embd = {self.embed_dim}, n_head = {self.num_heads}"
+            raise ShapeError("n_head must divide n_embd.", found, "GPT2Config(n_embd=768, n_head=12)")
         self.is_cross_attention = is_cross_attention
         self.layer_idx = 0 if layer_idx is None else layer_idx
         self.scaling = self.head_dim**-0.5 if config.scale_attn_weights else 1.0
@@ -112,8 +113,8 @@ class GPT2Attention(nn.Module):
         if is_cross_attention:
             self.q_attn = Conv1D(size, size)
         self.c_proj = Conv1D(size, size)
-        self.attn_dropout = nn.Dropout(check_probability("GPT2Attention()", "attn_pdrop", config.attn_pdrop))
-        self.resid_dropout = nn.Dropout(check_probability("GPT2Attention()", "resid_pdrop", config.resid_pdrop))
+        self.attn_dropout = nn.Dropout(check_probability("attn_pdrop", config.attn_pdrop))
+        self.resid_dropout = nn.Dropout(check_probability("resid_pdrop", config.resid_pdrop))
         self.is_causal = not is_cross_attention
 
     def forward(
@@ -159,7 +160,7 @@ class GPT2Attention(nn.Module):
             given = "missing" if encoder_hidden_states is None else "given"
             found = f"is_cross_attention = {self.is_cross_attention}, encoder_hidden_states {given}"
             fix = f"GPT2Attention(config, is_cross_attention={not self.is_cross_attention})"
-            raise ShapeError("GPT2Attention()", rule, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, where="GPT2Attention()")
         if encoder_hidden_states is not None:
             (q,) = self._heads(self.q_attn(hidden_states), 1)
             k, v = self._encoded(encoder_hidden_states, past_key_values)
@@ -215,6 +216,6 @@ def mask_of_keys(mask: Tensor | Mask | None, n: int, cache: KVCache | Any = None
     keeps_all = getattr(cache, "window", None) is None  # of a sliding window only the last keys are left
     if mask.shape[1] < n or (keeps_all and mask.shape[1] != n):
         rule = "a mask of padding must have one column for each key, those in the cache too."
-        found, fix = f"{mask.shape[1]} columns, {n} keys", "a tensor of shape (batch, n), 0 where a token is padding."
-        raise ShapeError("GPT2Attention()", rule, {"attention_mask": mask}, found=found, fix=fix)
+        fix = "a tensor of shape (batch, n), 0 where a token is padding."
+        raise ShapeError(rule, f"{mask.shape[1]} columns, {n} keys", fix, attention_mask=mask, where="GPT2Attention()")
     return from_tensor(mask[:, None, None, mask.shape[1] - n :] != 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, RecordingError, ShapeError
+from attlas.errors import DtypeError, RecordingError, ShapeError, public
 from attlas.foundation.checks import check_probability
 from attlas.foundation.compat import cached_property, changes, tracing, transforming
 from attlas.foundation.tiles import Tile
@@ -40,11 +40,11 @@ class ValidLengths(RunPerRow):
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
             rule, given = "valid_lens must be whole numbers.", {"valid_lens": lengths}
             fix = "count the real keys: valid_lens = real.sum(-1); or pass mask=real[:, None, None, :]."
-            raise DtypeError(f"{where}()", rule, given, found=str(lengths.dtype).removeprefix("torch."), fix=fix)
+            raise DtypeError(rule, str(lengths.dtype).removeprefix("torch."), fix, arguments=given, where=f"{where}()")
         if lengths.ndim not in (1, 2):
             rule = "valid_lens must have the shape (batch,) or (batch, m)."
             fix = "give one length for each sequence: torch.tensor([7, 5])."
-            raise ShapeError(f"{where}()", rule, {"valid_lens": lengths}, found=f"{lengths.ndim} axes", fix=fix)
+            raise ShapeError(rule, f"{lengths.ndim} axes", fix, valid_lens=lengths, where=f"{where}()")
         self.where = where
         self.lengths = lengths if lengths.ndim == 2 else lengths.unsqueeze(1)
         stop = self.lengths.long().unsqueeze(1)
@@ -74,7 +74,7 @@ class ValidLengths(RunPerRow):
         given = {"valid_lens": self.lengths, "matrix (batch, heads, m, n)": f"{(size, heads, m, n)}"}
         found = f"shape {tuple(self.lengths.shape)}, batch = {size}, m = {m}"
         fix = f"give {size} lengths, or a tensor of shape ({size}, {m})."
-        raise ShapeError(f"{self.where}()", rule, given, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments=given, where=f"{self.where}()")
 
     def size(self) -> tuple[int | None, int | None]:
         return None, self._ends[1]
@@ -94,9 +94,10 @@ class PoolingLayer(nn.Module):
         Probability that a weight is dropped in training.
     """
 
+    @public()
     def __init__(self, score: Score, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dropout = check_probability(f"{type(self).__name__}()", "dropout", dropout)
+        self.dropout = check_probability("dropout", dropout)
         self.score = score
         self._kept: tuple[AttentionMatrix, tuple[int, ...]] | None = None
 
@@ -115,13 +116,13 @@ class PoolingLayer(nn.Module):
         if self._kept is None:
             rule = "the layer must have been called, outside of torch.compile, torch.export and torch.func."
             fix = "out = layer(queries, keys, values); layer.weights[..., :64, :]"
-            raise RecordingError(f"{type(self).__name__}.weights", rule, found="no call that can be read", fix=fix)
+            raise RecordingError(rule, "no call that can be read", fix, where=f"{type(self).__name__}.weights")
         matrix, versions = self._kept
         if versions != _versions(self):
             rule = "weights are computed when they are read, with the parameters that made them."
             found = "parameters that have changed since the call"
             fix = "read layer.weights before optimizer.step(), or call the layer again."
-            raise RecordingError(f"{type(self).__name__}.weights", rule, found=found, fix=fix)
+            raise RecordingError(rule, found, fix, where=f"{type(self).__name__}.weights")
         return matrix
 
     def forget(self) -> None:

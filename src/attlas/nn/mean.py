@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.errors import public
 from attlas.foundation.indexing import Axes, parse
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.protocol import LazyTensor, check_size, lazy_method
@@ -109,6 +110,7 @@ class HeadMean(LazyTensor):
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
         return each_head.mean(of_heads).reshape(reduced_shape(self.shape, axes, keepdim))
 
+    @public("mean.to_dense()")
     def to_dense(self, limit: int | None = 2**30) -> Tensor:
         """Return the mean as a Tensor, by default up to 1 GiB.
 
@@ -118,6 +120,6 @@ class HeadMean(LazyTensor):
             If the tensor would take more than `limit` bytes; None for no limit.
         """
         fix = "read a part, mean[..., :64, :]; limit=None insists."
-        check_size("mean.to_dense()", [self], self.numel() * self.dtype.itemsize, limit, fix)
+        check_size([self], self.numel() * self.dtype.itemsize, limit, fix)
         axis = self.ndim - 2  # of the heads
         return over_leading(self.heads, "sum", {axis}, limited=False).squeeze(axis) / self.heads.shape[axis]

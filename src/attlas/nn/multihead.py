@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import check_probability
 from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask, Window, from_tensor
@@ -92,6 +92,7 @@ class MultiHeadAttention(nn.Module):
     bias_k: nn.Parameter | None
     bias_v: nn.Parameter | None
 
+    @public("MultiHeadAttention()")
     def __init__(
         self,
         embed_dim: int,
@@ -113,7 +114,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.dropout = check_probability("MultiHeadAttention()", "dropout", dropout)
+        self.dropout = check_probability("dropout", dropout)
         _check_heads(embed_dim, num_heads, self.num_kv_heads)
         self.head_dim = embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -235,7 +236,7 @@ class MultiHeadAttention(nn.Module):
             given = {"query": shown[0], "key": shown[1], "value": shown[2], "batch_first": self.batch_first}
             rule = "tokens must have the sizes of the layer, and one batch."
             fix = f"give them as {order}, or make the layer with batch_first={not self.batch_first}."
-            raise ShapeError("MultiHeadAttention()", rule, given, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments=given, where="MultiHeadAttention()")
         if self.in_proj_weight is not None and shared:
             parts = functional.linear(tokens[0], self.in_proj_weight, self.in_proj_bias).split(sizes, dim=-1)
         else:
@@ -337,8 +338,8 @@ def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
         return mask
     if mask.log_weights():
         rule = "an additive mask is given as a tensor where the layer appends keys."
-        found, fix = mask.name(), "attn_mask=t, the tensor itself."
-        raise ShapeError("MultiHeadAttention()", rule, {"attn_mask": mask.name()}, found=found, fix=fix)
+        fix = "attn_mask=t, the tensor itself."
+        raise ShapeError(rule, mask.name(), fix, attn_mask=mask.name(), where="MultiHeadAttention()")
     return _WithAppended(mask, real)
 
 
@@ -356,4 +357,4 @@ def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
         return
     rule = "num_heads must divide embed_dim, and num_kv_heads must divide num_heads."
     found = f"embed_dim = {embed_dim}, num_heads = {num_heads}, num_kv_heads = {num_kv_heads}"
-    raise ShapeError("MultiHeadAttention()", rule, found=found, fix="MultiHeadAttention(embed_dim=512, num_heads=8)")
+    raise ShapeError(rule, found, "MultiHeadAttention(embed_dim=512, num_heads=8)")

@@ -77,9 +77,8 @@ class AttentionPooling(PoolingLayer):
         self, bandwidth: float | Sequence[float] | Tensor = 1.0, learn: bool = True, kernel: type[Score] = Gaussian
     ) -> None:
         if not (isinstance(kernel, type) and issubclass(kernel, Score)):
-            rule = "kernel must be a class of score that takes (bandwidth, learn=...)."
-            given, fix = {"kernel": repr(kernel)}, "kernel=attlas.Laplace"
-            raise DtypeError("AttentionPooling()", rule, given, found=f"a {type(kernel).__name__}", fix=fix)
+            rule, fix = "kernel must be a class of score that takes (bandwidth, learn=...).", "kernel=attlas.Laplace"
+            raise DtypeError(rule, f"a {type(kernel).__name__}", fix, kernel=repr(kernel), where="AttentionPooling()")
         make: Callable[..., Score] = kernel
         super().__init__(make(bandwidth, learn=learn))
 

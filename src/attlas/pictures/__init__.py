@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import ShapeError, import_extra, kind
-from attlas.foundation.checks import whole_number
+from attlas.errors import ShapeError, import_extra, kind, public
+from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.files import whole_file
 from attlas.foundation.installation import install_command
 from attlas.stats.pooled import Pool, block_edges, count_blocks
@@ -47,6 +47,7 @@ _MAX_HEADS = 1024
 _LABELLED = 64  # cells a side up to which a map has the text of each token
 
 
+@public("plot()")
 def plot(
     A: AttentionMatrix | Tensor,
     *,
@@ -123,17 +124,17 @@ def plot(
     if not hasattr(A, "detach") or len(A.shape) < 2:
         rule = "A must be an attention matrix, or a tensor of weights of shape (..., m, n)."
         found = f"shape {tuple(A.shape)}" if hasattr(A, "detach") else kind(A)
-        raise ShapeError("plot()", rule, found=found, fix="A.plot(), or pictures.plot(torch.as_tensor(weights)).")
+        raise ShapeError(rule, found, "A.plot(), or pictures.plot(torch.as_tensor(weights)).")
     A = A.detach()  # a picture records no graph, at any length
     lead = tuple(int(s) for s in A.shape[:-2])
     axes = [s for s in lead if s != 1]
     if len(axes) > 2 or math.prod(lead) > _MAX_HEADS or 0 in A.shape:
         rule = f"at most two leading axes can be drawn, with {_MAX_HEADS} heads in all and no empty axis."
-        given, fix = {"A": f"shape {tuple(A.shape)}"}, "pick some first: A[0].plot() or A[0, 3].plot()."
-        raise ShapeError("plot()", rule, given, found=f"{math.prod(lead)} heads in axes {lead}", fix=fix)
+        fix = "pick some first: A[0].plot() or A[0, 3].plot()."
+        raise ShapeError(rule, f"{math.prod(lead)} heads in axes {lead}", fix, A=f"shape {tuple(A.shape)}")
     if ax is not None and axes:
-        rule, fix = "ax takes one map.", "A[0, 3].plot(ax=ax), or leave ax out for a grid."
-        raise ShapeError("plot()", rule, {"A": f"shape {tuple(A.shape)}"}, found=f"{math.prod(lead)} heads", fix=fix)
+        fix = "A[0, 3].plot(ax=ax), or leave ax out for a grid."
+        raise ShapeError("ax takes one map.", f"{math.prod(lead)} heads", fix, A=f"shape {tuple(A.shape)}")
     window = _window("rows", rows, int(A.shape[-2])), _window("columns", columns, int(A.shape[-1]))
     texts = None if labels is None else _label_pair(labels, window, A.shape, bool(axes))
     size = size or (256 if axes else 512)
@@ -149,19 +150,16 @@ def plot(
 
 
 def _check_options(pool: str, size: int | None) -> None:
-    if pool not in ("max", "mean"):
-        fix = "leave pool out for max."
-        raise ShapeError("plot()", 'pool must be "max" or "mean".', found=f"pool = {pool!r}", fix=fix)
+    one_of("pool", pool, ("max", "mean"), "leave pool out for max.")
     if size is not None:
-        whole_number("plot()", "size", size, "size=256")
+        whole_number("size", size, "size=256")
 
 
 def _window(name: str, span: Span | None, size: int) -> range:
     """Return which queries or keys are drawn, at least one."""
-    window = place_span("plot()", name, span, size, "queries" if name == "rows" else "keys")
+    window = place_span(name, span, size, "queries" if name == "rows" else "keys")
     if not window:
-        found = f"{name} = {span!r}"
-        raise ShapeError("plot()", f"{name} must not be empty.", found=found, fix=f"{name}=slice(0, {size})")
+        raise ShapeError(f"{name} must not be empty.", f"{name} = {span!r}", f"{name}=slice(0, {size})")
     return window
 
 
@@ -184,7 +182,7 @@ def _label_pair(
         found = f"{sizes[0]} queries × {sizes[1]} keys of {'several heads' if several else 'one head'}"
         fix = f"{head}.plot(rows=(0, {few[0]}), columns=(0, {few[1]}), labels={texts})"
         fix += ", or attlas.pictures.plot(t, labels=...) for a tensor t of weights."
-        raise ShapeError("plot()", rule, given, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments=given)
     return of_rows, of_columns
 
 
@@ -505,6 +503,7 @@ def color_norm(maps: Tensor, log: bool = True) -> Normalize:
     return Normalize(0.0, largest if largest > 0 else 1.0)
 
 
+@public("save()")
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> Path:
     """Write a figure to a file, whole or not at all.
 
@@ -567,6 +566,7 @@ def depth() -> Colormap:
     return ListedColormap(palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
 
 
+@public("attlas.pictures")
 def sheet(width: float, height: float) -> Figure:
     """Return an empty figure.
 
@@ -592,7 +592,7 @@ def sheet(width: float, height: float) -> Figure:
     [3.0, 2.0]
     """
     rule = "matplotlib must be installed to draw."
-    import_extra("matplotlib.figure", "attlas.pictures", rule, install_command("plot"))
+    import_extra("matplotlib.figure", rule, install_command("plot"))
     from attlas.pictures.figure import NotebookFigure
 
     # A figure of its own, not one of pyplot: nothing global changes, and no window opens.

@@ -23,21 +23,21 @@ def no_attention(
     """Return the error of a block in which no attention was heard of."""
     arguments = {"model": type(model).__name__}
     if not passes and not ran:
-        rule, found = "the model must run inside the block.", "no call of the model, and no attention"
+        found = "no call of the model, and no attention"
         fix = f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread."
-        return RecordingError(where, rule, arguments, found=found, fix=fix)
+        return RecordingError("the model must run inside the block.", found, fix, arguments=arguments, where=where)
     unrecorded = attentions.unrecorded(ran, ())
     found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
     done = "recorded" if where == "record()" else "changed"
     rule = f"an attention that computes its weights by itself cannot be {done}, and this model has no other."
-    return RecordingError(where, rule, arguments, found=found, fix=_fix(unrecorded, where, patched=patched))
+    return RecordingError(rule, found, _fix(unrecorded, where, patched=patched), arguments=arguments, where=where)
 
 
 def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> RecordingWarning:
     """Return the warning about attentions that ran and were not heard of."""
     done = "are not in the atlas" if where == "record()" else "were not changed"
     rule = f"some attentions of the model computed their weights by themselves, and {done}."
-    error = RecordingError(where, rule, found=_listed(unrecorded), fix=_fix(unrecorded, where, patched=patched))
+    error = RecordingError(rule, _listed(unrecorded), _fix(unrecorded, where, patched=patched), where=where)
     return RecordingWarning(error)
 
 
@@ -68,34 +68,32 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
 def no_query_recorded(queries: slice | range | None) -> RecordingError:
     """Return the error of a recording whose queries were never reached."""
     found, fix = f"queries = {queries!r}, and no call had such a query", "queries=slice(-32, None) for the last 32."
-    return RecordingError("record()", "the queries must lie within the text.", found=found, fix=fix)
+    return RecordingError("the queries must lie within the text.", found, fix, where="record()")
 
 
-def no_layer_attended(named: Sequence[int | str], heard: Sequence[str], where: str = "record()") -> RecordingError:
+def no_layer_attended(named: Sequence[int | str], heard: Sequence[str]) -> RecordingError:
     """Return the error of chosen layers whose modules may attend, and did not."""
     rule, found = "a chosen layer must attend when the model runs.", f"layers={list(named)}: none of them did"
     attended = {"these attended": listed(heard)}
-    return RecordingError(where, rule, attended, found=found, fix=f"layers=[{heard[-1]!r}]")
+    return RecordingError(rule, found, f"layers=[{heard[-1]!r}]", arguments=attended)
 
 
 def inside_transform(module: nn.Module) -> RecordingError:
     """Return the error of an attention whose tensors are stand-ins, which hold nothing after the call."""
     rule = "what is recorded must have numbers of its own."
     found, fix = "a transform of torch.func, such as vmap or grad", "record a plain call of the model, model(ids)."
-    return RecordingError("record()", rule, {"module": type(module).__name__}, found=found, fix=fix)
+    return RecordingError(rule, found, fix, module=type(module).__name__, where="record()")
 
 
-def layer_number_changed(site: AttentionSite, attentions: ModelAttentions, where: str) -> RecordingError:
+def layer_number_changed(site: AttentionSite, attentions: ModelAttentions) -> RecordingError:
     """Return the error of a layer whose number changed when an attention before or after it was found."""
     rule = "the number of a layer must be known when the layer runs."
     found = f"{site.path or 'the model itself'} is {site.key} of {attentions.counts[site.kind]} only since others ran"
-    fix = f"name modules: layers=[{site.path!r}]."
-    return RecordingError(where, rule, {"modules": listed(attentions.sites)}, found=found, fix=fix)
+    return RecordingError(rule, found, f"name modules: layers=[{site.path!r}].", modules=listed(attentions.sites))
 
 
-def negative_layer_of_reused_module(site: AttentionSite, where: str) -> RecordingError:
+def negative_layer_of_reused_module(site: AttentionSite) -> RecordingError:
     """Return the error of a layer counted from the end, where the number of layers is not known in advance."""
     rule = "layers that share a module are known one by one as they run, so there is no last one to count from."
     found = "a negative layer, and a module that is used again in one pass"
-    fix = "layers=[0, 1], counted from the first."
-    return RecordingError(where, rule, {"module": site.path}, found=found, fix=fix)
+    return RecordingError(rule, found, "layers=[0, 1], counted from the first.", module=site.path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 from attlas.foundation.checks import refuse_context_parallel
 from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
@@ -82,12 +82,12 @@ class ModelFollower(Listener):
         heard = is_recording(self) and (self._patch or is_answering())
         return self._passes.innermost if heard else None
 
+    @public()
     def _enter_once(self, name: str, fix: str) -> None:
         """Raise an error where the block was entered before, or cannot be entered here."""
         if self._entered:
-            rule, found = f"{name} is entered once.", f"the same {name.split()[-1]} in a second `with`"
-            raise RecordingError(self.where, rule, found=found, fix=fix)
-        refuse_context_parallel(self.where)
+            raise RecordingError(f"{name} is entered once.", f"the same {name.split()[-1]} in a second `with`", fix)
+        refuse_context_parallel()
         self._entered = True
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -126,6 +126,7 @@ class ModelFollower(Listener):
         self._visits.clear()
         self._first_query = None
 
+    @public()
     def _end(self) -> None:
         """End a pass of the model that raised no error."""
         self._ran |= {path for path, count in self._passes.calls.items() if count}
@@ -134,10 +135,11 @@ class ModelFollower(Listener):
             site = self._attentions.sites[path]
             for selection, before in zip(self._selections, matched, strict=True):
                 if selection.matching(site, self._attentions) != before and not self._has_reused(site.kind):
-                    raise errors.layer_number_changed(site, self._attentions, self.where)
+                    raise errors.layer_number_changed(site, self._attentions)
 
     # -------------------------------------------------------------------------------------------- attentions
 
+    @public()
     def _site_of(self, module: nn.Module, number: int = 0) -> AttentionSite | None:
         """Return the attention of a module that runs, with its layer; None for a module of another model.
 
@@ -159,7 +161,7 @@ class ModelFollower(Listener):
         occurrences = [number for (_, number), visit in self._visits.items() if visit.kind == site.kind]
         if occurrence or any(occurrences):
             if any(selection.counts_from_the_end for selection in self._selections):
-                raise errors.negative_layer_of_reused_module(site, self.where)
+                raise errors.negative_layer_of_reused_module(site)
             site = replace(site, layer=len(occurrences))
             self._reused_sites.add(site)
         self._visits[key] = site

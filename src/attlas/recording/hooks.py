@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import RecordingError, ShapeError
+from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.autocast import without_autocast
 from attlas.foundation.checks import check_probability, check_values
 from attlas.foundation.compat import in_backward
@@ -140,6 +140,7 @@ def offer(
         _emit(module, matrix, first_query, first_key, values)
 
 
+@public("pooled()")
 def pooled(
     module: nn.Module,
     matrix: AttentionMatrix,
@@ -197,16 +198,17 @@ def pooled(
     >>> out.shape, weights is A
     (torch.Size([1, 2, 5, 8]), True)
     """
-    check_probability("pooled()", "dropout_p", dropout_p)
+    check_probability("dropout_p", dropout_p)
     if pool is not None and dropout_p:
-        rule, fix = "a pool of one's own drops weights by itself.", "leave pool out, or dropout_p."
-        raise ShapeError("pooled()", rule, found=f"pool and dropout_p = {dropout_p!r}", fix=fix)
+        rule = "a pool of one's own drops weights by itself."
+        raise ShapeError(rule, f"pool and dropout_p = {dropout_p!r}", "leave pool out, or dropout_p.")
     if observers.active:
         given = pool or (lambda A, v: A.pooled(v, dropout_p))
         return _pool([module], matrix, values, given, first_query, first_key)
     return matrix.pooled(values, dropout_p) if pool is None else pool(matrix, values), matrix
 
 
+@public("pooled()")
 def pooled_in(
     modules: Sequence[nn.Module],
     matrix: AttentionMatrix,
@@ -220,7 +222,7 @@ def pooled_in(
     if has_four_axes(matrix):
         return _pooled_at(places, matrix, values, pool, first_query, first_key)
     axes = matrix.axes
-    values = check_values("pooled()", values, matrix.problem.k, axes, matrix.weights.shape[1])
+    values = check_values(values, matrix.problem.k, axes, matrix.weights.shape[1])
     out, shown = _pooled_at(places, four_axes(matrix), values, pool, first_query, first_key)
     return axes.restore(out), shown.with_weights(shown.weights, axes)
 
@@ -263,7 +265,8 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
         if A is not own:
             return A.pooled(v, 0.0 if dropout is None else dropout.p)
-        return matrix.weights.product(v, dropout)
+        with public("A @ v"):
+            return matrix.weights.product(v, dropout)
 
     return _pooled_at([call.place(matrix) for call in calls], own, values, pool)[0]
 
@@ -303,7 +306,7 @@ def _refuse_recomputation() -> None:
     if in_backward() and any(listener in _changers_of_products for listener in _listeners.get()):
         rule = "an attention that is computed again in the backward must be known again by its module."
         fix = "checkpoint(module, x), the module and not a function of it, or attlas.recording.pooled(self, A, v)."
-        raise RecordingError("intervene()", rule, found="gradient checkpointing of a function", fix=fix)
+        raise RecordingError(rule, "gradient checkpointing of a function", fix, where="intervene()")
 
 
 @without_autocast
@@ -315,6 +318,7 @@ def _tell(call: AttentionCall, *, changers: bool = True) -> None:
                 listener.on_attention(call)
 
 
+@public("offer()")
 def _call_listeners(
     module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None, values: Tensor | None
 ) -> None:
@@ -323,11 +327,11 @@ def _call_listeners(
     if place.heard and (first_query, first_key) != (None, None):
         rule = "positions must be known before the values of an attention are pooled."
         fix = "offer(self, A, first_query=...) before A @ v, or out, A = pooled(self, A, v, first_query=...)."
-        raise RecordingError("offer()", rule, found="A @ v, and then offer(self, A) with positions", fix=fix)
+        raise RecordingError(rule, "A @ v, and then offer(self, A) with positions", fix)
     if not place.heard:
         own = four_axes(matrix)
         if values is not None and own is not matrix:
-            values = check_values("offer()", values, matrix.problem.k, matrix.axes, matrix.weights.shape[1])
+            values = check_values(values, matrix.problem.k, matrix.axes, matrix.weights.shape[1])
         _tell(AttentionCall(place.module, own, first_query, first_key, values, place.number))
 
 

@@ -110,4 +110,4 @@ def _check_enough(statistic: Statistic, keys: int) -> None:
     if keys < statistic.k:
         name, rule = type(statistic).__name__, "k cannot be larger than the number of keys."
         found = f"k = {statistic.k}, n = {keys} when the recording ended"
-        raise ShapeError(f"{name}()", rule, found=found, fix=f"{name}({keys}), or a longer text.")
+        raise ShapeError(rule, found, f"{name}({keys}), or a longer text.", where=f"{name}()")

@@ -109,8 +109,7 @@ def _are_ids(t: Any) -> TypeGuard[Tensor]:
 def check_tokens(tokens: Any) -> None:
     """Raise a DtypeError unless tokens are a list, a tokenizer or None."""
     if not (tokens is None or isinstance(tokens, list | tuple) or callable(getattr(tokens, "decode", None))):
-        rule, fix = "tokens must be a list of str, or a tokenizer.", "tokens=tokenizer"
-        raise DtypeError("record()", rule, found=kind(tokens), fix=fix)
+        raise DtypeError("tokens must be a list of str, or a tokenizer.", kind(tokens), "tokens=tokenizer")
 
 
 def token_texts(tokens: Any, ids: Tensor | None) -> list[list[str]] | None:

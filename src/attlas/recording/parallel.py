@@ -24,17 +24,11 @@ def text_of_ranks() -> Any:
     return None if torch.compiler.is_compiling() else sharded_text.get()
 
 
-def refuse_sharded_text(where: str) -> None:
-    """Raise a BackendError: a recording or an intervention would see the tokens of one rank.
-
-    Parameters
-    ----------
-    where : str
-        The function that was called.
-    """
+def refuse_sharded_text() -> None:
+    """Raise a BackendError: a recording or an intervention would see the tokens of one rank."""
     rule = "recordings and interventions follow whole texts, and each rank has a part of this one."
     fix = "record on one process, or collect from outputs.attentions, whose matrices are divided."
-    raise BackendError(where, rule, found="attlas.distributed.context_parallel", fix=fix)
+    raise BackendError(rule, "attlas.distributed.context_parallel", fix)
 
 
 def runs_ulysses() -> bool:
@@ -77,7 +71,9 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
 def _unknown_heads(module: nn.Module, heads: int, found: str) -> RecordingError:
     rule = "it must be known which heads of a layer this process has."
     fix = "record the model on one process, or shard q_proj and k_proj apart."
-    return RecordingError("record()", rule, {"layer": type(module).__name__, "heads here": heads}, found=found, fix=fix)
+    return RecordingError(
+        rule, found, fix, arguments={"layer": type(module).__name__, "heads here": heads}, where="record()"
+    )
 
 
 def _sharded_by_rows(module: nn.Module, tensor: Any) -> list[tuple[int, int, int]]:

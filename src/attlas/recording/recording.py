@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, RecordingError, ShapeError, kind
-from attlas.foundation.checks import refuse_context_parallel
+from attlas.errors import RecordingError, ShapeError, public
+from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
@@ -38,6 +38,7 @@ from attlas.stats import Statistic
 Keep = Literal["device", "cpu", "disk", "statistics"]
 
 
+@public("record()")
 def record(
     model: nn.Module,
     *,
@@ -165,25 +166,22 @@ def record(
     >>> atlas.entry(0).statistics["entropy"].shape
     torch.Size([1, 4, 10])
     """
-    if not isinstance(model, nn.Module):
-        fix = "attlas.record(model), the model itself: pipe.model of a pipeline."
-        raise DtypeError("record()", "model must be an nn.Module.", found=kind(model), fix=fix)
+    fix = "attlas.record(model), the model itself: pipe.model of a pipeline."
+    instance_of("model", model, nn.Module, "an nn.Module", fix)
     if keep not in get_args(Keep):
         names = ", ".join(f'"{name}"' for name in get_args(Keep))
-        raise ShapeError("record()", f"keep must be one of {names}.", found=f"keep = {keep!r}", fix='keep="cpu"')
+        raise ShapeError(f"keep must be one of {names}.", f"keep = {keep!r}", 'keep="cpu"')
     if isinstance(statistics, Statistic):
         statistics = (statistics,)
     if not statistic_names(statistics) and keep == "statistics":  # which checks that each is a Statistic, too
-        rule = 'keep="statistics" keeps nothing but statistics.'
         fix = "statistics=[stats.Entropy(), stats.ColumnMass()]"
-        raise ShapeError("record()", rule, found="no statistic", fix=fix)
+        raise ShapeError('keep="statistics" keeps nothing but statistics.', "no statistic", fix)
     if values not in (False, True, "norms") or (values and keep == "statistics"):
         rule = 'values must be False, True or "norms", and belong to recorded queries and keys.'
-        found = f"values = {values!r}, keep = {keep!r}"
-        raise ShapeError("record()", rule, found=found, fix='values=True, keep="disk"')
+        raise ShapeError(rule, f"values = {values!r}, keep = {keep!r}", 'values=True, keep="disk"')
     if folder is not None and keep != "disk":
-        found, fix = f"folder = {str(folder)!r}, keep = {keep!r}", 'keep="disk", or atlas.save(folder) after the block.'
-        raise ShapeError("record()", 'a folder is written by keep="disk" only.', found=found, fix=fix)
+        fix = 'keep="disk", or atlas.save(folder) after the block.'
+        raise ShapeError('a folder is written by keep="disk" only.', f"folder = {str(folder)!r}, keep = {keep!r}", fix)
     selection = Selection(layers, heads, queries)
     path = None if folder is None else Path(folder)
     metadata.check_tokens(tokens)
@@ -261,6 +259,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         warnings.warn(text + "folder= keeps it.", stacklevel=3)
         return folder
 
+    @public()
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.values()]
@@ -354,10 +353,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     # ------------------------------------------------------------------------------------------------ matrices
 
+    @public()
     def on_attention(self, call: AttentionCall) -> None:
         if in_backward():
             return
-        refuse_context_parallel(self.where)
+        refuse_context_parallel()
         if transforming():
             raise errors.inside_transform(call.module)
         site = self._site_of(call.module, call.number)
@@ -407,7 +407,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             rule = "values=True needs the values of every recorded attention, all heads in one process."
             found = f"none from {site.path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
             fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
-            raise RecordingError("record()", rule, found=found, fix=fix)
+            raise RecordingError(rule, found, fix, where="record()")
         whole = self._values is True
         return partial(kept_values, self._model, site.module, values, heads, count, whole=whole)
 
@@ -415,9 +415,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Note that other processes have further heads; refuse to write a folder, which would look complete."""
         self.atlas.divided = True
         if self._folder is not None:
-            rule, found = "a folder must get the heads of all ranks.", f"folder = {str(self._folder)!r}"
+            found = f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
-            raise RecordingError("record()", rule, found=found, fix=fix)
+            raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
 
     def _add(self, site: AttentionSite, heads: tuple[int, ...], call: PositionedCall) -> None:
         """Add a call to the text that it continues, or begin another."""

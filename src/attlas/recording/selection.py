@@ -26,15 +26,15 @@ class Selection:
 
     def __init__(self, layers: Any, heads: Any, queries: Any = None, where: str = "record()") -> None:
         self.where = where
-        self.layers = None if layers is None else _layer_list(where, layers)
+        self.layers = None if layers is None else _layer_list(layers)
         self.by_layer: dict[int | str, tuple[int, ...]] = {}
         self.heads: tuple[int, ...] | None = None
         if isinstance(heads, Mapping):
-            keys = _layer_list(where, heads.keys())
-            self.by_layer = {key: _head_list(where, heads[key]) for key in keys}
+            keys = _layer_list(heads.keys())
+            self.by_layer = {key: _head_list(heads[key]) for key in keys}
             self.layers = keys if layers is None else self.layers
         elif heads is not None:
-            self.heads = _head_list(where, heads)
+            self.heads = _head_list(heads)
         if queries is not None:
             _check_queries(queries)
         self.queries: slice | range | None = queries
@@ -71,7 +71,7 @@ class Selection:
                 given = {"attentions": _numbers(sites, counts), "modules": modules}
                 fix = f"layers=[{last.layer}], layers=[{last.path!r}] or layers=[{last.key!r}]"
                 found = f"layer {name!r}{_in_its_place(name, attentions)}"
-                raise OutOfRangeError(self.where, rule, given, found=found, fix=fix)
+                raise OutOfRangeError(rule, found, fix, arguments=given, where=self.where)
 
     def unmatched(self, attentions: ModelAttentions, sites: Sequence[AttentionSite]) -> list[int | str]:
         """Return which numbers and names of layers mean none of some attentions of a model."""
@@ -104,7 +104,7 @@ class Selection:
         if wrong:
             rule, found = "each head must be one of the layer's.", f"head {wrong[0]}, the layer has {count}"
             fix = f"use heads from 0 to {count - 1}, or from {-count} to -1."
-            raise OutOfRangeError(self.where, rule, {"layer": f"{site.key} ({site.path})"}, found=found, fix=fix)
+            raise OutOfRangeError(rule, found, fix, layer=f"{site.key} ({site.path})", where=self.where)
         return tuple(sorted({head % count for head in chosen}))
 
     def rows(self, first_query: int, m: int) -> range:
@@ -158,24 +158,23 @@ def _fits(name: int | str, site: AttentionSite, counts: dict[str, int]) -> bool:
     return name in names or site.module.startswith(name + ".")
 
 
-def _layer_list(where: str, layers: Any) -> tuple[int | str, ...]:
+def _layer_list(layers: Any) -> tuple[int | str, ...]:
     """Return `layers` as a tuple, or raise a DtypeError."""
     items = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
     wrong = [item for item in items if not (is_integer(item) or isinstance(item, str))]
     if wrong:
         rule = "layers must be numbers or names of attentions."
         fix = 'layers=[0, -1], layers=["cross.3"] or layers=["model.layers.3.self_attn"]'
-        raise DtypeError(where, rule, {"layers": repr(layers)[:80]}, found=kind(wrong[0]), fix=fix)
+        raise DtypeError(rule, kind(wrong[0]), fix, layers=repr(layers)[:80])
     return items
 
 
-def _head_list(where: str, heads: Any) -> tuple[int, ...]:
+def _head_list(heads: Any) -> tuple[int, ...]:
     """Return `heads` as a tuple, or raise a DtypeError."""
     items = tuple(heads) if isinstance(heads, Iterable) else (heads,)
     if not items or not all(map(is_integer, items)):
-        rule, found = "heads must be whole numbers, at least one.", kind(heads) if items else "no head"
-        fix = "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
-        raise DtypeError(where, rule, {"heads": repr(heads)[:80]}, found=found, fix=fix)
+        found, fix = kind(heads) if items else "no head", "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
+        raise DtypeError("heads must be whole numbers, at least one.", found, fix, heads=repr(heads)[:80])
     return items
 
 
@@ -184,4 +183,4 @@ def _check_queries(queries: Any) -> None:
     fits = isinstance(queries, slice | range) and queries.step in (None, 1)
     if not (fits and all(end is None or is_integer(end) for end in (queries.start, queries.stop))):
         rule = "queries must be a slice or a range of whole numbers, without a step."
-        raise ShapeError("record()", rule, found=f"queries = {queries!r}", fix="queries=slice(-32, None)")
+        raise ShapeError(rule, f"queries = {queries!r}", "queries=slice(-32, None)", where="record()")

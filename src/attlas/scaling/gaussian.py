@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 
 _REACH = 9.0  # standard deviations of a logit; what lies beyond has probability 1e-19
@@ -47,6 +47,7 @@ class Expected:
     trace: float
 
 
+@public("expected()")
 def expected(keys: int, variance: float) -> Expected:
     """Return the expectation of one row of softmax over independent Gaussian logits.
 
@@ -100,10 +101,9 @@ def expected(keys: int, variance: float) -> Expected:
     >>> round(scaled.entropy, 2), round(plain.entropy, 2)  # of ln 512 = 6.24
     (5.74, 0.82)
     """
-    whole_number("expected()", "keys", keys, "keys=512")
+    whole_number("keys", keys, "keys=512")
     if not (math.isfinite(variance) and variance >= 0.0):
-        rule, found = "variance must be a finite number, 0 or more.", f"variance = {variance!r}"
-        raise ShapeError("expected()", rule, found=found, fix="variance=1.0")
+        raise ShapeError("variance must be a finite number, 0 or more.", f"variance = {variance!r}", "variance=1.0")
     if keys == 1 or variance == 0.0:
         return Expected(variance, math.log(keys), 1.0 / keys, 1.0 - 1.0 / keys)
     sigma = math.sqrt(variance)

@@ -146,9 +146,9 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
     found: list[HeadScaling] = []
     for layer, A in enumerate(layers):
         if not isinstance(A, AttentionMatrix):
-            given, rule = {f"attentions[{layer}]": type(A).__name__}, "every layer must be an AttentionMatrix."
+            rule = "every layer must be an AttentionMatrix."
             fix = 'load the model with attn_implementation="attlas" and pass output_attentions=True.'
-            raise DtypeError("heads()", rule, given, found=kind(A), fix=fix)
+            raise DtypeError(rule, kind(A), fix, arguments={f"attentions[{layer}]": type(A).__name__}, where="heads()")
         found += _of_layer(A, layer)
     return Heads(tuple(found))
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import ShapeError, public
+from attlas.foundation.checks import instance_of
 from attlas.foundation.tiles import Tile
 from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores import Score
@@ -59,6 +60,7 @@ class Temperature:
 
 
 @torch.no_grad()
+@public("temperature()")
 def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: float | None = None) -> Temperature:
     """Return the factor of the logits at which their mean variance, or the mean entropy, meets a target.
 
@@ -106,8 +108,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     >>> stats.entropy(sharper).mean(-1).round(decimals=3)
     tensor([2., 2., 2.])
     """
-    if not isinstance(A, AttentionMatrix):
-        raise DtypeError("temperature()", "A must be an AttentionMatrix.", found=kind(A), fix="A = attlas.attend(q, k)")
+    instance_of("A", A, AttentionMatrix, "an AttentionMatrix", "A = attlas.attend(q, k)")
     if variance is not None and entropy is not None:
         found = f"variance = {variance!r} and entropy = {entropy!r}"
         raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
@@ -206,4 +207,4 @@ class _Surprisal(Statistic):
 
 
 def _wrong(rule: str, found: str, fix: str) -> ShapeError:
-    return ShapeError("temperature()", rule, found=found, fix=fix)
+    return ShapeError(rule, found, fix)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.scaling.gaussian import Expected, expected
 
 Sampler: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
@@ -152,6 +152,7 @@ class Study:
         return table
 
 
+@public("study()")
 def study(
     sizes: Sequence[int] = SIZES,
     *,
@@ -289,7 +290,7 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
         rule = "distribution must be a name, or a function that returns a floating-point tensor."
         found = f"a tensor of {sample.dtype}" if isinstance(sample, Tensor) else kind(sample)
         fix = "distribution=lambda shape, generator: torch.randn(shape, generator=generator)"
-        raise DtypeError("study()", rule, {"distribution": name}, found=found, fix=fix)
+        raise DtypeError(rule, found, fix, distribution=name)
     if sample.shape != (_SAMPLE,):
         found = f"shape {tuple(sample.shape)} for ({_SAMPLE},)"
         raise _wrong("a sampler must return the shape that it is asked for.", found, "torch.randn(shape)", name)
@@ -312,4 +313,4 @@ def _at_least(name: str, value: int, least: int, fix: str) -> None:
 
 
 def _wrong(rule: str, found: str, fix: str, name: str | None = None) -> ShapeError:
-    return ShapeError("study()", rule, None if name is None else {"distribution": name}, found=found, fix=fix)
+    return ShapeError(rule, found, fix, arguments=None if name is None else {"distribution": name})

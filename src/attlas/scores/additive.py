@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from attlas.errors import public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
@@ -74,10 +75,11 @@ class Additive(Score):
     rounds_tokens = True
     scratch = 2
 
+    @public("Additive()")
     def __init__(self, query_size: int, key_size: int, hidden_size: int, bias: bool = False) -> None:
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size), ("hidden_size", hidden_size)):
-            whole_number("Additive()", name, size, "give Additive(q.shape[-1], k.shape[-1], hidden_size=128).")
+            whole_number(name, size, "give Additive(q.shape[-1], k.shape[-1], hidden_size=128).")
         self.query_size, self.key_size, self.hidden_size = query_size, key_size, hidden_size
         self.W_q = nn.Linear(query_size, hidden_size, bias=bias)
         self.W_k = nn.Linear(key_size, hidden_size, bias=False)

@@ -7,13 +7,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from numbers import Real
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, counted, kind
+from attlas.errors import DtypeError, ShapeError, counted, kind, public
 from attlas.foundation.checks import check_floating, heads_of_three_axes
 from attlas.foundation.compat import tracing
 from attlas.foundation.stored import Stored
@@ -190,7 +189,7 @@ class Score(Stored, nn.Module):
             fix = "add a Score; a constant shift of all log-weights changes no weight."
             if tensor:
                 fix = "score + attlas.TensorBias(t) adds a tensor of log-weights."
-            raise DtypeError("score + other", "both sides must be scores.", given, found=found, fix=fix)
+            raise DtypeError("both sides must be scores.", found, fix, arguments=given, where="score + other")
         return Sum(self, other)
 
     def __radd__(self, other: object) -> Score:
@@ -204,9 +203,8 @@ class Score(Stored, nn.Module):
             return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
             rule = "a score is multiplied by one finite number, or by a tensor with one or one for each head."
-            found = f"factor = {factor!r}"
             fix = "0.5 * score; nn.Parameter(torch.tensor(0.5)) * score learns it."
-            raise DtypeError("score * factor", rule, {"factor": type(factor).__name__}, found=found, fix=fix)
+            raise DtypeError(rule, f"factor = {factor!r}", fix, factor=type(factor).__name__, where="score * factor")
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
@@ -227,7 +225,7 @@ def _checked_dot(as_dot: Callable[..., Any]) -> Callable[..., Dot | None]:
         if dot is None or isinstance(dot, Dot):
             return dot
         where, fix = f"{type(self).__name__}.as_dot()", "return attlas.scores.Dot(q, k, scale=1.0)"
-        raise DtypeError(where, "it must return an attlas.scores.Dot, or None.", found=kind(dot), fix=fix)
+        raise DtypeError("it must return an attlas.scores.Dot, or None.", kind(dot), fix, where=where)
 
     return run
 
@@ -342,13 +340,14 @@ class ScaledByTensor(Derived):
     factor: Tensor
     stored = ("inner", "factor")
 
+    @public("tensor * score")
     def __init__(self, inner: Score, factor: Tensor) -> None:
         super().__init__(inner)
-        where, found = "tensor * score", f"{factor.ndim} axes"
-        check_floating(where, "the factor must be of floating point.", "factor", factor, "factor.float()")
+        found = f"{factor.ndim} axes"
+        check_floating("the factor must be of floating point.", "factor", factor, "factor.float()")
         if factor.ndim > 1:
             rule = "the factor is one number, or one for each head."
-            raise ShapeError(where, rule, {"factor": factor}, found=found, fix="factor.flatten()")
+            raise ShapeError(rule, found, "factor.flatten()", factor=factor)
         self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
@@ -375,7 +374,7 @@ class ScaledByTensor(Derived):
             rule = "the factor of a score is one number, or one for each head."
             found = f"{counted(self.factor.numel(), 'number')}, {counted(heads, 'head')}"
             fix = heads_of_three_axes(len(self.factor), tuple(q.shape[:-2])) or f"a tensor of shape () or ({heads},)."
-            raise ShapeError("attend()", rule, {"factor": self.factor, "q (..., m, d)": q}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments={"factor": self.factor, "q (..., m, d)": q}, where="attend()")
 
     def _of_heads(self, head_ids: Tensor) -> Tensor:
         factor = self.factor if self.factor.numel() == 1 else self.factor[head_ids.to(self.factor.device)]
@@ -383,14 +382,6 @@ class ScaledByTensor(Derived):
 
     def extra_repr(self) -> str:
         return f"factor={tuple(self.factor.shape)}"
-
-
-def finite_number(where: str, name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
-    """Return a setting of a score as a float, or raise a ShapeError."""
-    if isinstance(value, Real) and not isinstance(value, bool) and above < value < math.inf:
-        return float(value)
-    rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=fix)
 
 
 def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
@@ -406,7 +397,7 @@ def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
     if q.shape[-1] != k.shape[-1]:
         rule = f"q and k must have the same last axis when score is {name}."
         found = f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k"
-        raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments={"q (..., m, d)": q, "k (..., n, d)": k}, where="attend()")
 
 
 def check_sizes(name: str, q: Tensor, k: Tensor, sizes: tuple[int, int], fix: str) -> None:
@@ -414,4 +405,4 @@ def check_sizes(name: str, q: Tensor, k: Tensor, sizes: tuple[int, int], fix: st
     if (q.shape[-1], k.shape[-1]) != sizes:
         rule = f"the last axes of q and k must be {sizes[0]} and {sizes[1]} when score is {name}."
         found = f"{q.shape[-1]} in q, {k.shape[-1]} in k"
-        raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, dk)": k}, found=found, fix=fix)
+        raise ShapeError(rule, found, fix, arguments={"q (..., m, d)": q, "k (..., n, dk)": k}, where="attend()")

@@ -8,9 +8,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.foundation.checks import whole_number
+from attlas.errors import public
+from attlas.foundation.checks import finite_number, whole_number
 from attlas.foundation.tiles import Tile
-from attlas.scores.base import Dot, Score, Tokens, check_sizes, finite_number, with_parameters
+from attlas.scores.base import Dot, Score, Tokens, check_sizes, with_parameters
 
 __all__ = ["Bilinear"]
 
@@ -67,12 +68,13 @@ class Bilinear(Score):
     rounds_tokens = True
     stored = ("scale", "weight")
 
+    @public("Bilinear()")
     def __init__(self, query_size: int, key_size: int, scale: float | None = None) -> None:
         super().__init__()
         for name, size in (("query_size", query_size), ("key_size", key_size)):
-            whole_number("Bilinear()", name, size, "give Bilinear(q.shape[-1], k.shape[-1]).")
+            whole_number(name, size, "give Bilinear(q.shape[-1], k.shape[-1]).")
         self.query_size, self.key_size = query_size, key_size
-        self.scale = 1.0 if scale is None else finite_number("Bilinear()", "scale", scale, "leave scale out for 1.")
+        self.scale = 1.0 if scale is None else finite_number("scale", scale, "leave scale out for 1.")
         self.weight = nn.Parameter(torch.randn(query_size, key_size) / math.sqrt(query_size * key_size))
 
     @classmethod

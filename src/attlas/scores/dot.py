@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import DtypeError, kind
+from attlas.errors import DtypeError, kind, public
+from attlas.foundation.checks import finite_number
 from attlas.foundation.tiles import Tile
-from attlas.scores.base import Derived, Dot, Score, Tokens, check_same_size, finite_number
+from attlas.scores.base import Derived, Dot, Score, Tokens, check_same_size
 
 __all__ = ["Cosine", "ScaledDot", "SoftCap"]
 
@@ -60,8 +61,10 @@ class ScaledDot(Score):
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
-        fix = "leave scale out for 1 / sqrt(d)."
-        self.scale = None if scale is None else finite_number("ScaledDot()", "scale", scale, fix)
+        self.scale = scale
+        if scale is not None and not (type(scale) is float and math.isfinite(scale)):
+            with public("ScaledDot()"):
+                self.scale = finite_number("scale", scale, "leave scale out for 1 / sqrt(d).")
 
     def factor(self, d: int) -> float:
         """Return the factor of the dot product for tokens of size `d`."""
@@ -115,13 +118,13 @@ class SoftCap(Derived):
 
     stored = ("cap", "score")
 
+    @public("SoftCap()")
     def __init__(self, score: Score, cap: float) -> None:
         if not isinstance(score, Score):
-            rule = "score must be an attlas.Score."
             fix = "attlas.SoftCap(attlas.ScaledDot(), 50.0)"
-            raise DtypeError("SoftCap()", rule, {"score": repr(score)}, found=kind(score), fix=fix)
+            raise DtypeError("score must be an attlas.Score.", kind(score), fix, score=repr(score))
         super().__init__(score)
-        self.cap = finite_number("SoftCap()", "cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
+        self.cap = finite_number("cap", cap, "leave SoftCap out if the scores need no bound.", above=0)
 
     @property
     def score(self) -> Score:
@@ -172,9 +175,10 @@ class Cosine(ScaledDot):
 
     rounds_tokens = False  # torch.autocast computes cosines in float32
 
+    @public("Cosine()")
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = finite_number("Cosine()", "scale", scale, "leave scale out for the plain cosine.")
+        self.scale = finite_number("scale", scale, "leave scale out for the plain cosine.")
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
         return functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)

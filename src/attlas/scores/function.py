@@ -62,7 +62,7 @@ class ScoreMod(Derived):
     def __init__(self, score_mod: Callable[..., Tensor], score: Score | None = None) -> None:
         if not isinstance(score, Score | None):
             fix = "ScoreMod(score_mod, attlas.ScaledDot())"
-            raise DtypeError("ScoreMod()", "score must be an attlas.Score.", found=kind(score), fix=fix)
+            raise DtypeError("score must be an attlas.Score.", kind(score), fix, where="ScoreMod()")
         super().__init__(ScaledDot() if score is None else score)
         # It may look at positions, and forbid pairs.
         self.scratch, self.finite, self.positional, self.position_free = 3, False, False, False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import DtypeError, ShapeError, kind
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_floats, as_plain
 from attlas.foundation.compat import tracing
 from attlas.foundation.tiles import Tile, cut
@@ -82,24 +82,22 @@ def _gap(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Ten
     return gap if scale is None else gap.mul_(scale[c])
 
 
-def checked_bandwidth(where: str, bandwidth: object) -> Tensor:
+def checked_bandwidth(bandwidth: object) -> Tensor:
     """Return the bandwidth as a tensor, or raise."""
-    value = as_plain(where, "bandwidth", as_floats(bandwidth))
+    value = as_plain("bandwidth", as_floats(bandwidth))
     if not value.is_floating_point():
         rule = "bandwidth must be a number, a sequence of numbers or a floating-point tensor."
         found = f"a {str(value.dtype).removeprefix('torch.')} tensor" if value is bandwidth else kind(bandwidth)
-        fix = "give a float, such as bandwidth=1.0, or tensor.float()."
-        raise DtypeError(where, rule, {"bandwidth": bandwidth}, found=found, fix=fix)
+        raise DtypeError(rule, found, "give a float, such as bandwidth=1.0, or tensor.float().", bandwidth=bandwidth)
     if value.ndim > 1 or not value.numel():
         rule = "bandwidth must be one number, or one for each coordinate of q and k."
-        found = f"{value.ndim} axes, {value.numel()} numbers"
         fix = "give a scalar, or a tensor of shape (d,)."
-        raise ShapeError(where, rule, {"bandwidth": value}, found=found, fix=fix)
+        raise ShapeError(rule, f"{value.ndim} axes, {value.numel()} numbers", fix, bandwidth=value)
     bad = ~(value.detach().isfinite() & (value.detach() > 0))
     if bad.any():
         rule = "every bandwidth must be a finite number above 0."
         fix = "give the distance at which a weight should have fallen, such as bandwidth=1.0."
-        raise ShapeError(where, rule, found=f"bandwidth = {value.detach()[bad][0].item()!r}", fix=fix)
+        raise ShapeError(rule, f"bandwidth = {value.detach()[bad][0].item()!r}", fix)
     return value
 
 
@@ -116,9 +114,10 @@ class _Kernel(Score):
     position_free = True
     power = 2
 
+    @public()
     def __init__(self, bandwidth: float | Sequence[float] | Tensor = 1.0, learn: bool = False) -> None:
         super().__init__()
-        value = checked_bandwidth(f"{type(self).__name__}()", bandwidth)
+        value = checked_bandwidth(bandwidth)
         self.size = value.shape[0] if value.ndim else None
         self.log_bandwidth: Tensor | None
         if not learn:
@@ -127,9 +126,8 @@ class _Kernel(Score):
             return
         if value.requires_grad:
             rule = "learn=True makes a parameter of its own, so bandwidth must not require a gradient."
-            found = "requires_grad = True"
             fix = "leave learn out; the tensor is learned as it is."
-            raise ShapeError(f"{type(self).__name__}()", rule, {"bandwidth": bandwidth}, found=found, fix=fix)
+            raise ShapeError(rule, "requires_grad = True", fix, bandwidth=bandwidth)
         start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
         self.log_bandwidth = nn.Parameter(start.log())
 
@@ -173,7 +171,7 @@ class _Kernel(Score):
             rule = f"bandwidth of {name} must be one number, or one for each coordinate of q and k."
             found = f"d = {q.shape[-1]} in q and k, {self.size} bandwidths"
             fix = f"give {q.shape[-1]} bandwidths, or one number for all coordinates."
-            raise ShapeError("attend()", rule, {"q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments={"q (..., m, d)": q, "k (..., n, d)": k}, where="attend()")
 
     def extra_repr(self) -> str:
         h = self.bandwidth.detach()

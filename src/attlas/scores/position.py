@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import DtypeError, ShapeError, counted, kind
+from attlas.errors import DtypeError, ShapeError, counted, kind, public
 from attlas.foundation.checks import (
     as_floats,
     as_plain,
@@ -71,11 +71,12 @@ class Alibi(Score):
     scratch = 2
     stored = ("slopes",)
 
+    @public("Alibi()")
     def __init__(self, slopes: int | Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
         self.slopes: Tensor | None
         if is_integer(slopes):
-            self.slopes = _paper_slopes(whole_number("Alibi()", "slopes", slopes))
+            self.slopes = _paper_slopes(whole_number("slopes", slopes))
         elif slopes is not None:
             self.slopes = _checked_slopes(slopes)
         else:
@@ -160,13 +161,14 @@ class RelativeBias(Score):
     scratch = 2
     stored = ("max_distance", "bidirectional", "buckets", "weight")
 
+    @public("RelativeBias()")
     def __init__(
         self, heads: int, max_distance: int = 128, buckets: int | None = None, bidirectional: bool = True
     ) -> None:
         super().__init__()
-        self.heads = whole_number("RelativeBias()", "heads", heads)
-        self.max_distance = whole_number("RelativeBias()", "max_distance", max_distance)
-        self.buckets = None if buckets is None else whole_number("RelativeBias()", "buckets", buckets)
+        self.heads = whole_number("heads", heads)
+        self.max_distance = whole_number("max_distance", max_distance)
+        self.buckets = None if buckets is None else whole_number("buckets", buckets)
         self.bidirectional = bidirectional
         if self.buckets is not None:
             _check_buckets(self.buckets, self.max_distance, bidirectional)
@@ -263,16 +265,16 @@ class TensorBias(Score):
     positional = True
     rounds_tokens = True
 
+    @public("TensorBias()")
     def __init__(self, t: Tensor) -> None:
         super().__init__()
         rule = "t must be a floating-point tensor of log-weights."
         fix = "use mask=attlas.from_tensor(t) for True and False, else t.float()."
-        check_floating("TensorBias()", rule, "t", t, fix)
+        check_floating(rule, "t", t, fix)
         if t.ndim > 4:
             rule = "t has at most the four axes batch, heads, m and n."
-            fix = "t.flatten(0, -4) makes one batch axis."
-            raise ShapeError("TensorBias()", rule, {"t": t}, found=f"{t.ndim} axes", fix=fix)
-        self.t = as_plain("TensorBias()", "t", t)
+            raise ShapeError(rule, f"{t.ndim} axes", "t.flatten(0, -4) makes one batch axis.", t=t)
+        self.t = as_plain("t", t)
 
     def to_dict(self) -> dict[str, Any]:
         return {"t": self.t, "learn": isinstance(self.t, nn.Parameter)}
@@ -309,7 +311,9 @@ class TensorBias(Score):
         rule = "the tensor of TensorBias() must broadcast to (batch, heads, m, n)."
         found = f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}"
         fix = "t.unsqueeze(1) if its first axis is the batch and it has no heads."
-        raise ShapeError("attend()", rule, {"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k}, found=found, fix=fix)
+        raise ShapeError(
+            rule, found, fix, arguments={"t": self.t, "q (..., m, d)": q, "k (..., n, d)": k}, where="attend()"
+        )
 
     def extra_repr(self) -> str:
         return f"t={tuple(self.t.shape)}"
@@ -359,12 +363,11 @@ def _checked_slopes(slopes: object) -> Tensor:
         rule = "slopes must be a number of heads, or a floating-point number for each head."
         found = str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes)
         fix = "give Alibi(8) for the slopes of the paper, or one float for each head."
-        raise DtypeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
+        raise DtypeError(rule, found, fix, slopes=slopes)
     if value.ndim != 1 or not bool(value.detach().isfinite().all()):
-        rule = "slopes must be one finite number for each head."
         found = f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite"
         fix = "give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,)."
-        raise ShapeError("Alibi()", rule, {"slopes": slopes}, found=found, fix=fix)
+        raise ShapeError("slopes must be one finite number for each head.", found, fix, slopes=slopes)
     return value
 
 
@@ -379,13 +382,13 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None
         fix = f"give max_distance={4 * buckets}, or leave buckets out."
     else:
         return
-    raise ShapeError("RelativeBias()", rule, found=found, fix=fix)
+    raise ShapeError(rule, found, fix)
 
 
-def _check_heads(where: str, what: str, given: int, heads: int, q: Tensor, fix: str) -> None:
+def _check_heads(name: str, what: str, given: int, heads: int, q: Tensor, fix: str) -> None:
     if given == heads:
         return
-    rule = f"{where} must have one {what} for each head of q."
+    rule = f"{name} must have one {what} for each head of q."
     fix = heads_of_three_axes(given, tuple(q.shape[:-2])) or fix
-    found = f"{counted(heads, 'head')} in q, {given} in {where}"
-    raise ShapeError("attend()", rule, {"q (..., m, d)": q}, found=found, fix=fix)
+    found = f"{counted(heads, 'head')} in q, {given} in {name}"
+    raise ShapeError(rule, found, fix, arguments={"q (..., m, d)": q}, where="attend()")

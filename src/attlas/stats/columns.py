@@ -12,7 +12,8 @@ from attlas.engine.dense import MatrixLike
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, keep_larger, merge_sums
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
+from attlas.foundation.checks import one_of
 from attlas.foundation.tiles import Tile
 from attlas.stats.counts import interval_of, queries_of_keys
 from attlas.stats.spans import Span, check_span, place_span
@@ -41,14 +42,16 @@ def _rows_inside(at: Tile, window: range) -> slice | None:
 class _OfQueries(Statistic):
     """A number of each key, over a window of queries."""
 
+    @public()
     def __init__(self, rows: Span | None = None) -> None:
-        check_span(f"{type(self).__name__}()", "rows", rows)
+        check_span("rows", rows)
         self.rows = rows
         self.axis = "columns" if rows is None else None
 
+    @public()
     def window(self, problem: Problem) -> range:
         """Return the queries that count."""
-        return place_span(f"{type(self).__name__}()", "rows", self.rows, problem.shape[2], "queries")
+        return place_span("rows", self.rows, problem.shape[2], "queries")
 
 
 class ColumnMass(_OfQueries):
@@ -223,7 +226,7 @@ class ColumnArgMax(Statistic):
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:
             rule = "the largest of no queries has no place."
-            raise ShapeError("ColumnArgMax()", rule, found="m = 0 queries", fix="give attend() a query.")
+            raise ShapeError(rule, "m = 0 queries", "give attend() a query.", where="ColumnArgMax()")
         largest = _zeros_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
@@ -250,6 +253,7 @@ class ColumnArgMax(Statistic):
         return carry[1]
 
 
+@public("column_mass()")
 def column_mass(A: MatrixLike, rows: Span | None = None, mean: bool = False, heads: Combine | None = None) -> Tensor:
     """Return the mass that each key receives; see `ColumnMass`.
 
@@ -276,9 +280,10 @@ def column_mass(A: MatrixLike, rows: Span | None = None, mean: bool = False, hea
     >>> stats.column_mass(A[:4], heads="mean")
     tensor([1.5000, 0.5000])
     """
-    return _combined("column_mass()", A, ColumnMass(rows, mean), heads)
+    return _combined(A, ColumnMass(rows, mean), heads)
 
 
+@public("column_max()")
 def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = None) -> Tensor:
     """Return the largest weight that each key receives; see `ColumnMax`.
 
@@ -303,19 +308,17 @@ def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = 
     >>> stats.column_max(A)
     tensor([1.0000, 0.5000])
     """
-    return _combined("column_max()", A, ColumnMax(rows), heads)
+    return _combined(A, ColumnMax(rows), heads)
 
 
-def _combined(where: str, A: Any, statistic: Statistic, heads: str | None) -> Any:
+def _combined(A: Any, statistic: Statistic, heads: str | None) -> Any:
     """Return a statistic with its heads combined; of several matrices, a tuple."""
     if isinstance(A, list | tuple):
-        return tuple(_combined(where, one, statistic, heads) for one in A)
-    if heads not in (None, "sum", "mean"):
-        raise ShapeError(where, 'heads must be "sum", "mean" or None.', found=f"heads = {heads!r}", fix='heads="mean"')
+        return tuple(_combined(one, statistic, heads) for one in A)
+    one_of("heads", heads, ("sum", "mean", None), 'heads="mean"')
     if heads is not None and A.ndim < 3:
-        rule = "there must be heads to combine."
         wrong = f"heads = {heads!r}, and A has no leading axis"
-        raise ShapeError(where, rule, {"A": f"shape {tuple(A.shape)}"}, found=wrong, fix="leave heads out.")
+        raise ShapeError("there must be heads to combine.", wrong, "leave heads out.", A=f"shape {tuple(A.shape)}")
     found = statistic(A)
     if heads is None:
         return found

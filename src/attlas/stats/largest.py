@@ -14,7 +14,7 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Part, Statistic
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
@@ -86,8 +86,9 @@ class TopK(Statistic):
 
     axis = "rows"
 
+    @public()
     def __init__(self, k: int) -> None:
-        whole_number(f"{type(self).__name__}()", "k", k, "k=8")
+        whole_number("k", k, "k=8")
         self.k = k
 
     def start(self, problem: Problem) -> Any:
@@ -136,10 +137,9 @@ class TopK(Statistic):
         """Raise a ShapeError for a `k` that is too large."""
         name, n = type(self).__name__, problem.shape[3]
         if self.k > n:
-            rule = "k cannot be larger than the number of keys."
-            found = f"k = {self.k}, n = {n}"
+            rule, found = "k cannot be larger than the number of keys.", f"k = {self.k}, n = {n}"
             fix = f"{name}({n})" if n else "give attend() a key."
-            raise ShapeError(f"{name}()", rule, {"A": f"{problem.shape[2]} queries × {n} keys"}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, A=f"{problem.shape[2]} queries × {n} keys", where=f"{name}()")
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
@@ -336,7 +336,7 @@ class Coverage(Statistic):
         if self.levels and all(_is_share(level) for level in self.levels):
             return
         rule = "levels must be numbers above 0 and at most 1."
-        raise ShapeError("Coverage()", rule, found=f"levels = {self.levels!r}", fix="Coverage((0.9, 0.95, 0.99))")
+        raise ShapeError(rule, f"levels = {self.levels!r}", "Coverage((0.9, 0.95, 0.99))", where="Coverage()")
 
     def start(self, problem: Problem) -> Tensor:
         shape = (*problem.shape[:3], len(self.levels))
@@ -360,7 +360,7 @@ class Coverage(Statistic):
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
         if bool(((a > 0) & (b > 0)).any()):
             rule, found = "parts must hold whole rows to be merged.", "two parts of one row"
-            raise ShapeError("Coverage()", rule, found=found, fix="give each part some rows with all their keys.")
+            raise ShapeError(rule, found, "give each part some rows with all their keys.", where="Coverage()")
         return a + b
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:

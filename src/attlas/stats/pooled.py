@@ -13,8 +13,8 @@ from torch.nn import functional
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
-from attlas.errors import ShapeError
-from attlas.foundation.checks import whole_number
+from attlas.errors import ShapeError, public
+from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.tiles import Tile
 from attlas.stats.counts import cells_of_blocks, cells_of_diagonals, interval_of
 from attlas.stats.functions import function_of
@@ -67,15 +67,15 @@ class Picture(Statistic):
             [0.2500, 0.2500]])
     """
 
+    @public("Picture()")
     def __init__(
         self, height: int, width: int, pool: Pool = "mean", rows: Span | None = None, columns: Span | None = None
     ) -> None:
-        whole_number("Picture()", "height", height, "height=8")
-        whole_number("Picture()", "width", width, "width=8")
-        if pool not in ("mean", "max"):
-            raise ShapeError("Picture()", 'pool must be "mean" or "max".', found=f"pool = {pool!r}", fix='pool="mean"')
-        check_span("Picture()", "rows", rows)
-        check_span("Picture()", "columns", columns)
+        whole_number("height", height, "height=8")
+        whole_number("width", width, "width=8")
+        one_of("pool", pool, ("mean", "max"))
+        check_span("rows", rows)
+        check_span("columns", columns)
         self.height = height
         self.width = width
         self.pool = pool
@@ -86,17 +86,18 @@ class Picture(Statistic):
         rows, columns = self._edges(problem)
         return _Blocks(Bands(rows.tolist()), Bands(columns.tolist()), problem)
 
+    @public("Picture()")
     def _windows(self, problem: Problem) -> tuple[range, range]:
         m, n = problem.shape[2:]
-        rows = place_span("Picture()", "rows", self.rows, m, "queries")
-        columns = place_span("Picture()", "columns", self.columns, n, "keys")
+        rows = place_span("rows", self.rows, m, "queries")
+        columns = place_span("columns", self.columns, n, "keys")
         if self.height > len(rows) or self.width > len(columns):
             rule = "a picture cannot have more blocks than the window has rows or columns."
             given, found = f"{len(rows)} queries × {len(columns)} keys", f"height = {self.height}, width = {self.width}"
             fix = "leave rows and columns out for the whole matrix."
             if len(rows) and len(columns):
                 fix = f"Picture({min(self.height, len(rows))}, {min(self.width, len(columns))})"
-            raise ShapeError("Picture()", rule, {"window": given}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, window=given)
         return rows, columns
 
     def step(self, carry: _Blocks, part: Part, at: Tile) -> _Blocks:

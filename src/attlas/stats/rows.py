@@ -15,7 +15,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import finite_shift, product
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import check_floating
 from attlas.foundation.tiles import Tile
 from attlas.scores.base import Dot
@@ -520,8 +520,9 @@ class Pooled(Statistic):
 
     merge = merge_sums
 
+    @public("Pooled()")
     def __init__(self, v: Tensor) -> None:
-        check_floating("Pooled()", "v must be a floating point tensor.", "v", v, "v.float()")
+        check_floating("v must be a floating point tensor.", "v", v, "v.float()")
         self.v: Tensor = v
 
     def start(self, problem: Problem) -> Tensor:
@@ -553,9 +554,8 @@ class Pooled(Statistic):
         fits = v.ndim >= 2 and v.shape[-2] == n and own and heads % own == 0
         if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != own):
             rule = "v must have a row for each key, and the leading axes of the matrix."
-            found = f"a matrix of {batch} batches, {heads} heads and {n} keys"
-            fix = "v of shape (batch, heads, n, e)."
-            raise ShapeError("Pooled()", rule, {"v (..., n, e)": v}, found=found, fix=fix)
+            found, fix = f"a matrix of {batch} batches, {heads} heads and {n} keys", "v of shape (batch, heads, n, e)."
+            raise ShapeError(rule, found, fix, arguments={"v (..., n, e)": v}, where="Pooled()")
         return v.reshape(batch, own, n, v.shape[-1])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
-from attlas.errors import ShapeError
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
@@ -21,7 +21,7 @@ from attlas.stats.functions import function_of
 Span: TypeAlias = slice | range | tuple[int, int]
 
 
-def check_span(where: str, name: str, value: Any) -> None:
+def check_span(name: str, value: Any) -> None:
     """Raise a ShapeError unless `value` is a slice or a range of step 1, a pair of whole numbers, or None."""
     if value is None:
         return
@@ -34,12 +34,12 @@ def check_span(where: str, name: str, value: Any) -> None:
     if fits and all(map(is_integer, ends)):
         return
     rule = f"{name} must be a slice, a range or a pair (start, stop) of whole numbers, without a step."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=slice(0, 64)")
+    raise ShapeError(rule, f"{name} = {value!r}", f"{name}=slice(0, 64)")
 
 
-def place_span(where: str, name: str, value: Span | None, size: int, axis: str) -> range:
+def place_span(name: str, value: Span | None, size: int, axis: str) -> range:
     """Check a span, and return it as a range of an axis with `size` cells; negative ends count from its end."""
-    check_span(where, name, value)
+    check_span(name, value)
     if value is None:
         return range(size)
     start, stop = (value.start, value.stop) if isinstance(value, slice | range) else value
@@ -49,7 +49,7 @@ def place_span(where: str, name: str, value: Span | None, size: int, axis: str) 
     if 0 <= start <= stop <= size:
         return range(start, stop)
     rule = f"{name} must lie within the {size} {axis} of the matrix, and start before it stops."
-    raise ShapeError(where, rule, found=f"{name} = {value!r}", fix=f"{name}=slice(0, {size})")
+    raise ShapeError(rule, f"{name} = {value!r}", f"{name}=slice(0, {size})")
 
 
 class Bands:
@@ -168,18 +168,20 @@ class Spans(Statistic):
             [0.5000, 1.5000]])
     """
 
+    @public("Spans()")
     def __init__(self, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> None:
         self.rows = tuple(rows)
         self.columns = tuple(columns)
         self.mean = mean
         for name, given in (("rows", self.rows), ("columns", self.columns)):
             for index, span in enumerate(given):
-                check_span("Spans()", f"{name}[{index}]", span)
+                check_span(f"{name}[{index}]", span)
 
+    @public("Spans()")
     def start(self, problem: Problem) -> _Pieces:
         m, n = problem.shape[2:]
-        rows = [place_span("Spans()", f"rows[{i}]", span, m, "queries") for i, span in enumerate(self.rows)]
-        columns = [place_span("Spans()", f"columns[{i}]", span, n, "keys") for i, span in enumerate(self.columns)]
+        rows = [place_span(f"rows[{i}]", span, m, "queries") for i, span in enumerate(self.rows)]
+        columns = [place_span(f"columns[{i}]", span, n, "keys") for i, span in enumerate(self.columns)]
         return _Pieces(rows, columns, problem)
 
     def step(self, carry: _Pieces, part: Part, at: Tile) -> _Pieces:

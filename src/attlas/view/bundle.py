@@ -115,7 +115,7 @@ def _read(name: str) -> str:
 
 
 def _error(rule: str, found: str) -> BundleError:
-    return BundleError("attlas.view.bundle", rule, found=found, fix="install attlas again.")
+    return BundleError(rule, found, "install attlas again.", where="attlas.view.bundle")
 
 
 def styles(*further: str) -> str:

@@ -264,7 +264,7 @@ class CorpusService:
         with torch.no_grad(), record(model, layers=None if layer is None else [layer]) as atlas:
             model(torch.tensor([sample.ids], device=model.device))
         if not atlas.entries:
-            raise RecordingError("view", "the model must run its attention.", found="nothing recorded", fix="see above")
+            raise RecordingError("the model must run its attention.", "nothing recorded", "see above", where="view")
         atlas.tokens = list(sample.tokens)
         atlas.model = self._corpora[at].config["model"]["name"]
         atlas.details["block"] = self._on_block(at)

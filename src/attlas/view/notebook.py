@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attlas.errors import import_extra
+from attlas.errors import import_extra, public
 from attlas.foundation.installation import install_command
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attlas.view.widget import Viewer
 
 
+@public("view()")
 def show(
     shown: Atlas | AttentionMatrix,
     *,
@@ -75,7 +76,7 @@ def show(
         return None
     rule = "anywidget must be installed to show the viewer in a notebook."
     fix = f"{install_command('notebook')}, or attlas.view.serve(...) for a page in the browser."
-    import_extra("anywidget", "view()", rule, fix)
+    import_extra("anywidget", rule, fix)
     from attlas.view.widget import Viewer
 
     return Viewer(Service(shown, tokens=tokens, title=title or ""), height, still=preview(shown))

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from attlas.errors import RecordingError, ShapeError
+from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.files import save_text
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
@@ -20,6 +20,7 @@ from attlas.view.service import Service
 from attlas.view.source import Place
 
 
+@public("export")
 def export(
     shown: Atlas | AttentionMatrix,
     path: str | os.PathLike[str],
@@ -86,14 +87,14 @@ def export(
         title = service.source.title
     if not data["packed"]:
         rule = "a page needs weights, or a recorded picture of them."
-        fix = 'attlas record without --statistics, or keep="disk"'
-        raise RecordingError("export", rule, found="neither", fix=fix)
+        raise RecordingError(rule, "neither", 'attlas record without --statistics, or keep="disk"')
     first = {name: data["packed"][0][name] for name in ("entry", "head")}
     pointed = {} if query is None else {"pointed": {"i": query, "j": query}}
     data["state"] = {**first, "batch": 0, "variant": "plain", "pool": "max", **pointed}
     return write_page(data, path, title)
 
 
+@public("export")
 def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str, start: str = "offline") -> Path:
     """Write a page with its data to a file, whole or not at all.
 
@@ -116,7 +117,7 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
     before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return save_text(f"{before}{text}{after}", path, "export")
+    return save_text(f"{before}{text}{after}", path)
 
 
 def _pair(service: Service, place: tuple[int, int], query: int) -> tuple[int, int] | None:
@@ -134,5 +135,5 @@ def _place(service: Service, layer: int, head: int) -> tuple[int, int]:
             return number, shown.entry.heads.index(head)
     known = {(shown.entry.layer, each) for shown in service.source.entries for each in shown.entry.heads}
     low, high = min(known, default=(0, 0)), max(known, default=(0, 0))
-    rule, fix = "every head must be one of the recording.", f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}"
-    raise ShapeError("export", rule, found=f"layer {layer}, head {head}", fix=fix)
+    fix = f"heads from {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    raise ShapeError("every head must be one of the recording.", f"layer {layer}, head {head}", fix)

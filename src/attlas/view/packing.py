@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 from attlas.recording.atlas import Entry
 from attlas.stats.pooled import block_edges
 from attlas.view import codes
@@ -146,9 +146,7 @@ class Packer:
             answer = self.service.answer(question, {name: str(value) for name, value in (asked or params).items()})
             if answer.status != 200:
                 found = json.loads(answer.body)["error"]
-                raise RecordingError(
-                    "export", "every head of the page must be computed.", found=found, fix="other heads"
-                )
+                raise RecordingError("every head of the page must be computed.", found, "other heads", where="export")
             if answer.progress >= 1:
                 return answer
             self.report(self._share[0])
@@ -159,10 +157,11 @@ class Packer:
 
     # ------------------------------------------------------------------------------------------------ one head
 
+    @public("export")
     def _detail(self, place: tuple[int, int]) -> dict[str, Any]:
         """Put the pictures of a head, down to the finest level that fits, its tracks, and all of a small head."""
         name, question, entry = f"{place[0]}:{place[1]}", self._question(place), self._info["entries"][place[0]]
-        self._entry(place).need_matrix("export")
+        self._entry(place).need_matrix()
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)
         tiles = [(level, *place) for level in levels for place in _tiles_of(entry, level)]

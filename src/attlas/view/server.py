@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attlas
-from attlas.errors import DtypeError, PortError, ShapeError, import_extra
+from attlas.errors import DtypeError, PortError, ShapeError, import_extra, public
 from attlas.foundation.installation import install_command
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
@@ -249,9 +249,8 @@ def serve(
         service = Service(shown, tokens=tokens, compare=other, **settings)
         if model is not None:
             if tokenizer is None:
-                rule = "a model that reads texts needs its tokenizer."
                 fix = "serve(atlas, model=model, tokenizer=tokenizer)"
-                raise DtypeError("view", rule, found="tokenizer = None", fix=fix)
+                raise DtypeError("a model that reads texts needs its tokenizer.", "tokenizer = None", fix, where="view")
             service = ReadingService(service, lambda: (model, tokenizer), name=model_name(model))
     else:
         name, loaders = settings.get("title"), None if model is None else [lambda: model]
@@ -324,6 +323,7 @@ def _open(url: str) -> None:
         webbrowser.open(url)
 
 
+@public("view")
 def need_extra() -> None:
     """Raise a MissingExtraError unless starlette and uvicorn are installed.
 
@@ -334,7 +334,7 @@ def need_extra() -> None:
     """
     for name in ("starlette", "uvicorn"):
         rule = "starlette and uvicorn must be installed to open the viewer."
-        import_extra(name, "view", rule, install_command("view"))
+        import_extra(name, rule, install_command("view"))
 
 
 def _listen(port: int | None) -> socket.socket:
@@ -342,14 +342,14 @@ def _listen(port: int | None) -> socket.socket:
     if port is not None:
         if not 0 <= port <= 65_535:
             fix = f"--port {_FIRST_PORT}, or leave it out"
-            raise ShapeError("view", "the port must be between 0 and 65535.", found=f"port {port}", fix=fix)
+            raise ShapeError("the port must be between 0 and 65535.", f"port {port}", fix, where="view")
         try:
             return socket.create_server((HOST, port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             found = f"port {port} is taken" if taken else f"{os.strerror(error.errno or 0)}: port {port}"
             fix = "another --port, or none for the next that is free"
-            raise PortError("view", "the port must be free.", found=found, fix=fix) from None
+            raise PortError("the port must be free.", found, fix, where="view") from None
     for number in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
         try:
             return socket.create_server((HOST, number))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attlas.errors import AttlasError, RecordingError
+from attlas.errors import AttlasError, RecordingError, public
 from attlas.foundation.files import lock_folder
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
@@ -239,6 +239,7 @@ class Service:
     def _bookmarks(self) -> list[dict[str, str]]:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]
 
+    @public("view")
     def post(self, name: str, content: Any) -> Answer:
         """Save something that the page sends.
 
@@ -266,7 +267,7 @@ class Service:
                     return refusal(409, "the bookmarks were changed on another page; reload this one")
                 bookmarks = bookmarks_from(sent.get("bookmarks"))
                 if folder is not None:
-                    write_bookmarks(folder, bookmarks, "view")
+                    write_bookmarks(folder, bookmarks)
             except FormatError as error:
                 return refusal(400, str(error))
             except RecordingError as error:

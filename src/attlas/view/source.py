@@ -167,7 +167,7 @@ class Source:
         if not isinstance(shown, Atlas):
             rule = "there must be an atlas or a matrix to show."
             fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
-            raise DtypeError("Service()", rule, {"shown": type(shown).__name__}, found=kind(shown), fix=fix)
+            raise DtypeError(rule, kind(shown), fix, shown=type(shown).__name__, where="Service()")
         self.atlas = shown
         self.title = title or shown.model or "attlas"
         self.texts: list[Text] = []
@@ -211,7 +211,7 @@ class Source:
         if not any(entry.shape[2:] in sizes for entry in other.entries):
             rule = "two recordings are compared cell by cell: both must have read as many tokens."
             found = f"matrices of {_sizes(sizes)} and of {_sizes({entry.shape[2:] for entry in other.entries})}"
-            raise ShapeError("view", rule, found=found, fix="attlas record --tokens N, with the same N for both")
+            raise ShapeError(rule, found, "attlas record --tokens N, with the same N for both", where="view")
         title = title or other.model or "other"
         title = f"{title} (2)" if title == self.title else title
         self._add(other, recording=title)
@@ -307,7 +307,7 @@ def _with_two_texts(A: AttentionMatrix, tokens: Any) -> tuple[Atlas, list[list[s
         rule = "queries and keys of two texts need the tokens of both, for each sequence."
         given = {"A": f"{m} queries × {n} keys, and no mask that says which of the keys the queries are"}
         fix = "tokens=(queries, keys); or mask=attlas.Causal() in attend, if the queries are the last of the keys."
-        raise ShapeError("view", rule, given, found=f"a list of {len(tokens)}", fix=fix)
+        raise ShapeError(rule, f"a list of {len(tokens)}", fix, arguments=given, where="view")
     atlas.entries[0] = replace(atlas.entries[0], kind="cross")
     atlas.encoder_texts = texts[1]
     return atlas, texts[0]

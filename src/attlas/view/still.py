@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from attlas import pictures
+from attlas.errors import public
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas, Entry
 from attlas.stats.pooled import block_edges, count_blocks
@@ -76,6 +77,7 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
     return f"<div class='attlas-preview'>{words}{picture}{note}</div>"
 
 
+@public("_repr_html_")
 def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
     """Return the pictures, and what a reader must know of them."""
     chosen = [
@@ -93,7 +95,7 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
         side = max(_SIDES[0], min(side, _CELLS // (longest * len(chosen))))
     parts = []
     for entry, head in chosen:
-        A = entry.need_matrix("_repr_html_")[:1, head : head + 1]
+        A = entry.need_matrix()[:1, head : head + 1]
         picture = _sampled(A, side) if cells > _CELLS else _pooled(A, side)
         name = f"head {entry.heads[head]}"
         name = f"layer {entry.layer}, {name}" if several else name

@@ -258,7 +258,7 @@ def test_statistics_and_the_output_together(
             *leaves[:2], score=cap, mask=allowed, sink=extra, plan=NATIVE if own is dtype else Plan("tiled")
         )
         every = [*asked, *([] if with_sink else [stats.EffectiveKeys()]), stats.Pooled(leaves[2])]
-        results = A.collect(*every) if own is dtype else graph.collect("test", A.problem, every)
+        results = A.collect(*every) if own is dtype else graph.collect(A.problem, every)
         flat = [t.double() for r in results for t in (r if isinstance(r, tuple) else (r,))]
         generator = torch.Generator().manual_seed(1)
         loss = sum((t * torch.randn(t.shape, generator=generator, dtype=torch.float64)).sum() for t in flat)

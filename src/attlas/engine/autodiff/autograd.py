@@ -17,6 +17,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import product, share_of
 from attlas.engine.problem import full_precision, spread_heads, sum_heads, tree_flatten
 from attlas.engine.statistic import Statistic
+from attlas.errors import public
 from attlas.foundation.trees import rebuilt, recorded_gradients, tensors_in
 
 _DEFINITION = "backward with create_graph=True"
@@ -88,11 +89,12 @@ class _Pool(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @public("backward of A @ v")
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         v, lse, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
         problem, dtype = request.problem, request.problem.dtype
-        problem.check_unchanged("backward of A @ v")
+        problem.check_unchanged()
         if torch.is_grad_enabled():
             logits, _, weights = _definition(request)
             keep = 1.0 if request.dropout is None else request.dropout.keep(problem.tile(*map(range, problem.shape)))
@@ -124,10 +126,11 @@ class _PoolTransposed(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
+    @public("backward of A.mT @ x")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lse, x, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
-        request.problem.check_unchanged("backward of A.mT @ x")
+        request.problem.check_unchanged()
         if torch.is_grad_enabled():
             exact = _definition(request)
             rows = x.to(lse.dtype)
@@ -165,15 +168,17 @@ class _Collected(torch.autograd.Function):
         return *found, lse
 
     @staticmethod
+    @public("backward of A.collect()")
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         statistics: Sequence[Statistic] = ctx.statistics
         lse, *saved = ctx.saved_tensors
         found, given = saved[: len(slopes) - 1], saved[len(slopes) - 1 :]
         values, sink, inputs = given[: len(statistics)], given[len(statistics)], given[len(statistics) + 1 :]
         request: Request = ctx.request.with_inputs(inputs)
-        request.problem.check_unchanged("backward of A.collect()")
+        request.problem.check_unchanged()
         if torch.is_grad_enabled():
-            exact = graph.collect(_DEFINITION, request.problem, statistics, request.tokens)
+            with public(_DEFINITION):
+                exact = graph.collect(request.problem, statistics, request.tokens)
             pairs = [(t, g) for t, g in zip(tree_flatten(tuple(exact)), slopes, strict=False) if g is not None]
             results, grads = (list(some) for some in zip(*pairs, strict=True))
             return None, None, None, None, *recorded_gradients(results, given, grads)
@@ -213,8 +218,9 @@ def _cells(
     return reduce(CellGradient.__add__, every), replays
 
 
+@public(_DEFINITION)
 def _definition(request: Request) -> reference.Dense:
-    return graph.dense(_DEFINITION, request.problem, tokens=request.tokens)
+    return graph.dense(request.problem, tokens=request.tokens)
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

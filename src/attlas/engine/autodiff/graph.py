@@ -29,7 +29,7 @@ DENSE_LIMIT = 2**30  # bytes that are written out without being asked twice
 
 
 def dense(
-    where: str, problem: Problem, rows: Tensor | range | None = None, tokens: tuple[Tokens, Tokens] | None = None
+    problem: Problem, rows: Tensor | range | None = None, tokens: tuple[Tokens, Tokens] | None = None
 ) -> reference.Dense:
     """Return some rows, or all, with their graph.
 
@@ -45,15 +45,15 @@ def dense(
         given = {"A (batch, heads, m, n)": f"{tuple(problem.shape)} {str(problem.dtype).removeprefix('torch.')}"}
         found = f"{size:,} bytes, the limit is {DENSE_LIMIT:,}"
         fix = "read A.detach(), or under torch.no_grad(), for numbers without a gradient"
-        raise TooLargeError(where, rule, given, found=found, fix=f"{fix}; A @ v carries one at any length.")
+        raise TooLargeError(rule, found, f"{fix}; A @ v carries one at any length.", arguments=given)
     return reference.dense(problem, rows, tokens)
 
 
 def collect(
-    where: str, problem: Problem, statistics: Sequence[Statistic], tokens: tuple[Tokens, Tokens] | None = None
+    problem: Problem, statistics: Sequence[Statistic], tokens: tuple[Tokens, Tokens] | None = None
 ) -> list[Any]:
     """Return statistics of the whole matrix with their graph; refused as in `dense`."""
-    logits = dense(where, problem, tokens=tokens).logits
+    logits = dense(problem, tokens=tokens).logits
     return _collected(_part(problem, logits, range(problem.shape[2])), statistics)
 
 
@@ -185,7 +185,7 @@ def _explained() -> Iterator[None]:
         if not transforming():
             raise
         found, fix = str(error).partition("\n")[0], "A.to_dense() inside of the transform, or a loop in place of it."
-        raise BackendError("A.collect()", "no transform of torch may cut it.", found=found, fix=fix) from error
+        raise BackendError("no transform of torch may cut it.", found, fix, where="A.collect()") from error
 
 
 class _RecordedPart(Part):

@@ -394,8 +394,7 @@ def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
         rule = "forward() must return log-weights that broadcast to (batches, heads, rows, columns)."
         found = f"shape {tuple(logits.shape)} for a tile of {at.shape}"
         fix = "attlas.testing.check_score(score) asks it for tiles of all kinds."
-        where = f"{type(problem.score).__name__}()"
-        raise ShapeError(where, rule, {"returned": logits}, found=found, fix=fix) from None
+        raise ShapeError(rule, found, fix, returned=logits, where=f"{type(problem.score).__name__}()") from None
 
 
 def _writable(problem: Problem, logits: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Sums:
             given = {"numerator": self.numerator, "other numerator": other.numerator}
             found = f"moments: {self.first is not None} and {other.first is not None}"
             fix = "call kernel_sums with the same x, number of values and moments."
-            raise ShapeError("Sums.merge()", rule, given, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, arguments=given, where="Sums.merge()")
         scale = torch.maximum(self.log_scale, other.log_scale)
         return replace(_map_tensors(torch.add, self._rescaled(scale), other._rescaled(scale)), log_scale=scale)
 
@@ -138,9 +138,9 @@ class Sums:
             (s.kernel, None if s.bandwidth is None else s.bandwidth.flatten().tolist()) for s in (self, other)
         )
         if mine != theirs:
-            rule, fix = "both sums must be of one kernel and one bandwidth.", "give all parts the same bandwidth=0.3."
+            rule = "both sums must be of one kernel and one bandwidth."
             found = f"{mine[0]} of bandwidth {mine[1]}, {theirs[0]} of bandwidth {theirs[1]}"
-            raise ShapeError("Sums.merge()", rule, found=found, fix=fix)
+            raise ShapeError(rule, found, "give all parts the same bandwidth=0.3.", where="Sums.merge()")
 
     def rows(self, index: Tensor | slice) -> Sums:
         """Return the sums of some queries."""

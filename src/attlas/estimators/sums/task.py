@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attlas.errors import DeviceError, DtypeError, ShapeError
+from attlas.errors import DeviceError, DtypeError, ShapeError, public
+from attlas.foundation.checks import one_of
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
 KERNELS: dict[str, type[Score]] = {
@@ -80,6 +81,7 @@ class Task:
             self.progress(done, self.x.shape[0])
 
 
+@public(_WHERE)
 def checked_task(task: Task) -> Task:
     """Check the arguments of `kernel_sums` against each other.
 
@@ -95,20 +97,19 @@ def checked_task(task: Task) -> Task:
     _check_settings(task.kernel, task.tolerance, task.moments)
     fault, fix = _shapes(x, keys, values, weights, task.leave_one_out)
     if fault:
-        raise ShapeError(_WHERE, "queries, keys, values and weights must fit.", given, found=fault, fix=fix)
+        raise ShapeError("queries, keys, values and weights must fit.", fault, fix, arguments=given)
     if x.dtype not in (torch.float32, torch.float64) or any(t.dtype is not x.dtype for t in given.values()):
         found = ", ".join(sorted({str(t.dtype) for t in given.values()}))
-        rule = "all tensors must be float32, or all float64."
-        raise DtypeError(_WHERE, rule, given, found=found, fix="x.double(), ...")
+        raise DtypeError("all tensors must be float32, or all float64.", found, "x.double(), ...", arguments=given)
     if any(t.device != x.device for t in given.values()):
         found = ", ".join(sorted({str(t.device) for t in given.values()}))
-        raise DeviceError(_WHERE, "all tensors must be on one device.", given, found=found, fix="x.cpu(), ...")
+        raise DeviceError("all tensors must be on one device.", found, "x.cpu(), ...", arguments=given)
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
-        raise ShapeError(_WHERE, "weights must be 0 or more.", given, found=f"{least}", fix="weights.abs()")
+        raise ShapeError("weights must be 0 or more.", f"{least}", "weights.abs()", arguments=given)
     if h.ndim > 1 or (h.ndim == 1 and h.shape[0] != x.shape[1]) or not bool(((h > 0) & h.isfinite()).all()):
-        found, fix = f"bandwidth = {h.tolist()}", "bandwidth=1.0"
-        raise ShapeError(_WHERE, "bandwidth must be one number above 0, or d.", given, found=found, fix=fix)
+        found = f"bandwidth = {h.tolist()}"
+        raise ShapeError("bandwidth must be one number above 0, or d.", found, "bandwidth=1.0", arguments=given)
     x, keys, values = (t.detach() for t in (x, keys, values))
     weights = None if weights is None else weights.detach()
     h = h.expand(x.shape[1]).contiguous()
@@ -118,12 +119,10 @@ def checked_task(task: Task) -> Task:
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
     if kernel not in KERNELS:
         names = ", ".join(sorted(KERNELS))
-        raise ShapeError(_WHERE, f"kernel must be one of {names}.", found=f"{kernel!r}", fix='"gaussian"')
+        raise ShapeError(f"kernel must be one of {names}.", f"{kernel!r}", '"gaussian"')
     if not 0 <= tolerance < 1:
-        found = f"tolerance = {tolerance!r}"
-        raise ShapeError(_WHERE, "tolerance must lie in [0, 1).", found=found, fix="tolerance=1e-7")
-    if moments not in (0, 1):
-        raise ShapeError(_WHERE, "moments must be 0 or 1.", found=f"moments = {moments!r}", fix="moments=1")
+        raise ShapeError("tolerance must lie in [0, 1).", f"tolerance = {tolerance!r}", "tolerance=1e-7")
+    one_of("moments", moments, (0, 1), "moments=1")
 
 
 def _shapes(x: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, leave_one_out: bool) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 
 import attlas
-from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed
+from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed, public
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.deserialization import read
@@ -178,9 +178,11 @@ class Atlas:
     def __iter__(self) -> Iterator[AttentionMatrix]:
         return (self[layer] for layer in self.layers())
 
+    @public("atlas[...]")
     def __getitem__(self, key: Any) -> AttentionMatrix:
-        return self.entry(key).need_matrix("atlas[...]")
+        return self.entry(key).need_matrix()
 
+    @public("atlas[...]")
     def entry(self, key: Any) -> Entry:
         """Return the entry of a layer.
 
@@ -206,7 +208,7 @@ class Atlas:
             if not isinstance(part, types) or isinstance(part, bool):
                 rule = "an attention is named by its layer or its path, and a pass by its number."
                 fix = 'atlas[3], atlas["cross.3"], or atlas[3, 0] for the first pass; atlas[3][0, 5] for a head.'
-                raise DtypeError("atlas[...]", rule, {"key": repr(key)[:80]}, found=kind(part), fix=fix)
+                raise DtypeError(rule, kind(part), fix, key=repr(key)[:80])
         passes = self._passes(name)
         numbers = sorted(entry.call for entry in passes)
         if call < 0 and -call <= len(numbers):
@@ -214,9 +216,9 @@ class Atlas:
         for entry in passes:
             if entry.call == call:
                 return entry
-        rule, found = "the second number names a pass of the layer.", f"passes {listed(numbers)} of {passes[0].path}"
+        found = f"passes {listed(numbers)} of {passes[0].path}"
         fix = f"atlas[{name!r}] for the last pass; atlas[{name!r}][0, {call}] for head {call} of batch 0."
-        raise OutOfRangeError("atlas[...]", rule, {"key": repr(key)}, found=found, fix=fix)
+        raise OutOfRangeError("the second number names a pass of the layer.", found, fix, key=repr(key))
 
     def _passes(self, name: int | str) -> list[Entry]:
         """Return all passes of the attention that a layer or a path names."""
@@ -232,9 +234,9 @@ class Atlas:
             passes = [entry for entry in self.entries if entry.name == name]
         if passes:
             return passes
-        rule, given = "there must be such an attention in the recording.", {"key": repr(name)[:80]}
+        rule = "there must be such an attention in the recording."
         fix = f"atlas[{self._example()}]" if self.entries else "run the model inside `with attlas.record(model)`."
-        raise OutOfRangeError("atlas[...]", rule, given, found=self._contents(), fix=fix)
+        raise OutOfRangeError(rule, self._contents(), fix, key=repr(name)[:80], where="atlas[...]")
 
     def _example(self) -> str:
         """Return a key of the first entry, as a user types it."""
@@ -248,6 +250,7 @@ class Atlas:
         parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
         return "; ".join([*parts, f"modules {listed(dict.fromkeys(entry.name for entry in self.entries))}"])
 
+    @public("atlas.table()")
     def table(self, data: str = "records", *, join_steps: bool = False) -> Any:
         """Return one record for each recorded head, with each statistic as one number.
 
@@ -301,6 +304,7 @@ class Atlas:
             table = [record | {"layers": counts[record["kind"]]} for record in table]
         return frame(table, data)
 
+    @public("atlas.token_table()")
     def token_table(self, key: Any, head: int, sequence: int = 0, data: str = "records") -> Any:
         """Return one record for each token of a head: how it attends, and what it receives.
 
@@ -364,7 +368,7 @@ class Atlas:
         queries, keys = (
             texts[sequence] if texts and 0 <= sequence < len(texts) else None for texts in self.texts_of(entry)
         )
-        return frame(token_records(entry, head, sequence, queries, keys), data, "atlas.token_table()")
+        return frame(token_records(entry, head, sequence, queries, keys), data)
 
     def has_text(self, entry: Entry) -> bool:
         """Return whether `ids` and `texts` are those of the queries of an entry.
@@ -425,6 +429,7 @@ class Atlas:
         first = calls.get(entry.name, 0) if isinstance(calls, dict) else 0
         return not (isinstance(first, int) and entry.call < first)
 
+    @public("atlas.collect()")
     def collect(self, *statistics: Statistic, progress: Callable[[int, int], object] | None = None) -> None:
         """Compute statistics of every entry that keeps q and k, and keep the results in the entries.
 
@@ -461,12 +466,13 @@ class Atlas:
         names = statistic_names(statistics)
         kept = [(entry, entry.matrix) for entry in self.entries if entry.matrix is not None]
         if self.entries and not kept:
-            self.entries[0].need_matrix("atlas.collect()")
+            self.entries[0].need_matrix()
         for done, (entry, matrix) in enumerate(kept):
             entry.statistics.update(zip(names, matrix.collect(*statistics), strict=True))
             if progress is not None:
                 progress(done + 1, len(kept))
 
+    @public("save()")
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -504,7 +510,7 @@ class Atlas:
         if self.divided:
             rule = "the atlas must have all heads of its layers, or all that were chosen."
             fix = "attlas.distributed.save(atlas, folder, mesh, [Shard(1)]) on all ranks."
-            raise RecordingError("save()", rule, found="tensor parallelism: other ranks have further heads", fix=fix)
+            raise RecordingError(rule, "tensor parallelism: other ranks have further heads", fix)
         with Writer(folder, overwrite) as writer:
             writer.finish(self.entries, self.facts, self.bookmarks, progress)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attlas.errors import RecordingError
+from attlas.errors import RecordingError, public
 from attlas.foundation.files import whole_file
 from attlas.recording.atlas.manifest import errors_name_file, plain_file_size
 from attlas.recording.atlas.serialization import FormatError
@@ -86,7 +86,8 @@ def read_bookmarks(folder: Path) -> list[Bookmark]:
         return bookmarks_from(content.get("bookmarks"))
 
 
-def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark], where: str = "save()") -> None:
+@public("save()")
+def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark]) -> None:
     """Write the bookmarks of a recording, whole or not at all.
 
     Raises
@@ -100,8 +101,8 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark], where: str = "s
     bookmarks_from(listed)
     path = folder / BOOKMARKS
     if path.is_symlink():
-        rule, fix = "the bookmarks must be a plain file of the folder.", f"remove {path}."
-        raise RecordingError(where, rule, {"path": str(path)}, found="a symbolic link", fix=fix)
+        rule = "the bookmarks must be a plain file of the folder."
+        raise RecordingError(rule, "a symbolic link", f"remove {path}.", path=str(path))
     if not listed and not path.exists():
         return
     content = {"format": _FORMAT, "version": _VERSION, "bookmarks": listed}
@@ -109,5 +110,5 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark], where: str = "s
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "backslashreplace")
     if len(text) > _LARGEST:
         raise FormatError(f"the bookmarks take {len(text):,} bytes, more than {_LARGEST:,}")
-    with whole_file(path, where, RecordingError) as unfinished:
+    with whole_file(path, RecordingError) as unfinished:
         unfinished.write_bytes(text)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, RecordingError, ShapeError
+from attlas.errors import DtypeError, RecordingError, ShapeError, public
 from attlas.foundation.trees import tensors_in
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.protocol import check_are_statistics
@@ -94,10 +94,11 @@ class Entry:
     value_norms: Tensor | None = field(default=None, kw_only=True)
     output_norms: Tensor | None = field(default=None, kw_only=True)
 
+    @public("Entry()")
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             rule = "kind must be one of " + ", ".join(repr(name) for name in KINDS) + "."
-            raise DtypeError("Entry()", rule, found=f"kind = {self.kind!r}", fix='kind="self"')
+            raise DtypeError(rule, f"kind = {self.kind!r}", 'kind="self"')
         rule, found, fix = "", "", "give the sizes of the matrix: batch, recorded heads, m, n."
         if len(self.heads) != self.shape[1]:
             rule = "there must be a number of each recorded head."
@@ -118,7 +119,7 @@ class Entry:
             rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
             fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
         if rule:
-            raise ShapeError("Entry()", rule, {"name": self.name}, found=found, fix=fix)
+            raise ShapeError(rule, found, fix, name=self.name)
 
     def _wrong_values(self) -> str:
         """Describe values or norms that do not belong to a matrix of this shape; "" where they do."""
@@ -135,6 +136,7 @@ class Entry:
         """What was kept of the values, by the names of the fields."""
         return {name: t for name in VALUES if (t := getattr(self, name)) is not None}
 
+    @public("Entry.value_weighted()")
     def value_weighted(self, output: bool = False) -> AttentionMatrix:
         """Return each weight times the norm of its value, as a lazy matrix.
 
@@ -174,14 +176,14 @@ class Entry:
         >>> entry.value_weighted().to_dense()[0, 0].tolist()
         [[2.5, 0.5], [2.5, 0.5]]
         """
-        where, field = "Entry.value_weighted()", "output_norms" if output else "value_norms"
-        matrix, norms = self.need_matrix(where), getattr(self, field)
+        field = "output_norms" if output else "value_norms"
+        matrix, norms = self.need_matrix(), getattr(self, field)
         if norms is not None:
             return value_weighted(matrix, norms)
         rule, fix = "the norms of the values must have been recorded.", 'record(model, values=True), or values="norms".'
         if output and self.value_norms is not None:
             rule, fix = "the output projection of the layer must be known.", "value_weighted(output=False)"
-        raise RecordingError(where, rule, {"entry": self._label}, found=f"no {field}", fix=fix)
+        raise RecordingError(rule, f"no {field}", fix, entry=self._label)
 
     @property
     def path(self) -> str:
@@ -209,13 +211,8 @@ class Entry:
             f"{kept}{numbers})"
         )
 
-    def need_matrix(self, where: str) -> AttentionMatrix:
+    def need_matrix(self) -> AttentionMatrix:
         """Return the matrix; raise an error that lists the statistics if only those were kept.
-
-        Parameters
-        ----------
-        where : str
-            The public function, for the error text.
 
         Raises
         ------
@@ -224,10 +221,10 @@ class Entry:
         """
         if self.matrix is not None:
             return self.matrix
-        names, fix = ", ".join(self.statistics) or "no statistic", 'record with keep="disk" (or "cpu") to keep q and k.'
+        names = ", ".join(self.statistics) or "no statistic"
         rule = "the weights of a layer are made from its q and k, and these were not kept."
         found = f'statistics only: {names}; read them as atlas.entry("{self.path}").statistics'
-        raise RecordingError(where, rule, {"entry": self._label}, found=found, fix=fix)
+        raise RecordingError(rule, found, 'record with keep="disk" (or "cpu") to keep q and k.', entry=self._label)
 
 
 def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
@@ -257,7 +254,10 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
     """
     names: list[str] = []
     statistics = list(statistics)
-    check_are_statistics("statistics", statistics)
+    try:
+        check_are_statistics(statistics)
+    except DtypeError as error:
+        raise error.replaced(where="statistics") from None
     for statistic in statistics:
         plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)

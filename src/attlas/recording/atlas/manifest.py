@@ -142,7 +142,7 @@ def errors_name_file(folder: Path, file: str) -> Iterator[None]:
 def folder_error(folder: Path, file: str, rule: str, found: str, fix: str) -> RecordingError:
     """Return an error about a folder."""
     arguments = {"folder": str(folder)} | ({"file": file} if file else {})
-    return RecordingError("load()", rule, arguments, found=found, fix=fix)
+    return RecordingError(rule, found, fix, arguments=arguments, where="load()")
 
 
 def plain_file_size(path: Path) -> int:

@@ -101,7 +101,7 @@ def mask_spec(mask: m.Mask, put: StoreTensor, runs: Callable[[m.Mask], m.Mask]) 
     if mask.log_weights():
         rule = "an additive mask must be one of attlas to be stored."
         fix = "use attlas.from_tensor(t), or keep statistics and not q and k."
-        raise DtypeError("save()", rule, {"mask": mask.name()}, found=kind(mask), fix=fix)
+        raise DtypeError(rule, kind(mask), fix, mask=mask.name(), where="save()")
     return mask_spec(runs(mask), put, runs)
 
 
@@ -115,7 +115,7 @@ def _plain_data(name: str, key: str, value: Any, put: StoreTensor, inner: Callab
         return value
     rule = "to_dict() of a score must give numbers, texts, tensors and scores."
     fix = "give what the class is made of, by the names of its arguments."
-    raise DtypeError("save()", rule, {"score": name, "setting": key}, found=kind(value), fix=fix)
+    raise DtypeError(rule, kind(value), fix, score=name, setting=key, where="save()")
 
 
 def _wrapped(value: Any, data: Any) -> Spec:
@@ -200,7 +200,7 @@ def _user_score(spec: Spec, take: LoadTensor, user_scores: UserScores, inner: Ca
         fix = f"attlas.load(folder, score={name[:60]})"
     shown = match if isinstance(match, type) else type(match or user_scores)
     found = "no score" if user_scores is None else f"score = {shown.__name__}"
-    raise RecordingError("load()", rule, {"score": name[:60]}, found=found, fix=fix)
+    raise RecordingError(rule, found, fix, score=name[:60], where="load()")
 
 
 # --------------------------------------------------------------------------------------------- results of statistics
@@ -216,7 +216,7 @@ def result_spec(name: str, result: Any, put: StoreTensor) -> Spec:
         return {"class": label, "parts": [result_spec(f"{name}.{i}", part, put) for i, part in enumerate(result)]}
     rule = "what a statistic gives must be a Tensor, or a tuple of Tensors, to be stored."
     fix = f"let finish() of {name} return Tensors, or take it out of entry.statistics."
-    raise DtypeError("save()", rule, {"statistic": name}, found=kind(result), fix=fix)
+    raise DtypeError(rule, kind(result), fix, statistic=name, where="save()")
 
 
 def result_from(spec: Any, take: LoadTensor, depth: int = 0) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, RecordingError
+from attlas.errors import DtypeError, RecordingError, public
 from attlas.foundation.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
@@ -107,6 +107,7 @@ class Writer:
             os.close(self._lock)
 
     @torch.no_grad()
+    @public("Writer.add()")
     def add(self, entry: Entry) -> Entry:
         """Write one entry, and return it with everything in the memory-mapped file.
 
@@ -127,7 +128,7 @@ class Writer:
         RecordingError
             If it cannot be written.
         """
-        self._check_open("Writer.add()")
+        self._check_open()
         record = self._record(entry)
         self.flush()
         parts = [] if entry.matrix is None else entry.matrix.problem.score.modules()
@@ -137,6 +138,7 @@ class Writer:
         return written
 
     @torch.no_grad()
+    @public("Writer.finish()")
     def finish(
         self,
         entries: Sequence[Entry],
@@ -164,7 +166,7 @@ class Writer:
         RecordingError
             If two entries have one place, or the folder cannot be written.
         """
-        self._check_open("Writer.finish()")
+        self._check_open()
         _check_unique(entries)
         records = []
         for done, entry in enumerate(entries):
@@ -239,9 +241,10 @@ class Writer:
             runs[sizes] = runs_of(mask, *sizes, device=problem.device)
         return runs[sizes]
 
+    @public("save()")
     def part(self, name: str, t: Tensor) -> Tensor:
         """Return the form of a tensor that is stored."""
-        return storable("save()", name, t)
+        return storable(name, t)
 
     def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
@@ -253,9 +256,10 @@ class Writer:
         self._pending[key] = own
         return {"file": self._file(), "tensor": key, "own": list(own.shape), "shape": list(t.shape)}
 
+    @public("save()")
     def _put_shared(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor unless one with the same numbers was kept before."""
-        own = storable("save()", name, t)
+        own = storable(name, t)
         key = fingerprint(own)
         if key not in self._shared:
             self._shared[key] = self.put(name, own)
@@ -276,10 +280,10 @@ class Writer:
         with self.errors_name_folder():
             return write_tensors(self.partial / name, tensors)
 
-    def _check_open(self, where: str) -> None:
+    def _check_open(self) -> None:
         if self._done:
             fix = "make another Writer; attlas.load(folder) reads what was finished."
-            raise RecordingError(where, "a writer writes one folder.", found="a closed writer", fix=fix)
+            raise RecordingError("a writer writes one folder.", "a closed writer", fix)
 
     def _check_target(self) -> None:
         """Raise unless there is no folder of this name, an empty one, or an atlas that may be replaced."""
@@ -299,7 +303,7 @@ class Writer:
                 fix = "give another folder, or overwrite=True to replace it."
         else:
             return
-        raise RecordingError(self.asked_by, rule, {"folder": str(folder)}, found=found, fix=fix)
+        raise RecordingError(rule, found, fix, folder=str(folder), where=self.asked_by)
 
     @contextmanager
     def errors_name_folder(self) -> Iterator[None]:
@@ -309,7 +313,7 @@ class Writer:
         except OSError as error:
             rule, fix = "the folder must be one that can be written.", "give a folder on a disk with room."
             found = error.strerror or str(error)
-            raise RecordingError("save()", rule, {"folder": str(self.folder)}, found=found, fix=fix) from error
+            raise RecordingError(rule, found, fix, folder=str(self.folder), where="save()") from error
 
 
 def _check_unique(entries: Iterable[Entry]) -> None:
@@ -320,7 +324,7 @@ def _check_unique(entries: Iterable[Entry]) -> None:
         if key in names:
             rule, fix = "each pass of each layer may stand in an atlas once.", "give the passes of one layer the calls "
             both, found = {"entries": f"{names[key]} and {entry.name}"}, f"both are {entry.path}, call {entry.call}"
-            raise RecordingError("save()", rule, both, found=found, fix=fix + "0, 1, 2 ...")
+            raise RecordingError(rule, found, fix + "0, 1, 2 ...", arguments=both, where="save()")
         names[key] = entry.name
 
 
@@ -331,8 +335,7 @@ def _check_plain(content: Mapping[str, Any]) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             rule = f"{key} of an atlas must be plain data: texts, finite numbers, True, False, None, lists, dicts."
-            fix = f"atlas.{key} = ... without other objects."
-            raise DtypeError("save()", rule, found=str(error), fix=fix) from error
+            raise DtypeError(rule, str(error), f"atlas.{key} = ... without other objects.", where="save()") from error
 
 
 # ------------------------------------------------------------------------------------------------------- the folder

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attlas.errors import OutOfRangeError, ShapeError, import_extra
+from attlas.errors import OutOfRangeError, import_extra
+from attlas.foundation.checks import one_of
 from attlas.recording.atlas.entry import Entry
 from attlas.recording.atlas.padding import included_rows
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
@@ -148,17 +149,16 @@ def token_records(
     queries, keys : list of str, optional
         Texts of the tokens by their position, of the queries and of the keys.
     """
-    where = "atlas.token_table()"
     batch, _, m, n = entry.shape
     if head not in entry.heads:
         found = f"heads {', '.join(map(str, entry.heads))} of {entry.path}"
         fix = f"head={entry.heads[0]}" if entry.heads else "record that head."
-        raise OutOfRangeError(where, "the head must be one that was recorded.", {"head": head}, found=found, fix=fix)
+        raise OutOfRangeError("the head must be one that was recorded.", found, fix, head=head)
     if not 0 <= sequence < batch:
-        rule, found = "sequence must be one of the batch.", f"{batch} sequences"
-        raise OutOfRangeError(where, rule, {"sequence": sequence}, found=found, fix="sequence=0")
+        rule = "sequence must be one of the batch."
+        raise OutOfRangeError(rule, f"{batch} sequences", "sequence=0", sequence=sequence)
     index = entry.heads.index(head)
-    matrix = entry.need_matrix(where)[sequence : sequence + 1, index : index + 1]
+    matrix = entry.need_matrix()[sequence : sequence + 1, index : index + 1]
     if not m * n:
         return []
     included = included_rows(entry)
@@ -282,7 +282,7 @@ def _first_keys(entry: Entry, mass: Tensor, query_mask: Tensor | None) -> Tensor
     return torch.zeros(batch, dtype=torch.int64) if known else None
 
 
-def frame(table: list[Record], library: str, where: str = "atlas.table()") -> Any:
+def frame(table: list[Record], library: str) -> Any:
     """Return records as a data frame of pandas or polars.
 
     Raises
@@ -293,13 +293,11 @@ def frame(table: list[Record], library: str, where: str = "atlas.table()") -> An
         If it is not installed.
     """
     fix = 'data="records" for a list of dicts.'
-    if library not in ("records", "pandas", "polars"):
-        rule = 'data must be "records", "pandas" or "polars".'
-        raise ShapeError(where, rule, found=f"data = {library!r}", fix=fix)
+    one_of("data", library, ("records", "pandas", "polars"), fix)
     if library == "records":
         return table
     rule = f"{library} must be installed to make its data frame."
-    module = import_extra(library, where, rule, f"pip install {library}, or {fix}")
+    module = import_extra(library, rule, f"pip install {library}, or {fix}")
     return module.DataFrame([{name: _utf8(value) for name, value in record.items()} for record in table])
 
 

@@ -86,7 +86,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int
     return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in starts.items()}, begin + place
 
 
-def storable(where: str, name: str, t: Tensor) -> Tensor:
+def storable(name: str, t: Tensor) -> Tensor:
     """Return a tensor without expanded axes, if it can be stored.
 
     Raises
@@ -97,7 +97,7 @@ def storable(where: str, name: str, t: Tensor) -> Tensor:
     if t.dtype not in _NAMES or t.layout is not torch.strided or t.device.type == "meta":
         rule = "a tensor that is stored must be dense, of real numbers, whole numbers or True and False."
         found = f"{t.dtype} {t.layout}".replace("torch.", "")
-        raise DtypeError(where, rule, {name: t}, found=found, fix=f"give {name} as float32: t.float().")
+        raise DtypeError(rule, found, f"give {name} as float32: t.float().", arguments={name: t})
     t = t.detach()
     for axis, stride in enumerate(t.stride()):
         if stride == 0 and t.shape[axis] > 1:

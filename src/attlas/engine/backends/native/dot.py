@@ -108,9 +108,7 @@ def succeeded(kernels: library.Kernels, status: int, dot: Dot) -> bool:
         return True
     if status != kernels.codes["NOT_FINITE"]:
         rule, fix = "a kernel must do what it was asked for.", "Plan(backend='tiled'), and please report it."
-        raise BackendError(
-            "attlas.engine.backends.native", rule, {"q": dot.q, "k": dot.k}, found=f"status {status}", fix=fix
-        )
+        raise BackendError(rule, f"status {status}", fix, q=dot.q, k=dot.k, where="attlas.engine.backends.native")
     return False
 
 

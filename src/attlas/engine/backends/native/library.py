@@ -78,7 +78,7 @@ class _Library:
             if size != ctypes.sizeof(kind):
                 rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
                 found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
-                raise BackendError(_WHERE, rule, found=found, fix=_REBUILD)
+                raise BackendError(rule, found, _REBUILD, where=_WHERE)
             function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
             function.restype = ctypes.c_int32
             address = ctypes.cast(function, ctypes.c_void_p).value
@@ -233,16 +233,16 @@ class Kernels:
         if library is None or why_not is not None:
             remedy = "install a C++ compiler and attlas again" if library is None else "unset ATTLAS_NATIVE"
             rule, fix = "the native kernels must be there to be called.", f"{remedy}, or use Plan(backend='tiled')."
-            raise BackendError(_WHERE, rule, found=why_not or "", fix=fix)
+            raise BackendError(rule, why_not or "", fix, where=_WHERE)
         function = library.function(entry)
         if not fields.keys() <= function.fields:
             rule = f"{function.structure.__name__} must have every field that is set."
             absent = listed(sorted(fields.keys() - function.fields))
-            raise BackendError(_WHERE, rule, found=f"no {absent}", fix=_REBUILD)
+            raise BackendError(rule, f"no {absent}", _REBUILD, where=_WHERE)
         status = library.run(function, function.structure(**fields), self._number)
         if status == library.codes["NO_MEMORY"]:
             rule, fix = "the scratch memory of the kernels must fit.", "use fewer threads: torch.set_num_threads(1)."
-            raise TooLargeError(_WHERE, rule, found=f"no memory left for {entry}", fix=fix)
+            raise TooLargeError(rule, f"no memory left for {entry}", fix, where=_WHERE)
         return status
 
 
@@ -308,5 +308,5 @@ def _configured(file: Path, setting: str) -> Kernels:
     if setting and setting not in able:
         rule = "it must name an instruction set that was compiled and that this processor can run."
         fix = f"set it to {', '.join(('none', *able))}, or leave it unset."
-        raise BackendError("ATTLAS_NATIVE", rule, found=f"ATTLAS_NATIVE={setting}", fix=fix)
+        raise BackendError(rule, f"ATTLAS_NATIVE={setting}", fix, where="ATTLAS_NATIVE")
     return Kernels(found, setting or able[-1], None)
