@@ -59,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     torch.set_num_threads(1)
+    from tests.error_law import ErrorLaw
+
+    config.pluginmanager.register(ErrorLaw())
     if sets := config.getoption("--sets", "").split():
         config.pluginmanager.register(InstructionSets(sets))
     # A shell starts what runs in its background deaf to Ctrl-C; a program that a test stops by it would never end.

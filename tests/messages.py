@@ -12,8 +12,6 @@ __all__ = ["refusal", "said"]
 def said(error: BaseException) -> str:
     """Return where an error was raised and what was found there."""
     assert isinstance(error, AttlasError)
-    assert error.rule
-    assert error.fix
     return f"{error.where}: {error.found}"
 
 

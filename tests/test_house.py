@@ -23,7 +23,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.error_law import code_of, faults
 from tests.wheels import build
+
+from attlas import AttlasError, errors
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "attlas"
@@ -42,6 +45,8 @@ PRIVATE = {"foundation", "engine", "matrix", "cli"}
 # A fifth of it is the texts of errors.
 CORE_CODE_LINES = 2898
 FILE_CODE_LINES = 400
+# Functions that are told a name for their errors: where it is only known as the program runs. The number only falls.
+TAKE_WHERE = 10
 MODEL_BYTES = 8_000_000
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 # What an `import attlas` must not load: each costs seconds, memory or a dependency that only an extra promises.
@@ -52,6 +57,8 @@ PUBLIC_PACKAGES = ["attlas", "attlas.atlas", "attlas.corpus", "attlas.distribute
                 "attlas.huggingface", "attlas.interventions", "attlas.models", "attlas.nn", "attlas.pictures",
                 "attlas.recording",
                 "attlas.scaling", "attlas.stats", "attlas.testing", "attlas.view"]  # fmt: skip
+
+ERRORS = {name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, AttlasError)}
 
 SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES}
 
@@ -158,7 +165,63 @@ def test_no_private_member_of_another_modules_object_is_read() -> None:
     assert not {name: read for name, read in found.items() if read}, "give it a public name, or a verb of its owner"
 
 
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+def functions_that_take_where(source: str) -> list[str]:
+    """List the functions that are told the public function which their errors name; a `Where` is an index."""
+    return [
+        node.name
+        for node in ast.walk(tree_of(source))
+        if isinstance(node, ast.FunctionDef)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if argument.arg == "where" and (argument.annotation is None or ast.unparse(argument.annotation) == "str")
+    ]
+
+
+def incomplete_errors(source: str) -> list[str]:
+    """List the errors that are made without a rule which ends in a full stop, without what was found or a fix."""
+    found = []
+    for node in ast.walk(tree_of(source)):
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call) or not name or name not in ERRORS:
+            continue
+        named = {word.arg for word in node.keywords}
+        rule = node.args[0] if node.args else None
+        open_end = isinstance(rule, ast.Constant) and not str(rule.value).endswith(".")
+        if open_end or len(node.args) + len(named & {"rule", "found", "fix"}) < 3:
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_private_functions_are_not_told_who_calls_them() -> None:
+    found = {path.relative_to(PACKAGE): functions_that_take_where(source) for path, source in SOURCES.items()}
+    count = sum(map(len, found.values()))
+    assert count <= TAKE_WHERE, f"decorate the public function with @public: {[*filter(None, found.items())]}"
+
+
+def test_every_error_has_a_rule_what_was_found_and_a_fix() -> None:
+    found = {path.relative_to(PACKAGE): incomplete_errors(source) for path, source in SOURCES.items()}
+    assert not {name: errors for name, errors in found.items() if errors}
+
+
+def test_the_law_over_error_texts_can_fail() -> None:
+    assert faults("x must be y.", "x = 3", "give Alibi(4), with 4 slopes.") == []
+    assert faults("x must be y.", "x = 3", "leave x out, for its default.") == []
+    assert faults("x must be y", "", "") == [
+        "the rule does not end in a full stop",
+        "nothing was found",
+        "there is no fix",
+    ]
+    assert faults("x must be y.", "x = 3", "A.topk(8") == ["the fix is no Python: A.topk(8"]
+    assert code_of('keep="disk", or a folder') == 'keep="disk"'
+    assert code_of("f(a, [1, 2]).sum(-1) for the sum") == "f(a, [1, 2]).sum(-1)"
+
+
 def test_rules_can_fail() -> None:
+    assert functions_that_take_where("def f(where: str): ...\ndef g(where: Where): ...\n") == ["f"]
+    assert len(incomplete_errors("ShapeError('r.', 'found')\nShapeError('r', 'found', 'fix')\n")) == 2
+    assert not incomplete_errors("ShapeError('r.', 'found', fix='fix', x=3)\n")
     assert private_names("class A:\n    def _f(self): self._x = 1\na._y, self._z, b._f()\n") == (
         {"_f", "_x"},
         {"_y", "_f"},
