@@ -211,3 +211,12 @@ def test_print_shows_the_weights_of_a_small_matrix() -> None:
     with torch.no_grad():
         q += 1
     assert str(A) == repr(A)
+
+
+def test_what_needs_no_number_is_told_of_any_size() -> None:
+    q = torch.zeros(1, 8, 60_000, 4)
+    A = attlas.attend(q, q)  # 115 GB if it were written out
+    assert torch.is_floating_point(A)
+    assert (torch.numel(A), A.element_size(), A.stride()[-1], A.is_complex()) == (8 * 60_000**2, 4, 1, False)
+    small = attlas.attend(q[0, 0, :5], q[0, 0, :6])
+    assert torch.is_floating_point(input=small)

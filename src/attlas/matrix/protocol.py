@@ -307,8 +307,9 @@ def _functions(name: str) -> tuple[Any, ...]:
            "nelement", "storage_offset", "stride")  # fmt: skip
 def _of_form(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what needs no number of the tensor."""
-    (owner, *others) = args
-    return getattr(owner._on_meta(), function.__name__)(*others, **kwargs)
+    if not args or not isinstance(args[0], LazyTensor):
+        return NotImplemented
+    return getattr(args[0]._on_meta(), function.__name__)(*args[1:], **kwargs)
 
 
 _SIGNS = {"add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
