@@ -174,7 +174,11 @@ class VisibleCopies:
             self.rows = [sum(int(part[..., at, :].any(-1).sum()) for part in parts) for at in range(len(_LAGS))]
 
     def cells(self, queries: Tensor, keys: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which copies some rows may see, and those of rows that see another key: (blocks, rows, 2, keys)."""
+        """Return which copies some rows may see, and those of them in rows that may also see another key.
+
+        Arguments are those that `_Group.cut` yields. Both results have the shape (blocks, rows, 2, keys); the axis of
+        size 2 is what followed a copy, and the copy itself.
+        """
         first, stop = (end[queries][..., None, None] for end in (self._first, self._stop))
         keys = keys.unsqueeze(1)
         seen = (hidden.unflatten(-1, (2, -1)) == 0) & (first <= keys) & (keys < stop)
@@ -212,13 +216,17 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
 
 
 def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
-    """Return the sums of one text."""
+    """Return the sums of text `b` of the batch over its rows, shape (3, heads), as `repeated_weights` describes them.
+
+    The three are the weight on what followed copies, that on copies, and the first again of weights from `_LARGE` on.
+    """
     heads, tokens = A.weights.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
     lse = A.softmax_weights.lse()[b]
     lse = lse if dot.row is None else lse - dot.row[b]
     lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
-    large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
+    # `threshold` keeps what is above its bound: the largest number below _LARGE.
+    below_large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
     sums = torch.zeros(heads, 3, dtype=torch.float64, device=lse.device)
     for queries, keys, hidden in (part for group in tokens.groups for part in group.cut(heads)):
         at, columns = (places.ravel().to(lse.device) for places in (queries, keys))
@@ -226,21 +234,30 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArr
         k = _take(dot.k[b], columns).to(accurate)
         k = k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0)
         q, k = (t.unflatten(1, (len(queries), -1)).flatten(0, 1) for t in (q, k))
+        mask_logits, has_choice = hidden, None
         if not visible.everything:
-            seen, useful = visible.cells(queries, keys, hidden)
-            hidden = torch.where(seen.flatten(-2), 0.0, -math.inf)
-        logits = (hidden.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
-        if dot.cap:
-            logits += torch.bmm(q, k.mT).tanh_().mul_(dot.cap * _LOG2E)
-        else:
-            logits.baddbmm_(q, k.mT)
-        # exp2, as torch's exp is many times slower where its result is 0.
-        weights = logits.exp2_().view(heads, -1, 2, keys.shape[-1])
-        chosen = weights if visible.everything else weights * useful.flatten(0, 1).to(weights)
+            seen, has_choice = visible.cells(queries, keys, hidden)
+            mask_logits = torch.where(seen.flatten(-2), 0.0, -math.inf)
+        logits = (mask_logits.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
+        # Axes: heads, rows, what followed a copy or the copy itself (`_LAGS`), copies.
+        weights = _exp2_of_products_(logits, q, k, dot.cap).view(heads, -1, 2, keys.shape[-1])
+        chosen = weights if has_choice is None else weights * has_choice.flatten(0, 1).to(weights)
         sums[:, :2] += chosen.sum(1).sum(-1, dtype=torch.float64)
-        after = functional.threshold(weights[:, :, 0], large, 0.0, inplace=True)
-        sums[:, 2] += after.sum(1).sum(-1, dtype=torch.float64)
+        large_on_next = functional.threshold(weights[:, :, 0], below_large, 0.0, inplace=True)
+        sums[:, 2] += large_on_next.sum(1).sum(-1, dtype=torch.float64)
     return sums.T.cpu().numpy()
+
+
+def _exp2_of_products_(logits: Tensor, q: Tensor, k: Tensor, cap: float) -> Tensor:
+    """Add the products of q and k to `logits`, which are in units of log 2, and return exp2 of them, in place.
+
+    With a cap the products are those of the tanh, and still to be multiplied by the cap.
+    """
+    if cap:
+        logits += torch.bmm(q, k.mT).tanh_().mul_(cap * _LOG2E)
+    else:
+        logits.baddbmm_(q, k.mT)
+    return logits.exp2_()  # torch's exp is many times slower where its result is 0
 
 
 def _take(t: Tensor, at: Tensor) -> Tensor:

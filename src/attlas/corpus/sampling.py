@@ -53,33 +53,38 @@ class Samples:
         self.top_texts = self.top_hashes = np.full((heads, top), -1, dtype=np.int64)
         self.top_activations = np.full((heads, top), -1.0)
 
-    def add(self, text: int, number: int, activations: NDArray[np.float64]) -> NDArray[np.int64]:
+    def add(self, text: int, text_hash: int, activations: NDArray[np.float64]) -> NDArray[np.int64]:
         """Offer a text; return the heads for which it is kept.
+
+        All heads keep it if it is one of the `size` texts of smallest hash; else those heads do in which it has one of
+        the `top` largest weights.
 
         Parameters
         ----------
-        text, number : int
+        text, text_hash : int
             Its place in the corpus, and its `hash_of`.
         activations : array, shape (heads,)
             Its largest weight in each head.
         """
-        self._merge(np.array([number]), np.array([text]), activations[None])
+        self._merge(np.array([text]), np.array([text_hash]), activations[None])
         ones = np.ones((len(activations), 1), dtype=np.int64)
-        self._merge_top(ones * text, ones * number, activations[:, None])
+        self._merge_top(ones * text, ones * text_hash, activations[:, None])
         return self.heads_of(text)
 
     def merge(self, other: Samples) -> None:
         """Take in the texts of another part of the corpus."""
-        self._merge(other.hashes, other.texts, other.activations)
+        self._merge(other.texts, other.hashes, other.activations)
         self._merge_top(other.top_texts, other.top_hashes, other.top_activations)
 
-    def _merge(self, hashes: NDArray[np.int64], texts: NDArray[np.int64], activations: NDArray[np.float64]) -> None:
+    def _merge(self, texts: NDArray[np.int64], hashes: NDArray[np.int64], activations: NDArray[np.float64]) -> None:
+        """Take in texts, shape (texts,), and their largest weights, (texts, heads); keep those of smallest hash."""
         hashes, texts = np.concatenate([self.hashes, hashes]), np.concatenate([self.texts, texts])
         order = np.lexsort([texts, hashes])[: self.size]
         self.hashes, self.texts = hashes[order], texts[order]
         self.activations = np.concatenate([self.activations, activations])[order]
 
     def _merge_top(self, texts: NDArray[np.int64], hashes: NDArray[np.int64], largest: NDArray[np.float64]) -> None:
+        """Take in texts of each head, all of shape (heads, texts), and keep those with the largest weights."""
         texts = np.concatenate([self.top_texts, texts], axis=1)
         hashes = np.concatenate([self.top_hashes, hashes], axis=1)
         largest = np.concatenate([self.top_activations, largest], axis=1)

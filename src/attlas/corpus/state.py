@@ -56,12 +56,12 @@ class State:
         self.block = np.full((count, len(BLOCK)), np.nan)
         self.samples = Samples(count, size, top)
 
-    def add(self, text: int, number: int, layers: Sequence[TextNumbers]) -> NDArray[np.int64]:
+    def add(self, text: int, text_hash: int, layers: Sequence[TextNumbers]) -> NDArray[np.int64]:
         """Add a text; return the heads for which it is kept.
 
         Parameters
         ----------
-        text, number : int
+        text, text_hash : int
             Its place in the corpus and its hash.
         layers : sequence of TextNumbers
             What its layers do, in the order of `heads`.
@@ -79,7 +79,7 @@ class State:
         for side, name in enumerate(("query_kept", "key_kept", "key_mass")):
             self.tokens[side][:, layers[0].tokens] += _rounded([getattr(layer, name) for layer in layers])
         self._add_numbers(values(sums, counts.astype(np.float64)))
-        return self.samples.add(text, number, sums[:, SUMS.index("max_activation")])
+        return self.samples.add(text, text_hash, sums[:, SUMS.index("max_activation")])
 
     def _add_numbers(self, found: Mapping[str, NDArray[np.float64]]) -> None:
         each = np.arange(len(self.heads))

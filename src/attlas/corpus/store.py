@@ -195,11 +195,11 @@ class Store:
                 yield at, chunk, data
 
     def get(self, kind: str, number: int) -> bytes:
-        """Return the data of an entry."""
-        found = [data for _, chunk, data in self.entries(kind, number) if chunk == 0]
-        if len(found) != 1:
+        """Return the data of chunk 0 of an entry, which is all of what `put` writes; arrays have further chunks."""
+        first_chunk = [data for _, chunk, data in self.entries(kind, number) if chunk == 0]
+        if len(first_chunk) != 1:
             raise self.damaged(f"no entry {kind} {number}")
-        return found[0]
+        return first_chunk[0]
 
     def put_arrays(self, kind: str, number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write arrays under a number."""

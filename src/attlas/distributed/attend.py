@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from attlas.distributed.agree import agreed
-from attlas.distributed.layout import Layout, check_dtensor, like, roles_of
+from attlas.distributed.layout import Layout, Role, check_dtensor, like, roles_of
 from attlas.distributed.matrix import DistributedMatrix
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, version_of
@@ -134,7 +134,11 @@ def attend(
     return DistributedMatrix(layout, whole, (q, k, factor))
 
 
-def _check_order(order: Tensor, roles: tuple[Any, ...], m: int, n: int) -> None:
+def _check_order(order: Tensor, roles: tuple[Role, ...], m: int, n: int) -> None:
+    """Raise a ShapeError unless `order` has each of the n positions of the text once, for m = n queries and keys.
+
+    `roles` is what each dimension of the mesh divides: "keys" means that it shards k alone, where no order is allowed.
+    """
     rule, found = "order must be a permutation of the tokens, of as many queries as keys.", f"m = {m}, n = {n}"
     fits = isinstance(order, Tensor) and order.shape == (n,) == (m,) and not order.is_floating_point()
     if fits and "keys" in roles:

@@ -135,9 +135,9 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
                 raise no_layer_attended(silent, [site.path for site in self._heard]).replaced(where=item.where)
             for axis, positions in item.positions.items():
                 reached = self._reached.get((number, axis))
-                if reached is not None and positions.last >= reached:
+                if reached is not None and positions.last_required >= reached:
                     rule = f"{axis} must lie within the text."
-                    found = f"position {positions.last}, the longest text has {reached} tokens"
+                    found = f"position {positions.last_required}, the longest text has {reached} tokens"
                     fix = f"{axis}=slice({max(reached - 8, 0)}, {reached}), or an open end: slice(3, None)."
                     raise OutOfRangeError(rule, found, fix, arguments={axis: str(positions)}, where=item.where)
 

@@ -278,8 +278,11 @@ class Positions:
     edges: tuple[int, ...]
 
     @property
-    def last(self) -> int:
-        """The last position that is named; that of an open span is its first, less one."""
+    def last_required(self) -> int:
+        """The last position that a text must have to hold these, -1 for none.
+
+        An open span ``3:`` may be empty, but it must not begin beyond the end of the text: it requires position 2.
+        """
         if not self.edges:
             return -1
         return self.edges[-1] - 1 if self.edges[-1] < OPEN_END else self.edges[-2] - 1

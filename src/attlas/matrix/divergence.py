@@ -191,15 +191,19 @@ def _value(distance: str, p: _Cells, q: _Cells) -> Tensor:
     return torch.where(p.weights > 0, p.weights * torch.where(p.weights > 0, logs, 0.0), 0.0)
 
 
-def _derivative(distance: str, p: _Cells, q: _Cells, swapped: bool) -> Tensor:
-    """Return the derivative in p, or `swapped` in q, of what each cell adds to its row."""
-    sign = -1.0 if swapped else 1.0
+def _derivative(distance: str, p: _Cells, q: _Cells, *, by_q: bool) -> Tensor:
+    """Return the derivative of what each cell adds to its row (`_value`) by its weight in p; with `by_q`, in q.
+
+    That of "squared_logits" is by the logit and not by the weight.
+    """
+    sign = -1.0 if by_q else 1.0
     if distance == "squared":
         return (p.weights - q.weights) * (2.0 * sign)
     if distance == "squared_logits":
         seen = (p.logs > -torch.inf) & (q.logs > -torch.inf)
         return torch.where(seen, p.logs - q.logs, 0.0) * (2.0 * sign)
-    if swapped:
+    # What is left is "kl", p (log p - log q), or "cross_entropy", -p log q: their derivatives by q are the same.
+    if by_q:
         return torch.where(q.weights > 0, -(p.weights / q.weights), 0.0)
     logs = p.logs - q.logs + 1.0 if distance == "kl" else -q.logs
     return torch.where((p.weights > 0) & logs.isfinite(), logs, 0.0)
@@ -237,7 +241,7 @@ class _RowDivergence(stats.Statistic):
         def of_tile(part: Part) -> Tensor:
             p, q = self._pair(part)
             slope = grad[part.at.place].unsqueeze(-1)
-            return -p.weights * slope if by_logits else _derivative(self.distance, p, q, self.swapped) * slope
+            return -p.weights * slope if by_logits else _derivative(self.distance, p, q, by_q=self.swapped) * slope
 
         # In the logits of B it is q Σ p - p, which needs no division.
         by_logits = self.swapped and not self.mean and self.distance in ("kl", "cross_entropy")
@@ -261,13 +265,13 @@ class _RowDivergence(stats.Statistic):
     def _cells(self, matrix: AttentionMatrix, lse: Tensor, at: Tile, heads: range) -> _Cells:
         """Return cells of a matrix at the places of a tile of either."""
         problem = matrix.problem
-        there = problem.tile(at.batches, heads, at.rows, range(problem.shape[3]))
-        logs = tiled.read_tile(problem, there, at.columns, None)
+        whole_rows = problem.tile(at.batches, heads, at.rows, range(problem.shape[3]))
+        logs = tiled.read_tile(problem, whole_rows, at.columns, None)
         if self.of_logits:
             return _Cells(logs, logs)
-        total = lse[there.place]
+        total = lse[whole_rows.place]
         if exceeds(total, 16.0) and not problem.partial:  # two kernels round large logits differently
-            total = tiled.lse_of(problem, there, matrix.plan)
+            total = tiled.lse_of(problem, whole_rows, matrix.plan)
         logs = logs - torch.where(total == -torch.inf, 0.0, total).to(logs.dtype).unsqueeze(-1)
         weights = logs.exp()
         if self.mean:

@@ -234,13 +234,18 @@ class _Layer:
             raise ShapeError(rule, found, fix, arguments=given, where="KVCache.update()")
 
     def _make_room(self, m: int) -> None:
-        """Move the tokens that are still seen to the front, of a larger room where they need one."""
+        """Move the tokens that the window still sees to the front, of a larger room where they need one.
+
+        Called where m further tokens do not fit behind `stop`.
+        """
         first = 0 if self.window is None else max(0, self.stop - (self.window - 1))
         kept, room = self.stop - first, self.keys.shape[2]
-        if kept + m > room or (self.window is None):
+        if kept + m > room:  # always so without a window, as all tokens are kept
             room = max(2 * room, kept + m)
-        elif kept > first:  # the two places overlap: a copy in between
-            room = max(room, 2 * (kept + m))
+        elif kept > first:
+            # The slots they move from and to overlap, so they are copied into a new room. It is a larger one:
+            # room < stop + m = first + kept + m < 2 * (kept + m).
+            room = 2 * (kept + m)
 
         def moved(old: Tensor) -> Tensor:
             new = old if room == old.shape[2] else old.new_empty(*old.shape[:2], room, old.shape[3])

@@ -337,19 +337,30 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             }
 
     def _end(self) -> None:
+        """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
         if not any(site.kind == "encoder" for site in self._visits.values()):
-            # The model was given the output of another pass, or of a run of the encoder by itself.
-            beams = _count_beams(self._encoded, self._given)
-            self._texts["encoder"].begin(
-                None if self._encoded_ids is None or not beams else self._encoded_ids.repeat_interleave(beams, dim=0)
-            )
+            self._texts["encoder"].begin(self._ids_of_given_output())
         for name, text in self._texts.items():
-            if text.end():  # entries before this pass are of another text
-                other = "self" if name == "encoder" else "encoder"  # cross-attention is about both
-                keys = [key for key, site in self._visits.items() if site.kind != other and key in self._sequences]
-                self._first_calls |= {path: self._sequences[path, again].number for path, again in keys}
+            changed = text.end()
+            if changed:
+                self._begin_entries_of(name)
         self._padding_masks = {}  # an encoder that runs by itself has another text
+
+    def _ids_of_given_output(self) -> Tensor | None:
+        """Return what the encoder read for the output that the running pass was given; None where that is not known.
+
+        `generate` repeats the output of the encoder for each beam.
+        """
+        beams = _count_beams(self._encoded, self._given)
+        return None if self._encoded_ids is None or not beams else self._encoded_ids.repeat_interleave(beams, dim=0)
+
+    def _begin_entries_of(self, name: str) -> None:
+        """Note that entries before those of this pass are of another text than the one now in ``_texts[name]``."""
+        unrelated_kind = "self" if name == "encoder" else "encoder"  # cross-attention is about both texts
+        for (path, occurrence), site in self._visits.items():
+            if site.kind != unrelated_kind and (path, occurrence) in self._sequences:
+                self._first_calls[path] = self._sequences[path, occurrence].number
 
     # ------------------------------------------------------------------------------------------------ matrices
 

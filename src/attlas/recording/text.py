@@ -31,13 +31,13 @@ class RecordedText:
 
     def begin(self, ids: Tensor | None) -> None:
         """Begin a pass with new tokens, shape (batch, new tokens); None where they are not known."""
-        self._new = ids
-        self._first: int | None = None  # position of the first new token
-        self._rows: Tensor | None = None  # the sequence of the pass before that each sequence goes on from
+        self._new_ids = ids
+        self._first_new: int | None = None  # position of the first new token; None before an attention is read
+        self._continued: Tensor | None = None  # the sequence of the pass before that each sequence goes on from
 
     def is_about(self, problem: Problem) -> bool:
         """Return whether the queries of an attention may be the new tokens, and not the patches of an image."""
-        return self._new is None or self._new.shape == (problem.shape[0], problem.shape[2])
+        return self._new_ids is None or self._new_ids.shape == (problem.shape[0], problem.shape[2])
 
     def read(self, problem: Problem, first_query: int, first_key: int) -> bool:
         """Compare the keys of the first attention of a pass with those of the pass before.
@@ -55,16 +55,16 @@ class RecordedText:
             Whether the sequences do not go on from where each of them was before.
         """
         batch, _, m, _ = problem.shape
-        if self._first is not None or not self.is_about(problem):
+        if self._first_new is not None or not self.is_about(problem):
             return False
         keys = fingerprint(problem.k[:, :, : max(first_query + m - first_key, 0)])
-        self._first, self._rows = first_query, self._rows_before(keys, first_query, first_key)
+        self._first_new, self._continued = first_query, self._continued_by(keys, first_query, first_key)
         stop = None if self._keys is None else self._first_key + self._keys.shape[1]
         self._keys, self._first_key = keys, first_key
-        goes_on = self._rows is not None and stop == first_query
-        return not (goes_on and torch.equal(self._rows, torch.arange(batch)))  # type: ignore[arg-type]  # not None
+        goes_on = self._continued is not None and stop == first_query
+        return not (goes_on and torch.equal(self._continued, torch.arange(batch)))  # type: ignore[arg-type]  # not None
 
-    def _rows_before(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
+    def _continued_by(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
         """Return the sequence of the pass before whose keys each sequence has; None where one has no such keys."""
         old, old_first = self._keys, self._first_key
         if old is None or old_first + old.shape[1] < first_query:
@@ -86,9 +86,9 @@ class RecordedText:
         return not torch.equal(self.ids[:, : before.shape[1]], before)
 
     def _joined(self) -> Tensor | None:
-        """Return the ids of the whole text; None where they are not known."""
-        if not self._first or self._new is None:
-            return self._new
-        if self.ids is None or self._rows is None or self.ids.shape[1] < self._first:
+        """Return the ids of the whole text, those of earlier passes and the new ones; None if not all are known."""
+        if not self._first_new or self._new_ids is None:  # the text begins with this pass, or no attention was read
+            return self._new_ids
+        if self.ids is None or self._continued is None or self.ids.shape[1] < self._first_new:
             return None
-        return torch.cat([self.ids[self._rows, : self._first], self._new], dim=1)
+        return torch.cat([self.ids[self._continued, : self._first_new], self._new_ids], dim=1)

@@ -264,15 +264,16 @@ def _measures(logits: Tensor) -> Tensor:
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
     squares = p.square()
-    spread = p - squares
-    pairs = squares.sum(-1).square() - squares.square().sum(-1)
+    # The Jacobian of softmax is diag(p) - p pᵀ.
+    diagonal = p - squares
+    off_diagonal_squares = squares.sum(-1).square() - squares.square().sum(-1)  # Σ_{i≠j} (p_i p_j)²
     return torch.stack(
         [
-            logits.var(-1),
-            -(p * log_p).sum(-1),
-            p.amax(-1),
-            spread.sum(-1),
-            (spread.square().sum(-1) + pairs.clamp(min=0.0)).sqrt(),
+            logits.var(-1),  # variance of the logits
+            -(p * log_p).sum(-1),  # entropy
+            p.amax(-1),  # largest weight
+            diagonal.sum(-1),  # trace of the Jacobian
+            (diagonal.square().sum(-1) + off_diagonal_squares.clamp(min=0.0)).sqrt(),  # its Frobenius norm
         ]
     )
 

@@ -255,13 +255,15 @@ class Sum(Score):
         return self.left(q[0], k[0], at) + self.right(q[1], k[1], at)
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
+        """Return the sum of a dot product and a score of positions as that dot product with a bias; else None."""
         if self.left.positional == self.right.positional:
             return None
-        part, place = (1, self.left) if self.left.positional else (0, self.right)
-        dot = (self.right if part else self.left).as_dot(q[part], k[part])
-        if dot is None or dot.cap:
+        # `side` is the place of the dot product's tokens in the pairs that `project` has made.
+        side, of_tokens, bias = (1, self.right, self.left) if self.left.positional else (0, self.left, self.right)
+        dot = of_tokens.as_dot(q[side], k[side])
+        if dot is None or dot.cap:  # a Dot with a cap has no bias
             return None
-        return Dot(dot.q, dot.k, dot.scale, dot.row, place if dot.bias is None else dot.bias + place)
+        return Dot(dot.q, dot.k, dot.scale, dot.row, bias if dot.bias is None else dot.bias + bias)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         self.left.check(q, k, heads)

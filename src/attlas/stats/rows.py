@@ -406,9 +406,12 @@ class LogitMoments(Statistic):
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
-        closed = dot is not None and dot.bias is None and not dot.cap and problem.has_finite_logits
-        prefix = _Prefix(dot, problem.group) if dot is not None and closed else None
-        return _Rows(*(zeros_for_rows(problem) for _ in range(3))), prefix
+        # The moments of a plain dot product follow from the mean and scatter of the keys; those of a sum with a bias,
+        # or of a capped score, need every cell.
+        has_closed_form = dot is not None and dot.bias is None and not dot.cap and problem.has_finite_logits
+        prefix = _Prefix(dot, problem.group) if dot is not None and has_closed_form else None
+        keys, mean, squares = (zeros_for_rows(problem) for _ in _Rows._fields)
+        return _Rows(keys, mean, squares), prefix
 
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
         rows, prefix = carry
@@ -417,12 +420,12 @@ class LogitMoments(Statistic):
         prefix = None if isinstance(part.problem.score, TensorBias) else prefix
         for columns, cells in part.visible_columns:
             if prefix is not None and cells is None and at.columns.start + columns.start == 0:
-                found = prefix.rows(at, columns.stop)
+                joined = prefix.rows(at, columns.stop)
             else:
-                found = _rows_of(part, columns, cells)
-            state = state.join(found)
-        for t, found_t in zip(rows, state, strict=True):
-            t[at.place] = found_t
+                joined = _rows_of(part, columns, cells)
+            state = state.join(joined)
+        for t, rows_of_tile in zip(rows, state, strict=True):
+            t[at.place] = rows_of_tile
         return carry
 
     def merge(self, a: tuple[_Rows, Any], b: tuple[_Rows, Any]) -> tuple[_Rows, Any]:

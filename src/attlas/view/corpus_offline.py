@@ -93,7 +93,10 @@ def _answers(service: CorpusService, limit: int, tell: Callable[[float], object]
 
 
 def _texts_that_fit(service: CorpusService, places: Sequence[tuple[int, int]], limit: int) -> int:
-    """Return how many texts of each head fit, by the size of those of some heads."""
+    """Return how many texts of each head fit into `limit` bytes of the file, by the mean size of those of some heads.
+
+    `places` has the number of the corpus and the row in its table of each head.
+    """
     some = places[:: max(1, len(places) // _TRIED)]
     sizes = [
         len(_packed(excerpt(service.samples(at, row)[index], _WINDOW))["text"])

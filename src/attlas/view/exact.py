@@ -57,12 +57,14 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
     later = Padding(max(n - 1, 0), side="left")
     mask = later if A.mask is None else A.mask & later
     problem = replace(A.problem, mask=mask)
+    # The log-sum-exp of a part of a matrix, or of value-weighted weights, cannot be computed from what is here.
     lse = A.softmax_weights.lse() if problem.partial else None
     if lse is not None and A.weights.are_shares:
-        gone = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
-        own = softmax_matrix(replace(problem, partial=False), A.plan).softmax_weights.lse()
-        # The keys that are here bound the difference from below, where rounding leaves nothing of it.
-        lse = torch.maximum(lse + torch.log1p(-gone.clamp(max=1.0)), own)
+        # The new denominator is the old one times (1 - the weight of key 0). Where that weight is nearly 1, rounding
+        # leaves nothing of the difference; it is at least the sum over the other keys of this part.
+        first_weight = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
+        lse_of_others_here = softmax_matrix(replace(problem, partial=False), A.plan).softmax_weights.lse()
+        lse = torch.maximum(lse + torch.log1p(-first_weight.clamp(max=1.0)), lse_of_others_here)
     return AttentionMatrix(A.softmax_weights.replaced(problem, lse))
 
 

@@ -88,16 +88,20 @@ class HeadTable:
         self._missing = self._lacking()
 
     def _lacking(self) -> dict[int, list[Statistic]]:
-        """Return the statistics that entries lack, and can still give at a price that nobody notices."""
+        """Return what is to be computed: the statistics of each entry that lacks any of them, by the entry's number.
+
+        Those that the entry has are among them. An entry whose matrix is gone, or too large to be read unnoticed
+        (`_wanted` decides by its cells and those of all entries), is left out.
+        """
         entries = self._source.entries
-        total = sum(math.prod(shown.entry.shape) for shown in entries if shown.entry.matrix is not None)
-        found = {}
+        all_cells = sum(math.prod(shown.entry.shape) for shown in entries if shown.entry.matrix is not None)
+        lacking = {}
         for number, shown in enumerate(entries):
             entry = shown.entry
-            wanted = _wanted(shown.atlas, entry, total) if entry.matrix is not None else []
+            wanted = _wanted(shown.atlas, entry, all_cells) if entry.matrix is not None else []
             if any(name not in entry.statistics for name in statistic_names(wanted)):
-                found[number] = wanted
-        return found
+                lacking[number] = wanted
+        return lacking
 
     def answer(self) -> dict[str, Any]:
         """Return the statistics that are known now: after half a second of work, the rest is left for the next time.
@@ -199,13 +203,16 @@ class HeadTable:
         return bool(self._missing)
 
 
-def _wanted(atlas: Atlas, entry: Entry, total: int) -> list[Statistic]:
-    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none."""
+def _wanted(atlas: Atlas, entry: Entry, all_cells: int) -> list[Statistic]:
+    """Return the statistics that tell the kinds of the heads of an entry, or the plain ones, or none.
+
+    The fewer cells the matrix of the entry has, and those of all entries together, the more statistics are wanted.
+    """
     batch, _, m, n = entry.shape
     cells, ids = batch * m * n, text_ids(atlas, entry)
-    if ids is not None and total <= _KINDS[0] and cells <= _KINDS[1]:
+    if ids is not None and all_cells <= _KINDS[0] and cells <= _KINDS[1]:
         return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]
-    if total > _PLAIN[0] or cells > _PLAIN[1]:
+    if all_cells > _PLAIN[0] or cells > _PLAIN[1]:
         return []
     return [stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.ColumnMass()]
 

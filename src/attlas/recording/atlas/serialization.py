@@ -72,7 +72,7 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     if is_ours and name not in _STORED_LIKE_USER_SCORES:
         return {"class": name} | data
     spec = {"class": name} if is_ours else {"class": "own", "name": name}
-    return spec | {"settings": {key: _wrapped(settings[key], data) for key, data in data.items()}}
+    return spec | {"settings": {key: _tagged(settings[key], data) for key, data in data.items()}}
 
 
 def _has_own_settings(score: s.Score) -> bool:
@@ -118,16 +118,19 @@ def _plain_data(name: str, key: str, value: Any, put: StoreTensor, inner: Callab
     raise DtypeError(rule, kind(value), fix, score=name, setting=key, where="save()")
 
 
-def _wrapped(value: Any, data: Any) -> Spec:
-    """Return plain data with its type, as the settings of a user's own score are stored."""
-    if isinstance(value, Tensor):
-        return {"t": data, "learn": isinstance(value, nn.Parameter)}
-    return {"score" if isinstance(value, s.Score) else "plain": data}
+def _tagged(original: Any, data: Any) -> Spec:
+    """Return the plain data of one setting of a user's own score under a key that says what the setting was.
+
+    The key is "t" for a tensor ("learn": whether it is a parameter), "score" for a score, and "plain" for all else.
+    """
+    if isinstance(original, Tensor):
+        return {"t": data, "learn": isinstance(original, nn.Parameter)}
+    return {"score" if isinstance(original, s.Score) else "plain": data}
 
 
-def _unwrapped(data: Any) -> Any:
-    """Return the plain data that `_wrapped` has given a type."""
-    return _get(data, next((word for word in ("score", "t") if isinstance(data, dict) and word in data), "plain"))
+def _untagged(tagged: Any) -> Any:
+    """Return the plain data that `_tagged` has put under a key."""
+    return _get(tagged, next((key for key in ("score", "t") if isinstance(tagged, dict) and key in tagged), "plain"))
 
 
 def score_from(spec: Any, take: LoadTensor, user_scores: UserScores = None, depth: int = 0) -> s.Score:
@@ -168,7 +171,7 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
         raise FormatError(f"settings = {str(wrapped)[:60]}, not an object")
     settings: dict[str, Any] = {}
     for key, data in (spec if wrapped is None else wrapped).items():
-        value = data if wrapped is None else _unwrapped(data)
+        value = data if wrapped is None else _untagged(data)
         if isinstance(value, dict):
             value = inner(value) if "class" in value else take(value)
         elif isinstance(value, int) and abs(value) > _LARGEST_INT:
