@@ -332,6 +332,7 @@ class Run:
             self._check_all_there()
 
     def _check_all_there(self) -> None:
+        """Raise the error of a changed source where a text that was read before did not come up again."""
         if self._known.seen.all():
             return
         number = int(self._known.keys[~self._known.seen][0])
@@ -369,6 +370,7 @@ class Run:
     def _largest_keys(
         self, state: State, heads: np.typing.NDArray[np.int64], layers: Sequence[TextNumbers], text: Text
     ) -> dict[str, Tensor]:
+        """Return what is kept of a text: its ids, the heads that keep it, and the largest keys of each row in these."""
         keys, weights = (np.concatenate([getattr(layer, name) for layer in layers]) for name in ("keys", "weights"))
         return {
             "heads": torch.tensor([state.heads[head] for head in heads], dtype=torch.int32),
@@ -378,10 +380,12 @@ class Run:
         }
 
     def _check_failures(self, share: float) -> None:
+        """Raise an error where more than `share` of the texts failed; the first few texts tell nothing yet."""
         if self.failed > share * max(self.texts, _FEW):
             self._too_many()
 
     def _too_many(self) -> None:
+        """Raise the error that too many texts failed."""
         rule, fix = "only a small share of the texts may fail.", "mend the source, or raise failures=."
         found = f"{self.failed} of {self.texts} texts failed, see the files failed.jsonl in it"
         raise RecordingError(rule, found, fix, folder=str(self.folder), where="corpus()")

@@ -102,6 +102,7 @@ class FinishedCorpus:
         seed = about["settings"]["seed"]
 
         def is_new(text: Text) -> bool:
+            """Return whether the corpus lacks a text; raise where it has another one at its place in the source."""
             identity = identity_of(text.source, text.start, content_of(text, seed))
             try:
                 return not self._known.is_known(identity_of(text.source, text.start), identity)
@@ -118,6 +119,7 @@ class FinishedCorpus:
         return None if found is None else source.only(is_new, found)
 
     def _check_all_there(self) -> None:
+        """Raise the error of a changed source where a text of the corpus did not come up again."""
         if self._known.seen.all():
             return
         gone = set(self._known.keys[~self._known.seen].tolist())

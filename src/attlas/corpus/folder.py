@@ -136,6 +136,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as Parquet, under a temporary name first."""
     with whole_file(path) as file:
         pq.write_table(table, file)
 
@@ -167,6 +168,7 @@ def _write_samples(
 
 
 def _config(state: State, facts: dict[str, Any], counts: dict[str, int], *, complete: bool) -> dict[str, Any]:
+    """Return the contents of config.json, without the checksums of the files."""
     layers = sorted({layer for layer, _ in state.heads})
     per_layer = [sum(layer == one for layer, _ in state.heads) for one in layers]
     model = facts["model"] | {"n_layers": len(layers), "n_heads": max(per_layer), "layers": layers, "heads": per_layer}
@@ -191,6 +193,7 @@ def _config(state: State, facts: dict[str, Any], counts: dict[str, int], *, comp
 
 
 def _digests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and checksum of every other file of a corpus, by its path in the folder."""
     found = sorted([*folder.glob("*.parquet"), folder / "failed.jsonl", folder / _STATE, folder / _VOCABULARY])
     found += sorted((folder / "samples").glob("*.safetensors"))
     return {
@@ -341,6 +344,7 @@ class Corpus:
             raise _broken(self.folder, f"{error.strerror or error}: {error.filename}") from error
 
     def _read(self, name: str) -> pa.Table:
+        """Return the table in a file of the folder; raise where the folder was changed meanwhile."""
         with self.reading():
             return pq.read_table(self.folder / f"{name}.parquet")
 
@@ -388,6 +392,7 @@ class Corpus:
         return [json.loads(line) for line in lines if line]
 
     def _of_head(self, name: str, layer: int, head: int) -> list[dict[str, Any]]:
+        """Return the rows of one head in a table, each as a dict; raise where there is no such head."""
         if (layer, head) not in self.heads:
             fix = "see corpus.heads"
             raise OutOfRangeError("there must be such a head.", f"layer {layer}, head {head}", fix, where="Corpus")
@@ -536,6 +541,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _open(folder: Path, *, verify: bool) -> Corpus:
+    """Open a finished corpus, or what has been read of one that is not."""
     if (folder / CONFIG).is_file():
         return open_finished(folder, verify=verify)
     if has_run(folder) or any((folder / PARTS).glob("[0-9]*.sqlite")):
@@ -566,6 +572,7 @@ def _unfinished(folder: Path) -> Corpus:
 
 
 def _just_begun(folder: Path, found: str) -> RecordingError:
+    """Return the error of a corpus of which no text has been read yet."""
     fix = "wait for the process that reads, or run its attlas corpus again if it has ended."
     return RecordingError("some text must have been read.", found, fix, folder=str(folder), where="load()")
 
@@ -611,6 +618,7 @@ def check_files(
 
 
 def _checked(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json; raise where this attlas cannot read the folder that it describes."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -626,6 +634,7 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _broken(folder: Path, found: str) -> RecordingError:
+    """Return the error of a folder that is no whole corpus."""
     fix = "attlas corpus MODEL SOURCE -o DIR, or copy the folder again."
     return RecordingError(
         "the folder must be a whole corpus that attlas wrote.", found, fix, folder=str(folder), where="load()"

@@ -95,6 +95,7 @@ def _number(x: float) -> float | None:
 
 
 def _config(corpus: Corpus) -> dict[str, Any]:
+    """Return config.json as HeadVis reads it: what was measured, and how it is shown."""
     config = corpus.config
     model, counts = config["model"], config["counts"]
     return {
@@ -142,6 +143,7 @@ def _config(corpus: Corpus) -> dict[str, Any]:
 
 
 def _head(corpus: Corpus, layer: int, head: int, hashes: dict[int, str]) -> dict[str, Any]:
+    """Return the file of one head: its texts, distances and tokens; `hashes` are those of the texts by number."""
     page = corpus.head(layer, head)
     activation = page.distributions["max_activation"]
     chosen = _chosen(corpus, corpus.samples(layer, head), hashes)
@@ -168,6 +170,7 @@ def _chosen(corpus: Corpus, samples: list[Sample], hashes: dict[int, str]) -> li
 
 
 def _sequence(sample: Sample) -> dict[str, Any]:
+    """Return one text as HeadVis reads it; its kept cells are indices ``row * n + key`` of the flattened matrix."""
     n = len(sample.ids)
     rows, places = (sample.keys >= 0).nonzero()
     return {
@@ -182,6 +185,7 @@ def _sequence(sample: Sample) -> dict[str, Any]:
 
 
 def _distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
+    """Return the kept weight by distance, in bins whose edges are powers of two up to the length of a text."""
     edges = [0, 1]
     while edges[-1] < max(length, _LAST_EDGE):
         edges.append(edges[-1] * 2)
@@ -192,6 +196,7 @@ def _distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
 
 
 def _histogram(activation: dict[str, Any]) -> dict[str, Any]:
+    """Return how many texts have their largest weight in each of `_BARS` bins of equal width."""
     edges = edges_of("unit")
     group = (len(edges) - 1) // _BARS
     middles = (np.array(activation["lower"]) + np.array(activation["upper"])) / 2

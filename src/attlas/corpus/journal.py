@@ -233,6 +233,7 @@ class Journal:
             self._store.remove("failed", text)
 
     def _write_samples(self) -> None:
+        """Write the arrays of those texts that are still kept."""
         kept = set(self._kept())
         for text, arrays in self._samples.items():
             if text in kept:

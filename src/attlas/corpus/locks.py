@@ -54,6 +54,7 @@ def _held(folder: Path) -> list[tuple[int, int]]:
 
 
 def _is_free(path: Path) -> bool:
+    """Return whether no process holds the lock in a file."""
     handle = _opened(path)
     try:
         lock(handle)
@@ -81,6 +82,7 @@ def mutex(folder: Path) -> Iterator[None]:
 
 
 def _is_at(handle: int, path: Path) -> bool:
+    """Return whether an open file is the one that is at a path now."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

@@ -42,6 +42,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of a model of transformers, as plain data ("all") and of its text part ("text")."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return {}
@@ -174,11 +175,16 @@ class ModelReader:
         return found
 
     def _run(self, texts: Sequence[NDArray[np.int64]]) -> list[list[TextNumbers] | str]:
+        """Return the numbers of each layer for each text, from one pass of texts of one length.
+
+        Raises a RecordingError where other layers attend than in the first pass.
+        """
         ids = torch.from_numpy(np.stack(texts))
         layers: list[tuple[str, list[TextNumbers]]] = []
         indices = [TextIndex(row) for row in texts]
 
         def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
+            """Measure one attention; return its output too where it is given values."""
             out: Tensor | None = None
             if values is None:
                 numbers = measure_layer(A, ids, indices)
@@ -196,6 +202,7 @@ class ModelReader:
 
     @torch.no_grad()
     def _pass(self, ids: Tensor, take: _Take) -> None:
+        """Run the model on ids of shape (batch, n) while `take` gets each of its attentions."""
         self._listener.take = take
         try:
             self.model(ids.to(self._device), **self._given)
@@ -216,6 +223,7 @@ class ModelReader:
         found: list[Tensor] = []
 
         def take(path: str, A: AttentionMatrix, values: Tensor | None) -> Tensor | None:
+            """Measure one attention on the random block; return its output too where it is given values."""
             out = None if values is None else A @ values
             scores = measure_block(A, period)
             found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
@@ -232,6 +240,7 @@ class ModelReader:
 
 
 def _reason(error: Exception) -> str:
+    """Return in one line why a text failed."""
     if isinstance(error, AttlasError):
         return f"{error.rule} found: {error.found}" if error.found else error.rule
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

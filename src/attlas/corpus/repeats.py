@@ -117,6 +117,11 @@ class TokenPositions:
         self.groups = list(self._groups())
 
     def _groups(self) -> Iterator[_Group]:
+        """Yield the blocks of all tokens that occur more than once, those of one size as one group.
+
+        A token goes into the smallest block of `_SIZES` that holds its positions; one with more positions is a group
+        alone.
+        """
         least = 1
         for size in _SIZES:
             counts = np.unique(self._counts[(self._counts > least) & (self._counts <= size)]).tolist()
@@ -133,6 +138,7 @@ class TokenPositions:
             yield self._group(self.order[None, self.starts[token] : self.starts[token] + self._counts[token]], None)
 
     def _group(self, blocks: NDArray[np.int64], hidden: Tensor | None) -> _Group:
+        """Return blocks of positions, -1 where they are filled up, as a group; `hidden` is None for one token alone."""
         queries = torch.from_numpy(blocks).clamp(min=0)
         keys = torch.stack([queries + lag for lag in _LAGS], dim=1).clamp_(max=len(self.order) - 1)
         return _Group(queries, keys, hidden)

@@ -49,6 +49,7 @@ def about_run(
 
 
 def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple[int, int]:
+    """Return length and stride: by default a length that fits into the context, and the length as stride."""
     chosen = min(LENGTH, context or LENGTH) if length is None else length
     whole_number("length", chosen, "length=512")
     whole_number("stride", chosen if stride is None else stride, "stride=512")
@@ -59,6 +60,7 @@ def _sizes(length: int | None, stride: int | None, context: int | None) -> tuple
 
 
 def _tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
+    """Return the class of a tokenizer, and where it came from."""
     path = str(getattr(tokenizer, "name_or_path", "") or "")
     return {"name": type(tokenizer).__name__, "path": path or None}
 
@@ -152,6 +154,7 @@ def _checksum(known: dict[str, Any]) -> str:
 
 
 def _damaged(path: Path, found: str) -> RecordingError:
+    """Return the error of a file of an unfinished corpus that attlas did not write so."""
     rule = "each file of an unfinished corpus must be as attlas wrote it."
     fix = "remove this file, and run the same attlas corpus again: it is written anew."
     return RecordingError(rule, found, fix, file=str(path), where="corpus()")

@@ -122,6 +122,7 @@ def _named_as(path: Path, common: Path | None, found: Iterable[Document]) -> Ite
 
 
 def _unreadable(path: Path, error: Exception) -> FileError:
+    """Return the error of a file that cannot be read."""
     words = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
     fix = "mend or remove the file, and run the same command again: it goes on where it was."
     return FileError("each file must be one that can be read.", words, fix, file=str(path), where="corpus()")
@@ -154,6 +155,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
+    """Yield the documents of a file; its suffix says what it is, and a file with another one is a text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet" or suffix in _ARROW:
         yield from _of_table(path, name, column)
@@ -167,6 +169,7 @@ def _of_file(path: Path, name: str, column: str | None) -> Iterator[Document]:
 
 
 def _decoded(name: str, data: bytes) -> Document:
+    """Return the text in some bytes as a document, or one without a text that says why it has none."""
     try:
         return Document(name, data.decode())
     except UnicodeDecodeError as error:
@@ -213,6 +216,7 @@ def _of_table(path: Path, name: str, column: str | None) -> Iterator[Document]:
 
 
 def _arrow(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
+    """Return the batches of an Arrow file and the names of its columns."""
     source = pa.memory_map(str(path))
     try:
         reader = pa.ipc.open_file(source)
@@ -223,6 +227,7 @@ def _arrow(pa: Any, path: Path) -> tuple[Iterable[Any], list[str]]:
 
 
 def _column(where: object, names: Iterable[str], column: str | None) -> str:
+    """Return the name of the column with the texts: `column`, or the first usual name; raise where there is none."""
     names = list(names)
     chosen = next((name for name in ((column,) if column else _COLUMNS) if name in names), None)
     if chosen is None:
@@ -324,6 +329,7 @@ class Cutter:
                 yield Text(document.source, start, part)
 
     def _ids(self, document: Document) -> tuple[NDArray[np.int64] | None, str]:
+        """Return the token ids of a document; or None, and the reason why it has none."""
         if document.content is None:
             return None, document.reason
         if isinstance(document.content, str):

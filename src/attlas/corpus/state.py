@@ -82,6 +82,7 @@ class State:
         return self.samples.add(text, text_hash, sums[:, SUMS.index("max_activation")])
 
     def _add_numbers(self, found: Mapping[str, NDArray[np.float64]]) -> None:
+        """Add the numbers of one text to the distributions, shape (heads,) for each name; NaN does not count."""
         each = np.arange(len(self.heads))
         for j, number in enumerate(NUMBERS):
             x = found[number.name]

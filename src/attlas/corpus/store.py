@@ -117,12 +117,14 @@ class Store:
 
     @contextmanager
     def _worded(self) -> Iterator[None]:
+        """Raise an error of attlas where SQLite raises one."""
         try:
             yield
         except sqlite3.Error as error:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> RecordingError | FileError:
+        """Return the error of attlas for one of SQLite: the file is locked or damaged, or the disk fails."""
         code = getattr(error, "sqlite_errorcode", None)
         if code not in _DAMAGED and code is not None:
             if code & 0xFF in _LOCKED:
@@ -245,6 +247,7 @@ class Store:
 
 
 def _digest(kind: str, number: int, chunk: int, data: bytes | memoryview) -> bytes:
+    """Return the checksum of an entry, which tells also an entry that was moved."""
     total = hashlib.blake2b(f"{kind} {number} {chunk} ".encode(), digest_size=16)
     total.update(data)
     return total.digest()
@@ -256,6 +259,7 @@ def _journal_of(path: Path) -> Path:
 
 
 def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """Open a file of SQLite with safe settings; it commits only where it is told to."""
     absolute = path.absolute().as_posix()
     mode = "rwc" if create else "rw"
     address = f"file://{quote(absolute if absolute.startswith('/') else f'/{absolute}')}?mode={mode}"
@@ -286,6 +290,7 @@ def _worded_disk(begun: Path, path: Path) -> Iterator[None]:
 
 
 def _of_disk(error: Exception, path: Path) -> FileError:
+    """Return the error of a folder that cannot be written."""
     fix = "make room, or allow to write, and run the same command again: it goes on where it was."
     found = (str(error).splitlines() or ["an error of the disk"])[0]
     return FileError("the folder must be one that can be written.", found, fix, file=str(path), where="corpus()")

@@ -23,6 +23,7 @@ TOP = 50  # tokens of each side
 
 
 def _places(state: State) -> dict[str, Any]:
+    """Return the columns that name the heads: layer and head."""
     layers, heads = zip(*state.heads, strict=True)
     return {"layer": pa.array(layers, pa.int32()), "head": pa.array(heads, pa.int32())}
 
@@ -58,6 +59,7 @@ def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str])
 
 
 def _kind(columns: dict[str, NDArray[np.float64]], i: int, place: tuple[int, ...], length: float) -> str:
+    """Return the name of the pattern of head `i`, at `place` (layer, head), from the means over all its texts."""
     names = set(Head.__dataclass_fields__) - {"layer", "head", "tokens", "distance", "chance"}
     measures = {name: float(np.nan_to_num(columns[name][i])) for name in names}
     distance = float(columns["qk_distance"][i])

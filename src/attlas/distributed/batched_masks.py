@@ -73,6 +73,7 @@ def joined_score(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
 
 
 def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
+    """Return the stored form of several masks joined along an axis, as the runs of keys that they allow."""
     masks = [None if spec is None else mask_from(spec, lambda ref: ref["t"]) for spec in specs]
     if any(mask is not None and mask.log_weights() for mask in masks):
         rule = "masks that add to the logits must be of one form on all ranks to be joined."
@@ -83,6 +84,7 @@ def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[in
 
 
 def _conjuncts(spec: Any) -> list[Any]:
+    """Return the stored masks that are combined with ``&`` in one, from left to right; none for None."""
     if spec is None:
         return []
     return _conjuncts(spec["left"]) + _conjuncts(spec["right"]) if spec["class"] == "And" else [spec]

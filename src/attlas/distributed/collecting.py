@@ -81,6 +81,7 @@ class Collector:
 
     @public("collect()")
     def _check(self, statistic: Any) -> None:
+        """Raise an error where a statistic cannot be computed of cells that are divided over ranks."""
         check_are_statistics([statistic])
         if statistic.v is not None:
             rule = "values are pooled apart from statistics where DTensors are given."
@@ -97,6 +98,7 @@ class Collector:
             raise GradientError(rule, "a recorded gradient", "call it under torch.no_grad().", where="A.collect()")
 
     def _asked(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
+        """Return the statistic that a part collects: itself if its results suffice, else one that keeps its carry."""
         if not self._by_carry(statistic):
             return statistic
         m = self.whole.shape[2]
@@ -233,6 +235,7 @@ def _copied(carry: Any) -> Any:
 
 
 def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
+    """Return the carries of several parts merged to one."""
     first, *others = carries
     for other in others:
         first = statistic.merge(first, other)

@@ -267,6 +267,7 @@ class _Text:
         """
 
         def check() -> None:
+            """Raise an error where positions begin again and no mask has divided the documents."""
             if self.packs and not seen:
                 rule = "positions begin again, and the model does not take that for another document."
                 fix = "give attention_mask=torch.ones_like(input_ids) if it is one text."

@@ -73,6 +73,7 @@ def by_group(
     found, form, groups.form = iter(results), groups.form, None
 
     def whole(t: Tensor) -> Tensor:
+        """Return a tensor of the form of one group's results with the numbers of all groups."""
         local: Tensor = next(found)
         shape = (*layout.leading, *t.shape[layout.rank :])
         return of_shape(local, layout.mesh, t.placements, shape) if isinstance(t, DTensor) else local
@@ -183,6 +184,7 @@ class _Groups:
         return totals
 
     def _add(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
+        """Add the results of a group to `totals`, which is empty before the first, and remember their form."""
         # What a group has gathered is released where this returns.
         found = self.of(group, own)
         self.recorded = [t.requires_grad for t in tree_leaves(found)]

@@ -147,6 +147,7 @@ class DistributedMatrix(_Refusing):
         dims = [role for role in dict.fromkeys(layout.roles) if role != "nothing"]
 
         def read() -> Where:
+            """Return which cells the key asks for."""
             self.whole.weights.check_unchanged()
             return parsed(key, layout)
 
@@ -158,6 +159,7 @@ class DistributedMatrix(_Refusing):
 
     @public("A[...]")
     def _own_cells(self, where: Where) -> Tensor:
+        """Return the asked cells with those of other ranks 0, so that the sum over the ranks has all."""
         parts = self._with_whole_rows()
         return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self.layout, parts)), parts)
 
@@ -169,6 +171,7 @@ class DistributedMatrix(_Refusing):
         return by_group(self, DistributedMatrix._product, v, values=True)
 
     def _product(self, v: DTensor) -> DTensor:
+        """Return ``A @ v`` for one group of heads, see `by_group`."""
         layout = self.layout
         values = layout.part_of(v, "keys")
         with observers.unheard():  # a recording would take a part for the whole
@@ -200,6 +203,7 @@ class DistributedMatrix(_Refusing):
         return by_group(self, DistributedMatrix._transposed_product, x)
 
     def _transposed_product(self, x: DTensor) -> DTensor:
+        """Return ``A.mT @ x`` for one group of heads, see `by_group`."""
         layout = self.layout
         tokens = layout.part_of(x, "queries")
         pieces = tokens.split([part.shape[-2] for part in self.parts], dim=2)
@@ -216,6 +220,7 @@ class DistributedMatrix(_Refusing):
         """Check what the matrix is multiplied with, on all ranks where they exchange something."""
 
         def check() -> None:
+            """Raise the error of a tensor that does not fit, or of a matrix whose tokens have changed."""
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(name, t, self.device_mesh)
             self.whole.weights.check_unchanged()
@@ -241,6 +246,7 @@ class DistributedMatrix(_Refusing):
         return by_group(self, DistributedMatrix._log_sum_exp)
 
     def _log_sum_exp(self) -> DTensor:
+        """Return `lse` for one group of heads, see `by_group`."""
         own = self._own_lses(self.parts)
         total = [self._over_keys(lse) for lse in own] if self._splits("keys") else own
         return self.layout.wrap(torch.cat([t.to(self.dtype) for t in total], dim=2), queries=0)
@@ -249,6 +255,7 @@ class DistributedMatrix(_Refusing):
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
+            """Return the log-sum-exp of one part."""
             known = part.softmax_weights.lse()
             if part.needs_graph:  # numbers of float64, and the gradient of what torch records
                 recorded = part.lse.double()
@@ -345,6 +352,7 @@ class DistributedMatrix(_Refusing):
 
     @property
     def _whole_rows(self) -> DistributedMatrix:
+        """The same matrix in a layout where this rank has all keys of its queries."""
         layout = self.layout
         roles: tuple[Role, ...] = tuple("nothing" if role == "keys" else role for role in layout.roles)
         return DistributedMatrix(replace(layout, roles=roles), self.whole, self.tokens)

@@ -249,6 +249,7 @@ def _with_equal_groups(grid: Grid) -> Grid:
         return grid
 
     def spread(part: Part) -> Part:
+        """Return a part whose keys have the shape that one key head for each query head gives."""
         k = part.tensors["k"]
         whole = _hollow(k[:, :1]).expand(-1, part.entry.shape[1], -1, -1)
         return part._replace(tensors=part.tensors | {"k": whole})
@@ -286,6 +287,11 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
 def _matrix(
     grid: Grid, found: dict[str, Divided], batches: Sequence[int], heads: tuple[int, ...], own: dict[str, Any]
 ) -> AttentionMatrix:
+    """Return the whole matrix of one entry, with tokens of no memory.
+
+    `found` has the divided tensors by name, `batches` the sizes of the rows of the grid, `heads` the numbers of the
+    heads, and `own` this rank's scores by the name of their class.
+    """
     first = grid[0][0][1]
     rows, scores, tokens = [], [], first.entry.shape[2:]
     for row, size in zip(grid, batches, strict=True):

@@ -98,6 +98,7 @@ def save(
     first = [told[row[0]] for row in grid]
 
     def join() -> tuple[Atlas, dict[str, dict[str, Divided]]]:
+        """Return the atlas of all ranks, and where the parts of its tensors lie."""
         whole, divided = joined(atlas, {rank: entries for rank, (entries, *_) in told.items()}, grid)
         _, texts, encoder_texts, ids = zip(*first, strict=True)
         whole.texts, whole.encoder_texts, whole.ids = _texts(texts), _texts(encoder_texts), _ids(ids)
@@ -131,6 +132,7 @@ def _texts(parts: Sequence[Any]) -> list[list[str]] | None:
 
 
 def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the token ids of the ranks one after another; None where none has ids."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -172,9 +174,11 @@ class _SharedWriter(Writer):
         return bool(self.rank == self.ranks[0])
 
     def begin(self) -> tuple[Path, int]:
+        """Let the first rank make and lock the folder; other ranks get an open file that stands for the lock."""
         lock = os.open(os.devnull, os.O_RDONLY)
 
         def make() -> str:
+            """Make the folder on the rank that leads; return its name."""
             nonlocal lock
             if not self.leads:
                 return ""
@@ -186,6 +190,7 @@ class _SharedWriter(Writer):
         return self.folder.with_name(name), lock
 
     def close(self) -> None:
+        """Close the writer; on ranks that do not lead, there is only the file that stands for the lock."""
         if self.leads:
             super().close()
         elif not self._done:
@@ -196,6 +201,7 @@ class _SharedWriter(Writer):
         return t if id(t) in self.divided else super().part(name, t)
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> Written:
+        """Write a file together: the first rank makes it, each fills in its parts, and one reads all of it again."""
         path = self.partial / name
         header, starts, size = header_of(tensors)
         gathered(self.mesh, lambda: self._create(path, header, size) if self.leads else None)
@@ -209,6 +215,7 @@ class _SharedWriter(Writer):
         return gathered(self.mesh, check)[reader] or Written(size, "")
 
     def _create(self, path: Path, header: bytes, size: int) -> None:
+        """Make a file of a given size that begins with a header."""
         with self.errors_name_folder(), path.open("xb") as file:
             file.write(header)
             file.truncate(size)
@@ -224,6 +231,7 @@ class _SharedWriter(Writer):
         return found
 
     def _mapped(self, path: Path, name: str, tensors: Mapping[str, Tensor], start: int, mode: Any) -> Tensor:
+        """Return the numbers of a tensor that start at a byte of a file, mapped into memory."""
         t = tensors[name]
         numbers = np.memmap(path, dtype=_BITS[t.element_size()], mode=mode, offset=start, shape=tuple(t.shape))
         found = torch.from_numpy(numbers)

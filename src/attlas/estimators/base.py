@@ -216,6 +216,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     @public()
     def _check_settings(self) -> None:
+        """Raise an error where a setting has a wrong type or value."""
         check_kernel(self.kernel)
         check_bandwidth(self.bandwidth)
         check_choice("outside", self.outside, self._outside_choices)
@@ -355,6 +356,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             return [last]
 
         def sampled(pairs: int) -> Objective:
+            """Return the objective in float32 on so many rows, drawn at random, that it has about `pairs` pairs."""
             fewer = _sample(n, max(1, pairs // n), random)
             part = None if fewer is None else torch.from_numpy(fewer).to(device)
             return objective(task, part, torch.float32)
@@ -452,6 +454,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 
 def _check_number(name: str, value: object, least: int, *, whole: bool, below: float = math.inf) -> None:
+    """Raise unless a setting is a number from `least` on and below `below`; with `whole`, a whole number."""
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < below:
         return

@@ -61,6 +61,7 @@ class Chunks:
 
     @public("Chunks()")
     def _opened(self, source: Source) -> NDArray[Any] | ParquetFile | Iterable[Any]:
+        """Return what chunks are read from: an array (of a .npy file: mapped), a ParquetFile, or an iterable."""
         path = Path(source) if isinstance(source, str | Path) else None
         if path is not None and path.suffix.lower() in (".parquet", ".pq"):
             return ParquetFile(path, self.columns)

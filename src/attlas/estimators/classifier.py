@@ -207,6 +207,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+        """Set the leave-one-out log loss and accuracy from the shares predicted for each row, shape (rows, classes)."""
         rows = torch.from_numpy(predicted), torch.from_numpy(observed)
         self.loo_loss_ = float(np.average(log_loss(*rows).loss.numpy(), weights=weights))
         self.loo_score_ = float(np.average(1.0 - accuracy(*rows).loss.numpy(), weights=weights))

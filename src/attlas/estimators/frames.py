@@ -53,6 +53,7 @@ def _columns_without_numbers(X: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _are_numbers(values: Any) -> bool:
+    """Return whether values can be converted to float64."""
     try:
         np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):

@@ -122,6 +122,7 @@ class Halo:
 
 
 def _frame(numbers: Floats, names: list[str], **places: Places) -> Any:
+    """Return a pandas frame of numbers with one column for each name, and further columns by keyword."""
     pandas = importlib.import_module("pandas")
     return pandas.DataFrame(numbers, columns=names).assign(**places)
 

@@ -182,6 +182,7 @@ class LeaveOneOut(Objective):
         factors = scales.tolist()
 
         def losses(part: slice) -> Tensor:
+            """Return the loss summed over a block of rows, one number for each scale."""
             rows = self.rows[part]
             distance = self._distances(prepared, self.task.keys, rows)
             totals = []
@@ -202,6 +203,7 @@ class LeaveOneOut(Objective):
         """Return the loss at the logarithm of the multiple of each starting bandwidth, and its gradient."""
 
         def loss_and_slopes(part: slice) -> Tensor:
+            """Return the loss summed over a block of rows, then its derivative for each feature, shape (1 + d,)."""
             rows = self.rows[part]
             weight, slope = profile(self.task.kernel, self._distances(prepared, keys, rows), slope=gradient)
             predicted, leverage, line = self._predict(self._reduce_own(weight, rows), part, keys)
@@ -224,6 +226,7 @@ class LeaveOneOut(Objective):
         """Return the leave-one-out prediction of each row, shape (rows, e)."""
 
         def predicted(part: slice) -> Tensor:
+            """Return what a block of rows is predicted to be."""
             rows = self.rows[part]
             weight = profile(self.task.kernel, self._distances(prepared, keys, rows)).weight
             return self._predict(self._reduce_own(weight, rows), part, keys)[0]
@@ -234,6 +237,7 @@ class LeaveOneOut(Objective):
             return torch.cat(map_blocks(predicted, self._row_blocks(), threads))
 
     def _row_blocks(self) -> Iterator[slice]:
+        """Return blocks of rows whose pairs with all keys fit into memory; a local line needs more of it."""
         width = self.task.keys.shape[1] + 1 if self.task.degree else 1
         return row_blocks(len(self.rows), len(self.task.keys), self.task.keys.device, width=width)
 

@@ -78,6 +78,7 @@ def predicted_partitions(model: Any, frame: Any, outputs: int) -> Any:
     names, shape = list(names_of(model, frame)), model.y_.shape[1:]
 
     def predicted(part: Any) -> Any:
+        """Return the predictions for one partition."""
         # An empty partition has no points that scikit-learn would take.
         found = model.predict(part[names]) if len(part) else np.zeros((0, outputs))
         return predictions_of(part, found.reshape(len(part), outputs), shape)

@@ -163,6 +163,7 @@ class Pool:
         return torch.cat(found)
 
     def _by_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each query's local line at the query from weighted moments, and whether rounding spoils it."""
         # Slopes divide by small variances: moments are summed to more digits than the prediction needs.
         tolerance = self.tolerance * 1e-4
         sums = replace(self, tolerance=tolerance).sums(x, self.values, moments=1)
@@ -178,6 +179,7 @@ class Pool:
         return line.at_zero.masked_fill(line.mass == 0, math.nan), doubtful
 
     def _by_residuals(self, x: Tensor) -> Tensor:
+        """Return each query's local line at the query from all weights: slower than by moments, and always exact."""
         found = [self.values.new_zeros(0, self.values.shape[1])]
         pool = self._distinct
         for rows, share in pool.shares(x):

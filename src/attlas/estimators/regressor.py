@@ -422,12 +422,14 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         return self.y_.astype(np.float64).reshape(len(self.y_), -1)
 
     def _prepared(self, values: NDArray[np.float64], weights: Array | None) -> NDArray[np.float64]:
+        """Return the outputs with mean 0 and deviation 1, and keep shift and unit to undo it."""
         spread = spread_of(values, weights, counts=self.weights_are == "counts")
         self._shift = spread.centre
         self._unit = np.where(spread.deviation > 0, spread.deviation, 1.0)
         return (values - self._shift) / self._unit
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:
+        """Set the leave-one-out mean squared error and R² from prepared outputs."""
         with np.errstate(over="ignore"):  # of outputs like 1e300 the error is infinite, and the score is not
             gap = np.square((predicted - observed) * self._unit)
         self.loo_loss_ = float(np.average(gap, axis=0, weights=weights).mean())

@@ -54,6 +54,7 @@ def map_blocks(work: Callable[[slice], Part], rows: Iterable[slice], threads: in
     """
 
     def alone(part: slice) -> Part:
+        """Compute one block without a graph; each thread has a grad mode of its own."""
         with torch.no_grad():
             return work(part)
 

@@ -103,6 +103,7 @@ def _descend(
     smooth = settings.smooth
 
     def evaluate(point: Floats) -> Any:
+        """Return the loss at a point, with its gradient where it is smooth, as scipy asks for it; note the loss."""
         loss, slope = objective.value(torch.from_numpy(point.copy()), gradient=smooth)
         points.append(point.copy())
         losses.append(loss)

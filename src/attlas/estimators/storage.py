@@ -94,6 +94,7 @@ def _to_arrays(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, Any], kernel: Score | None) -> Kind:
+    """Return a fitted estimator from stored arrays and facts; `kernel` is given where it is a Score."""
     parameters = dict(facts["parameters"])
     dtype = parameters["dtype"]
     parameters["dtype"] = None if dtype is None else {"float32": torch.float32, "float64": torch.float64}[dtype]
@@ -148,6 +149,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _digest(array: Array) -> str:
+    """Return the checksum of an array with its dtype and shape."""
     total = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     total.update(np.ascontiguousarray(array).data if array.size else b"")
     return total.hexdigest()
@@ -168,6 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_labels(labels: Array) -> list[Any]:
+    """Return labels as plain data; raise where one is neither text, number nor bool."""
     found: list[Any] = labels.tolist()
     if all(isinstance(label, str | int | float | bool) for label in found):
         return found
@@ -176,5 +179,6 @@ def _plain_labels(labels: Array) -> list[Any]:
 
 
 def _broken(path: Path, found: str, fix: str = "save() the estimator again.") -> CheckpointError:
+    """Return the error of a file that `save()` did not write."""
     rule = "the file must be one that save() wrote, as it wrote it."
     return CheckpointError(rule, found, fix, path=str(path), where="load()")

@@ -281,6 +281,7 @@ def write_chunks(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]
 
 
 def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str]) -> Iterator[NDArray[Any]]:
+    """Yield chunks as tables of shape (rows, columns); raise where there is not one name for each column."""
     for chunk in chunks:
         table = chunk.reshape(len(chunk), -1)
         if table.shape[1] != len(names):
@@ -309,11 +310,13 @@ def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
 
 
 def _header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Write the header of a .npy file."""
     facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, facts)
 
 
 def _write_text(path: Path, names: Sequence[str], chunks: Iterable[NDArray[Any]]) -> None:
+    """Write chunks as CSV, the names as its first line."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)

@@ -89,6 +89,7 @@ class SummedLeaveOneOut(Objective):
         several, every = scales.tolist(), slice(0, len(self.rows))
 
         def loss(part: slice) -> Tensor:
+            """Return the loss at one multiple; `part` has its number alone."""
             left = self._left_out(self.task.keys / several[part.start], every, gradient=False)
             return self._summed_loss(left, every)[0]
 
@@ -121,6 +122,7 @@ class SummedLeaveOneOut(Objective):
         return one_thread(self.task.keys.device)
 
     def _loss_and_slopes(self, keys: Tensor, part: slice, gradient: bool) -> Tensor:
+        """Return the loss summed over some rows, followed by its derivative for each feature, shape (1 + d,)."""
         left = self._left_out(keys, part, gradient=gradient)
         loss, loss_slope = self._summed_loss(left, part)
         if not gradient:
@@ -138,6 +140,7 @@ class SummedLeaveOneOut(Objective):
         return exact(*self._arguments)
 
     def _parts(self) -> Iterator[slice]:
+        """Return slices of rows of some million pairs each; a line is one slice."""
         count = len(self.rows)
         step = count if self.line else max(_FEWEST, _PAIRS // len(self.task.keys))
         return (slice(start, min(start + step, count)) for start in range(0, count, step))

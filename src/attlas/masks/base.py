@@ -211,6 +211,7 @@ class Mask(Stored, ABC):
 
 
 def _mask(value: object, operator: str) -> Mask:
+    """Return the other side of an operator; raise where it is no mask."""
     if isinstance(value, Mask):
         return value
     rule, found = "both sides must be masks of attlas.", f"{kind(value)} on one side"
@@ -219,6 +220,7 @@ def _mask(value: object, operator: str) -> Mask:
 
 
 def _boolean(mask: Mask, operator: str) -> Mask:
+    """Return a mask; raise where it is additive, which no operator but ``&`` allows."""
     if not mask.log_weights():
         return mask
     rule = "an additive mask can be combined with & only, since its numbers are added to the scores."
@@ -433,6 +435,7 @@ def edges(at: Tile) -> tuple[int, int, int, int] | None:
 
 
 def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
+    """Return the first and last position of a tile along one axis; None where it has none, or they lie on a GPU."""
     if index is None:
         return (span.start, span.stop - 1) if len(span) else None
     if index.device.type != "cpu" or not index.numel():

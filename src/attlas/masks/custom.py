@@ -89,6 +89,7 @@ class _Stored(Mask):
         self._block_rows, self._changes = {}, changes_of(self.tensor)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
+        """Return which blocks of a row of blocks allow any cell, and which allow all, shape (batch, heads, blocks)."""
         if block_row not in self._block_rows:
             allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
             some, every = allowed.any(dim=2), allowed.all(dim=2)
@@ -210,6 +211,7 @@ class AdditiveMask(_Stored):
         self._weights = None
 
     def _is_boolean(self) -> bool:
+        """Return whether all numbers are 0 or forbid their cell, so that there is nothing to add to the scores."""
         if self.tensor.requires_grad or tracing():
             return False
         own = _own(self.cells)

@@ -279,6 +279,7 @@ class Documents(Mask):
         self._read(ids, query_ids)
 
     def _read(self, ids: Sequence[int] | Tensor, query_ids: Sequence[int] | Tensor | None) -> None:
+        """Copy the ids from what the user gave."""
         self.keys: _Ids = _Ids("ids", ids)
         self.queries: _Ids = self.keys if query_ids is None else _Ids("query_ids", query_ids)
 

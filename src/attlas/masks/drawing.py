@@ -97,6 +97,7 @@ class _Axis:
 
 
 def _sample(mask: Drawable, rows: _Axis, columns: _Axis) -> Tensor:
+    """Return whether the cells that are looked at are allowed, shape (cells, samples, cells, samples)."""
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
     at = Tile(
         batches=range(1),
@@ -116,6 +117,7 @@ def _sample(mask: Drawable, rows: _Axis, columns: _Axis) -> Tensor:
 
 
 def _size(mask: Drawable, m: int | None, n: int | None) -> tuple[int, int]:
+    """Return how many queries and keys are drawn: as given, else as the mask has, else enough for its pattern."""
     own_m, own_n = mask.size()
     n = own_n if n is None else n
     m = own_m if m is None else m

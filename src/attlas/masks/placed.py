@@ -325,6 +325,7 @@ class OutsideRectangle(Mask):
         self.row, self.column = first_query, first_key
 
     def _rows(self, at: Tile) -> Tensor:
+        """Return which queries of a tile are among those of the rectangle."""
         i = at.i
         return torch.ones_like(i, dtype=torch.bool) if self.queries is None else self.queries.has(i + self.row)
 

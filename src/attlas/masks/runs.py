@@ -258,6 +258,7 @@ class Bits(Mask):
 
 
 def _check_sizes(name: str, own: tuple[int, ...], batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+    """Raise unless a mask, with the four sizes `own`, fits a matrix; batch and heads may be 1."""
     wanted = (torch.Size(batch).numel(), heads, m, n)
     if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
         return

@@ -109,6 +109,7 @@ class ModelFollower(Listener):
             warnings.warn(errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch), stacklevel=3)
 
     def _check_recorded(self) -> None:
+        """Raise an error where no attention of the model was heard."""
         if not self._recorded:
             raise errors.no_attention(
                 self._model, self._attentions, self._ran, self._passes.number, patched=self._patch, where=self.where

@@ -263,6 +263,7 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
     own = four_axes(matrix)
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
+        """Return ``A @ v``, by way of the product that the module called where no intervention made another matrix."""
         if A is not own:
             return A.pooled(v, 0.0 if dropout is None else dropout.p)
         with public("A @ v"):

@@ -107,6 +107,7 @@ def _shifted_keys(part: Any, k: int, column: int) -> Any:
 
 
 def _check_enough(statistic: Statistic, keys: int) -> None:
+    """Raise an error where a statistic keeps more keys than the joined matrix has."""
     if keys < statistic.k:
         name, rule = type(statistic).__name__, "k cannot be larger than the number of keys."
         found = f"k = {statistic.k}, n = {keys} when the recording ended"

@@ -47,6 +47,7 @@ def model_details(model: nn.Module, keep: str = "") -> dict[str, Any]:
 
 
 def _config_field(config: Any, name: str) -> Any:
+    """Return a field of a configuration; None where it is missing, or differs between the layers."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers: the layers differ in it (head_dim of Gemma 4)

@@ -69,6 +69,7 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
 
 
 def _unknown_heads(module: nn.Module, heads: int, found: str) -> RecordingError:
+    """Return the error of a layer of which it is not known which heads this process has."""
     rule = "it must be known which heads of a layer this process has."
     fix = "record the model on one process, or shard q_proj and k_proj apart."
     return RecordingError(

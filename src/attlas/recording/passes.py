@@ -104,10 +104,12 @@ class Passes:
             self._begin(args, kwargs)
 
     def _leave_pass(self, *_: Any) -> None:
+        """Leave a call of the model, also after an error."""
         if self._active() and not in_backward():
             self._depth = max(self._depth - 1, 0)
 
     def _ended(self, *_: Any) -> None:
+        """End the pass where the outermost call of the model raised no error."""
         if self._active() and not in_backward() and self._depth == 0:
             self._end()
 
@@ -119,5 +121,6 @@ class Passes:
                 self.calls[path] = self.calls.get(path, 0) + 1
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
+        """Make the module that called this one the innermost again."""
         if self._active() and self._inside and self._inside[-1].module is module:
             self._inside.pop()

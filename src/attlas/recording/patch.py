@@ -151,6 +151,7 @@ def _pool_for_finders(
     values = _tokens(cast(value), lead, options[-1])
 
     def pool(A: AttentionMatrix, v: Tensor) -> Tensor:
+        """Return ``A @ v``, as torch's own function gives it unless an intervention changed the matrix or values."""
         if A is own and v is values:
             out = compute()
             return out.reshape(*own.shape[:-1], out.shape[-1])

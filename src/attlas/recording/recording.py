@@ -305,6 +305,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     # ------------------------------------------------------------------------------------------------- passes
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a pass: note its token ids, its padding, and the output of an encoder that it was given."""
         super()._begin(args, kwargs)
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
@@ -366,6 +367,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     @public()
     def on_attention(self, call: AttentionCall) -> None:
+        """Record the chosen heads and queries of one attention of the model; nothing in a backward pass."""
         if in_backward():
             return
         refuse_context_parallel()

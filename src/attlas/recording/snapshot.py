@@ -52,6 +52,7 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
     """
 
     def detach(part: Any) -> Any:
+        """Return a tensor, score or mask without a graph, on the device; a copy of one that a graph starts from."""
         if isinstance(part, Mask | nn.Module):  # a score, or a layer within one
             return detached(part, device)
         moves = device is not None and part.device != device

@@ -155,6 +155,7 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
 
 @torch.no_grad()
 def _of_layer(A: AttentionMatrix, layer: int) -> list[HeadScaling]:
+    """Return the numbers of each head of a layer, over all its batches, and those predicted for them."""
     batch, count, m, n = A.weights.shape
     shape = (batch, count, m)
     moments, entropy, largest, jacobian, keys, seen = A.collect(

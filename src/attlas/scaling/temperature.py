@@ -125,6 +125,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
 
 
 def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factor of each matrix that gives its logits the wanted variance, and the variance reached."""
     if not 0.0 < wanted < float("inf"):
         raise _wrong("the variance must be a finite number above 0.", f"variance = {wanted!r}", "variance=1.0")
     found = _mean(stats.logit_moments(A).variance.reshape(keys.shape), keys)
@@ -136,6 +137,10 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
 
 
 def _of_entropy(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factor of each matrix that gives its rows the wanted mean entropy, and the entropy reached.
+
+    Newton's method on the logarithm of the factor, with bisection where a step leaves the known interval.
+    """
     if A.sink is not None:
         rule = "the entropy of weights beside a sink need not fall with the factor."
         raise _wrong(rule, "a matrix with a sink", "temperature(A, variance=1.0)")
@@ -170,6 +175,7 @@ def _entropy_at(A: AttentionMatrix, factor: Tensor, keys: Tensor) -> tuple[Tenso
 
 
 def _mean(t: Tensor, keys: Tensor) -> Tensor:
+    """Return the mean of each matrix over the rows that may see a key, in float64."""
     counted = (keys > 0).double()
     return (t.double() * counted).sum(-1) / counted.sum(-1).clamp(min=1.0)
 

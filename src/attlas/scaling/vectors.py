@@ -36,6 +36,7 @@ def _rademacher(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _laplace(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw from the Laplace distribution of variance 1."""
     size = torch.empty(shape).exponential_(math.sqrt(2.0), generator=generator)
     return size.mul_(_rademacher(shape, generator))
 
@@ -309,6 +310,7 @@ def _sampler(distribution: str | Sampler) -> tuple[str, Sampler]:
 
 
 def _at_least(name: str, value: int, least: int, fix: str) -> None:
+    """Raise unless a setting is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _wrong(f"{name} must be a whole number of at least {least}.", f"{name} = {value!r}", fix)
 

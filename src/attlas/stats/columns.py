@@ -24,11 +24,13 @@ _SLAB = 32  # rows whose maximum is taken before any is looked at alone
 
 
 def _zeros_for_columns(problem: Problem) -> Tensor:
+    """Return zeros of shape (batch, heads, n)."""
     batch, heads, _, n = problem.shape
     return torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
 
 
 def _columns(at: Tile) -> tuple[slice, slice, slice]:
+    """Return the slices of a tile in a tensor of shape (batch, heads, n)."""
     b, h, _ = at.place
     return b, h, slice(at.columns.start, at.columns.stop)
 

@@ -159,6 +159,7 @@ def _largest_logits(part: Part, k: int) -> Largest:
 
 
 def _join(left: Largest, right: Largest, k: int) -> Largest:
+    """Return the k largest of two sets of largest numbers; index -1 where there are fewer."""
     values, indices = (torch.cat(pair, dim=-1) for pair in zip(left, right, strict=True))
     missing = k - values.shape[-1]
     if missing > 0:  # fewer keys than k were seen so far

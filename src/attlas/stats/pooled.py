@@ -88,6 +88,7 @@ class Picture(Statistic):
 
     @public("Picture()")
     def _windows(self, problem: Problem) -> tuple[range, range]:
+        """Return the rows and columns that the picture shows; raise where it has more blocks than these."""
         m, n = problem.shape[2:]
         rows = place_span("rows", self.rows, m, "queries")
         columns = place_span("columns", self.columns, n, "keys")
@@ -135,6 +136,7 @@ class Picture(Statistic):
         return results["picture_max"].masked_fill(empty, torch.nan) if bool(empty.any()) else results["picture_max"]
 
     def _edges(self, problem: Problem) -> Blocks:
+        """Return the first row and the first column of each block, and the ends, as tensors."""
         rows, columns = self._windows(problem)
         return block_edges(rows, self.height), block_edges(columns, self.width)
 
@@ -149,6 +151,7 @@ class _Blocks:
         self.cells = torch.zeros_like(self.table)
 
     def add(self, part: Part, at: Tile, pool: str) -> None:
+        """Add a tile to the blocks that it touches."""
         row_bands, column_bands = self.bands
         rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
         if not (len(rows) and len(columns)):

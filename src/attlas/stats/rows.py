@@ -318,6 +318,7 @@ class _Rows(NamedTuple):
     squares: Tensor
 
     def join(self, other: _Rows) -> _Rows:
+        """Return the moments over the keys of both, by Chan's formula."""
         keys = self.keys + other.keys
         share = other.keys / keys.clamp(min=1.0)
         delta = other.mean - self.mean
@@ -350,6 +351,7 @@ class _Prefix:
         return _Rows(torch.full_like(mean, float(keys)), mean, squares)
 
     def _grow(self, at: Tile, keys: int) -> None:
+        """Take in the keys from `known` to `keys`, for the heads of a tile."""
         batches, own = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
         k = self.dot.k[batches, own, self.known : keys].to(at.dtype)
         mean = k.mean(dim=-2)

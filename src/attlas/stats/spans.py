@@ -85,6 +85,7 @@ class Bands:
         return self._known[places]
 
     def _divide(self, places: range) -> Iterator[tuple[int, int, range]]:
+        """Yield the runs that `runs` describes, one after another."""
         edges, at = self.edges, places.start
         band = bisect_right(edges, at) - 1
         while at < places.stop:
@@ -223,6 +224,7 @@ class _Pieces:
         self.mass = torch.zeros(*problem.shape[:2], *map(len, self.bands), dtype=problem.dtype, device=problem.device)
 
     def add(self, part: Part, at: Tile) -> None:
+        """Add the weights of a tile to the pieces that it touches."""
         row_bands, column_bands = self.bands
         rows, columns = row_bands.inside(at.rows), column_bands.inside(at.columns)
         if not (len(rows) and len(columns)):
@@ -266,6 +268,7 @@ def tile_window(x: Tensor, at: Tile, rows: range, columns: range) -> Tensor:
 
 
 def _cut_at_ends(spans: list[range]) -> Bands:
+    """Return the pieces between all starts and ends of some spans."""
     edges = sorted({end for span in spans if len(span) for end in (span.start, span.stop)})
     return Bands(edges or [0])  # spans without a cell make no band
 

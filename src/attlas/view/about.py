@@ -67,6 +67,7 @@ def _layers(atlas: Atlas) -> list[list[str]]:
 
 
 def _bytes(size: float) -> str:
+    """Return a size in words: 980 bytes, 1.5 KiB, 12 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1023.5:
             return f"{size:,.0f} {unit}" if size >= 9.95 or unit == "bytes" else f"{size:.1f} {unit}"

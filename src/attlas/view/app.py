@@ -77,6 +77,7 @@ def application(
     mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say something else
 
     def shown_by(request: Request) -> AnyService:
+        """Return the service that a request is for: that of an opened text where its path names one."""
         shown: AnyService | None = service
         if isinstance(service, CorpusService) and "text" in request.path_params:
             shown = service.opened(request.path_params["text"])
@@ -88,12 +89,14 @@ def application(
         return await _answer(request, shown_by(request), closing)
 
     async def post(request: Request) -> Response:
+        """Answer a POST request; a corpus has none."""
         shown = shown_by(request)
         if isinstance(shown, CorpusService):
             raise HTTPException(405)
         return await _answer_post(request, shown)
 
     async def open_ticket(request: Request) -> Response:
+        """Lead from a link that works once, and for a time, to the page."""
         if tickets.pop(request.path_params["ticket"], 0.0) < time.monotonic():
             raise HTTPException(404)
         return RedirectResponse(f"/{token}/", 303)
@@ -190,6 +193,7 @@ async def _answer_post(request: Request, service: Service | ReadingService) -> R
 
 
 async def _wait_for_disconnect(request: Request, disconnected: threading.Event) -> None:
+    """Set `disconnected` when the client of a request is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     disconnected.set()

@@ -108,6 +108,7 @@ def _constant(name: str) -> str:
 
 @cache
 def _read(name: str) -> str:
+    """Return the text of a file of the page."""
     try:
         return resources.files("attlas.view").joinpath("static", *name.split("/")).read_text("utf-8")
     except FileNotFoundError:

@@ -151,12 +151,14 @@ class CorpusService:
     # --------------------------------------------------------------------------------------------- what there is
 
     def _info(self, given: Parameters) -> dict[str, Any]:
+        """Answer with everything that the page shows before a head is chosen."""
         shown = [self._corpus(at) for at in range(len(self._corpora))]
         names = {measure["name"] for measure in shown[0]["measures"]} | {"kind"}
         initial = {field: value for field, value in START.items() if not isinstance(value, str) or value in names}
         return {"key": _key(self._corpora), "corpora": shown, "initial": initial}
 
     def _corpus(self, at: int) -> dict[str, Any]:
+        """Return what the page knows of one corpus: model, settings, and a table of all heads, column by column."""
         corpus, table, loader = self._corpora[at], self._tables[at], self._loaders[at]
         config = corpus.config
         model, counts, settings = config["model"], config["counts"], config["settings"]
@@ -191,6 +193,7 @@ class CorpusService:
         }
 
     def _head(self, given: Parameters) -> dict[str, Any]:
+        """Answer with the distributions, tokens and sampled texts of one head."""
         at, row = self._place(given)
         page = self._corpora[at].head(*self.place(at, row))
         samples: list[Sample] = self.samples(at, row)
@@ -207,12 +210,14 @@ class CorpusService:
         }
 
     def _sample(self, given: Parameters) -> dict[str, Any]:
+        """Answer with the kept weights of one sampled text."""
         at, row = self._place(given)
         samples = self.samples(at, row)
         sample = samples[given.whole("index", 0, len(samples))]
         return _weights(sample, range(len(sample.tokens)))
 
     def _place(self, given: Parameters) -> tuple[int, int]:
+        """Return the number of the corpus and the row in its table that a question names."""
         at = given.whole("corpus", 0, len(self._corpora))
         return at, given.whole("row", 0, len(self._tables[at]["layer"]))
 
@@ -255,6 +260,7 @@ class CorpusService:
         return {"path": f"text/{number}/#{shown}", "model": model["name"]}
 
     def _record(self, at: int, sample: Sample, layer: int | None) -> Any:
+        """Return a recording of one sampled text, of one layer or of all; the model is loaded once."""
         loader = self._loaders[at]
         if isinstance(loader, NoModelError):
             raise loader

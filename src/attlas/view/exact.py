@@ -230,6 +230,7 @@ class Head:
         return self._allowed(self.A.weights.tile(range(1), range(self.heads), rows, columns))
 
     def _allowed(self, at: Tile) -> Array:
+        """Return which cells of a tile any head may attend to."""
         mask = self.A.mask
         if mask is None:
             return np.ones(at.shape[2:], dtype=bool)

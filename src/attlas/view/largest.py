@@ -83,6 +83,7 @@ def _fits(span: range, size: int) -> bool:
 
 
 def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Wanted) -> list[Cell]:
+    """Return the `count` largest cells of a window that are allowed."""
     found: list[Cell] = []
     for part, weights, allowed in head.parts(rows, columns, 1, wanted):
         seen = np.flatnonzero(allowed.ravel())

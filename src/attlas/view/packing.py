@@ -250,6 +250,7 @@ class Packer:
         return found
 
     def _thumbnails(self) -> None:
+        """Put the small pictures of the first heads that have a matrix."""
         readable = [place for place in self.order if self._entry(place).matrix is not None]
         for place in readable[:_THUMBNAILS]:
             question = self._question(place)

@@ -17,6 +17,7 @@ def patch_about(i: int, j: int, m: int, n: int) -> tuple[range, range]:
 
 
 def _span(place: int, size: int) -> range:
+    """Return the run of places of one axis that the patch about a place has."""
     start = max(0, (place + _STEP // 2) // _STEP * _STEP - SIDE // 2)
     return range(start, min(size, start + SIDE))
 

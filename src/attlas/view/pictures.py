@@ -93,6 +93,7 @@ def _cut(length: int, size: int) -> tuple[list[int], Array]:
 
 
 def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
+    """Return ``size × size`` codes of the whole matrix, computed from every cell."""
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     table = head.pooled(range(head.m), range(head.n), (rows, columns), pool, wanted)
     return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")

@@ -269,6 +269,7 @@ class ReadingService:
 
     @torch.no_grad()
     def _forward(self, ids: Tensor) -> Any:
+        """Return the output of the model for some ids, and count its layers as progress."""
         model, _ = self._loaded
         with self._counting_progress(model):
             return model(ids.to(model.device))
@@ -283,6 +284,7 @@ class ReadingService:
         progress = self._progress
 
         def ran(*_: Any) -> None:
+            """Count one module that ran; stop where that was asked for."""
             if self._stopped.is_set():
                 raise _StoppedError
             if progress.doing != "writing":

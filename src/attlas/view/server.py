@@ -298,6 +298,7 @@ def store_beside(folder: Path) -> Path:
 
 
 def _print(url: str) -> None:
+    """Print an address at once, also into a pipe."""
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
 

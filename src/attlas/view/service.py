@@ -276,6 +276,7 @@ class Service:
             return json_answer({"bookmarks": self._bookmarks()}, final=False)
 
     def _tokens(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the tokens from `start` to `stop`."""
         text = self._text(params)
         span = params.span("start", "stop", self._source.length)
         if len(span) > _MOST_TOKENS:
@@ -299,6 +300,7 @@ class Service:
         )
 
         def report(share: float) -> None:
+            """Note the share that is done; raise where nobody waits any more."""
             check_wanted(wanted)
             self._packing_progress = share
 
@@ -325,11 +327,13 @@ class Service:
             self._packing_progress = 0.0
 
     def _search(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the places of a text among the tokens."""
         limit = params.whole("limit", 1, _MOST_MATCHES + 1, default=100)
         matches, total = self._text(params).search(params.text("text", _MOST_CHARACTERS), limit)
         return json_answer({"matches": matches, "total": total})
 
     def _heads(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the table of heads."""
         table = self._table.answer()
         return json_answer(table, progress=table["progress"])
 
@@ -368,6 +372,7 @@ class Service:
     # ------------------------------------------------------------------------------------------------- pictures
 
     def _tile(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with one tile of the map of a head; `level` halves its resolution each time."""
         place, head = self._head(params)
         pool = params.word("pool", _POOLS, "mean")
         level = params.whole("level", 0, self._source.entries[place.entry].levels)
@@ -377,6 +382,7 @@ class Service:
         return self._picture_answer(self._pictures.tile(place, head, pool, level, y, x, wanted))
 
     def _thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with a small picture of a whole head."""
         place, head = self._head(params)
         pool, size = params.word("pool", _POOLS, "mean"), params.whole("size", 16, TILE + 1, default=64)
         return self._picture_answer(self._pictures.thumbnail(place, head, pool, size, wanted))
@@ -396,15 +402,18 @@ class Service:
     # -------------------------------------------------------------------------------------------------- numbers
 
     def _row(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the weights of one query."""
         _, head = self._head(params)
         i = params.whole("i", 0, head.m)
         return _binary_answer(head.cells(range(i, i + 1), range(head.n), wanted))
 
     def _column(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the weights that one key gets."""
         _, head = self._head(params)
         return _binary_answer(_column_cells(head, params.whole("j", 0, head.n), wanted))
 
     def _region(self, params: Parameters, wanted: Wanted) -> Answer:
+        """Answer with the weights of a window."""
         _, head = self._head(params)
         rows, columns = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         if len(rows) * len(columns) > _MOST_CELLS:

@@ -124,6 +124,7 @@ def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
 
 
 def _figure(png: bytes, name: str, side: int) -> str:
+    """Return a PNG as an HTML figure with its name."""
     source = base64.b64encode(png).decode()
     return (
         f"<figure style='margin:0'><img src='data:image/png;base64,{source}' width='{side}' height='{side}' "

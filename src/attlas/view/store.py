@@ -134,6 +134,7 @@ class Draft:
         self._folder = None
 
     def _rename(self, folder: Path) -> None:
+        """Give the finished folder its name, in place of another that is there."""
         target = self._store.folder / self._name
         if target.is_symlink() or (target.exists() and not target.is_dir()):
             raise FileExistsError(target)  # not ours: it is left as it is
@@ -176,6 +177,7 @@ def _mapped(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def _checksum(file: Path) -> int:
+    """Return the CRC-32 of a file."""
     total = 0
     with file.open("rb") as opened:
         while piece := opened.read(_PIECE):

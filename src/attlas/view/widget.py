@@ -101,6 +101,7 @@ class Viewer(anywidget.AnyWidget):
             publish({"text/plain": "picture of the attention", "text/html": picture})
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return what the notebook shows; without a running kernel, a still picture."""
         bundle = super()._repr_mimebundle_(**options)
         if bundle is not None and self._still:
             bundle[0]["text/html"] = self._still
@@ -131,6 +132,7 @@ class Viewer(anywidget.AnyWidget):
             self._pool.submit(self._work, name, question, params, taken_back)
 
     def _work(self, name: str, question: Any, params: Any, taken_back: threading.Event) -> None:
+        """Answer a question, unless it was taken back before or meanwhile."""
         if taken_back.is_set():
             return
         answer = self._service.answer(question, params, wanted=lambda: not taken_back.is_set())
@@ -140,6 +142,7 @@ class Viewer(anywidget.AnyWidget):
             self._send_answer(name, answer)
 
     def _send_answer(self, name: str, answer: Answer) -> None:
+        """Send an answer to the page, its body as bytes."""
         content = {"type": "answer", "id": name} | vars(answer)
         body = content.pop("body")
         if answer.status != 200:
@@ -148,6 +151,7 @@ class Viewer(anywidget.AnyWidget):
 
 
 def _is_question(question: object, params: object) -> bool:
+    """Return whether a message has the form of a question: a name, and a few texts by name."""
     return (
         isinstance(question, str)
         and len(question) <= _NAMES

@@ -83,6 +83,7 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
+        """Do the most urgent job step by step until the worker is closed; let it wait while questions are answered."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._closed or self._jobs)

@@ -83,6 +83,7 @@ def polynomial_sums(line: Line) -> Sums:
 
 
 def _cells(line: Line, places: torch.dtype) -> _Cells:
+    """Divide the sorted keys into cells of one bandwidth, and return those that have a key."""
     keys = line.keys
     cell = ((keys - keys[0]) / line.h).floor_()
     new, one = cell[1:] != cell[:-1], torch.ones(1, dtype=torch.bool, device="cpu")

@@ -134,6 +134,7 @@ class Sums:
         return replace(_map_tensors(torch.add, self._rescaled(scale), other._rescaled(scale)), log_scale=scale)
 
     def _check_kernel(self, other: Sums) -> None:
+        """Raise an error where other sums have another kernel or bandwidth."""
         mine, theirs = (
             (s.kernel, None if s.bandwidth is None else s.bandwidth.flatten().tolist()) for s in (self, other)
         )

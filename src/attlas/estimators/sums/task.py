@@ -117,6 +117,7 @@ def checked_task(task: Task) -> Task:
 
 
 def _check_settings(kernel: str, tolerance: float, moments: int) -> None:
+    """Raise an error where kernel, tolerance or moments have an unknown value."""
     if kernel not in KERNELS:
         names = ", ".join(sorted(KERNELS))
         raise ShapeError(f"kernel must be one of {names}.", f"{kernel!r}", '"gaussian"')

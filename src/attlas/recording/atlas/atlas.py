@@ -425,6 +425,7 @@ class Atlas:
         return (known if entry.kind == "cross" else known_keys), known_keys
 
     def _is_of_last_text(self, entry: Entry) -> bool:
+        """Return whether an entry is about the text of `ids`, which is the last one that the model read."""
         calls = self.details.get(FIRST_CALLS)
         first = calls.get(entry.name, 0) if isinstance(calls, dict) else 0
         return not (isinstance(first, int) and entry.call < first)

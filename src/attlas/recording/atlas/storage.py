@@ -281,6 +281,7 @@ class Writer:
             return write_tensors(self.partial / name, tensors)
 
     def _check_open(self) -> None:
+        """Raise an error where the writer has finished."""
         if self._done:
             fix = "make another Writer; attlas.load(folder) reads what was finished."
             raise RecordingError("a writer writes one folder.", "a closed writer", fix)
