@@ -290,9 +290,9 @@ class Run:
             try:
                 texts, number = source.texts(self.begun), self._first
                 while unit := list(enumerate(islice(texts, batch - number % batch), number)):
-                    place, number = number // batch, number + len(unit)
+                    batch_number, number = number // batch, number + len(unit)
                     unread = [(at, text) for at, text in unit if not self._is_known(at, text, new=True)]
-                    if place % self.world != self.rank or not unread:
+                    if batch_number % self.world != self.rank or not unread:
                         continue
                     self._whole = False
                     self.unit(journal, unread)

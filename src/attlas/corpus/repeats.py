@@ -76,18 +76,18 @@ class _Group(NamedTuple):
     def cut(self, heads: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield queries, keys and hidden cells of some blocks and rows, so that their cells are not too many."""
         blocks, size = self.queries.shape
-        some = max(_CELLS // (2 * heads * size**2), 1)
+        blocks_at_once = max(_CELLS // (2 * heads * size**2), 1)
         rows = min(max(_CELLS // (2 * heads * size), _ROWS), size)
-        for at in range(0, blocks, some):
+        for first_block in range(0, blocks, blocks_at_once):
             for row in range(0, size, rows):
-                queries = self.queries[at : at + some, row : row + rows]
+                queries = self.queries[first_block : first_block + blocks_at_once, row : row + rows]
                 stop = row + queries.shape[1]  # earlier copies stand to the left of the last row
                 if self.hidden is None:
                     hidden = torch.full((1, stop - row, stop), -math.inf).triu_(row).repeat(1, 1, 2)
                 else:
-                    hidden = self.hidden[at : at + some, row:stop]
+                    hidden = self.hidden[first_block : first_block + blocks_at_once, row:stop]
                     hidden = hidden if stop == size else hidden.unflatten(-1, (2, -1))[..., :stop].flatten(-2)
-                yield queries, self.keys[at : at + some, :, :stop], hidden
+                yield queries, self.keys[first_block : first_block + blocks_at_once, :, :stop], hidden
 
 
 class TokenPositions:
@@ -128,8 +128,9 @@ class TokenPositions:
             least = size
             if counts:
                 packed = [self._packed(count, size) for count in counts]
-                place = np.arange(size) // np.array(counts)[:, None]
-                same = np.tril(place[:, :, None] == place[:, None], -1).repeat([len(each) for each in packed], axis=0)
+                token_of_slot = np.arange(size) // np.array(counts)[:, None]
+                same = np.tril(token_of_slot[:, :, None] == token_of_slot[:, None], -1)
+                same = same.repeat([len(each) for each in packed], axis=0)
                 blocks = np.concatenate(packed)
                 same &= blocks[:, :, None] >= 0
                 hidden = np.where(np.tile(same, 2), np.float32(0.0), np.float32(-np.inf))

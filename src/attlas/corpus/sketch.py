@@ -20,11 +20,11 @@ def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
     """Return the bin of each number, -1 for NaN."""
     filled = np.nan_to_num(x, nan=0.0, posinf=np.finfo(float).max)
     if sketch == "unit":
-        found = np.clip(filled * _UNIT, 0, _UNIT - 1)
+        bins = np.clip(filled * _UNIT, 0, _UNIT - 1)
     else:
-        found = np.where(filled < _LEAST, 0.0, 1 + np.log(np.maximum(filled, _LEAST) / _LEAST) / _STEP)
-        found = np.minimum(found, SIZE - 1)
-    return np.where(np.isnan(x), -1, found.astype(np.int64))
+        bins = np.where(filled < _LEAST, 0.0, 1 + np.log(np.maximum(filled, _LEAST) / _LEAST) / _STEP)
+        bins = np.minimum(bins, SIZE - 1)
+    return np.where(np.isnan(x), -1, bins.astype(np.int64))
 
 
 def edges_of(sketch: str) -> NDArray[np.float64]:

@@ -88,8 +88,8 @@ class Collector:
             raise BackendError(rule, f"{type(statistic).__name__} with values", "A @ v", where="A.collect()")
         merges = bool(self._split(statistic)) or (len(self.parts) > 1 and self._axis(statistic) != "rows")
         name = type(statistic).__name__
-        own = type(statistic).merge is not Statistic.merge and statistic.describes("merge", ("start", "step"))
-        if merges and not own:
+        defines_merge = type(statistic).merge is not Statistic.merge and statistic.describes("merge", ("start", "step"))
+        if merges and not defines_merge:
             rule, found = f"{name} must define merge(self, a, b).", f"{name} on cells that are divided over ranks"
             raise DtypeError(rule, found, "merge_sums of attlas.engine.statistic, for sums.")
         recorded = statistic.differentiable and any(part.needs_graph for part in self.parts)

@@ -149,10 +149,10 @@ class Layout:
     @property
     def rows(self) -> list[range]:
         """Runs of queries that this rank has, by their positions in the text."""
-        own = self._spans()[self.rank]
-        if self.order is None or not len(own):
-            return [own]
-        positions = self.order[own.start : own.stop]
+        span = self._spans()[self.rank]
+        if self.order is None or not len(span):
+            return [span]
+        positions = self.order[span.start : span.stop]
         ends = [0, *((positions.diff() != 1).nonzero().flatten() + 1).tolist(), len(positions)]
         return [range(int(positions[a]), int(positions[b - 1]) + 1) for a, b in pairwise(ends)]
 
@@ -180,10 +180,10 @@ class Layout:
     @property
     def batches(self) -> Tensor:
         """Places of the batches that this rank has, with several batch axes flattened to one."""
-        own = self.local[:-1] if self.rank >= 2 else self.local
-        sizes = self.leading[: len(own)]
+        spans = self.local[:-1] if self.rank >= 2 else self.local
+        sizes = self.leading[: len(spans)]
         ids = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
-        for axis, span in enumerate(own):
+        for axis, span in enumerate(spans):
             ids = ids.narrow(axis, min(span.start, sizes[axis]), len(span))
         return ids.flatten()
 
@@ -219,8 +219,8 @@ class Layout:
 
     def size(self, t: DTensor, axis: int) -> int:
         """Return the size of a tensor along a leading axis of the matrix; 1 where it has no such axis."""
-        own = axis - (self.rank - (t.ndim - 2))
-        return t.shape[own] if own >= 0 else 1
+        own_axis = axis - (self.rank - (t.ndim - 2))
+        return t.shape[own_axis] if own_axis >= 0 else 1
 
     def gathers(self, t: DTensor) -> bool:
         """Return whether a rank needs keys or values of other ranks for its own queries."""
@@ -239,17 +239,17 @@ class Layout:
         """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
         if not isinstance(axis, int):
             return None
-        size, own = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
-        if own < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
+        size, own_axis = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
+        if own_axis < 0 or (axis == self.rank - 1 and self.rank >= 2 and not self._in_step(size)):
             return None
-        return own if size > 1 or self.leading[axis] == 1 else None
+        return own_axis if size > 1 or self.leading[axis] == 1 else None
 
     def _in_step(self, heads: int) -> bool:
         """Return whether shards of key heads belong to the shards of the query heads."""
-        dims, whole = self.dims(self.rank - 1), self.leading[-1]
+        dims, all_heads = self.dims(self.rank - 1), self.leading[-1]
         ranks = math.prod(self.mesh.size(dim) for dim in dims)
-        one = len(dims) == 1 and -(-whole // ranks) * heads == -(-heads // ranks) * whole
-        return heads == whole or heads % ranks == 0 or one
+        equal_chunks = len(dims) == 1 and -(-all_heads // ranks) * heads == -(-heads // ranks) * all_heads
+        return heads == all_heads or heads % ranks == 0 or equal_chunks
 
     def _four_axes(self, local: Tensor, whole: DTensor) -> Tensor:
         """Bring a local tensor to (batch, heads, tokens, size); heads are those that this rank's queries need."""

@@ -49,12 +49,12 @@ def are_copies(data: Observations) -> bool:
     They are, unless half of the observations or more share their features with one of another target. Such data
     repeat measurements (categories, whole numbers), each of which is news about the others.
     """
-    order, place = _distinct_rows(data.X)
+    order, group = _distinct_rows(data.X)
     values = data.values[order]
-    first = np.searchsorted(place, np.arange(place[-1] + 1))
-    other = np.bincount(place, (values != values[first[place]]).any(1)) > 0
+    first = np.searchsorted(group, np.arange(group[-1] + 1))
+    other = np.bincount(group, (values != values[first[group]]).any(1)) > 0
     weights = np.ones(len(order)) if data.weights is None else data.weights[order]
-    return bool(place[-1] > 0 and 2.0 * weights[other[place]].sum() < weights.sum())
+    return bool(group[-1] > 0 and 2.0 * weights[other[group]].sum() < weights.sum())
 
 
 def average_copies(data: Observations) -> tuple[Observations, NDArray[np.int64]]:
@@ -71,15 +71,15 @@ def average_copies(data: Observations) -> tuple[Observations, NDArray[np.int64]]
     -----
     A local mean or line through the means is the one through all observations.
     """
-    order, place = _distinct_rows(data.X)
-    first = np.searchsorted(place, np.arange(place[-1] + 1))
+    order, group = _distinct_rows(data.X)
+    first = np.searchsorted(group, np.arange(group[-1] + 1))
     weights = np.ones(len(order)) if data.weights is None else data.weights[order]
     total = np.add.reduceat(weights, first)
     values = np.add.reduceat(weights[:, None] * data.values[order], first) / total[:, None]
     single = np.diff(first, append=len(order)) == 1
     values[single] = data.values[order[first[single]]]  # without rounding
-    back = np.empty_like(place)
-    back[order] = place
+    back = np.empty_like(group)
+    back[order] = group
     return Observations(data.X[order[first]], values, None if (total == 1.0).all() else total), back
 
 

@@ -173,9 +173,9 @@ def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:
     padded = np.concatenate([[np.inf], losses, [np.inf]])
     valleys = np.flatnonzero((losses <= padded[:-2]) & (losses <= padded[2:]))
     # Of equal losses the one nearest to the rule of thumb comes first.
-    order = sorted(valleys.tolist(), key=lambda place: (losses[place], abs(np.log(_SCALES[place]))))
-    found = [np.full(features, np.log(_SCALES[place])) for place in order[:2]]
+    order = sorted(valleys.tolist(), key=lambda index: (losses[index], abs(np.log(_SCALES[index]))))
+    starts = [np.full(features, np.log(_SCALES[index])) for index in order[:2]]
     if features > 1:
         jumps = settings.random.normal(scale=_JUMP, size=(settings.n_restarts, features))
-        found += [found[0] + jump for jump in jumps]
-    return found
+        starts += [starts[0] + jump for jump in jumps]
+    return starts

@@ -192,8 +192,8 @@ class SummedLeaveOneOut(Objective):
             return kernel_sums(
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )
-        one = torch.ones(keys.shape[1], dtype=torch.float64)
-        summed = Task(kernel, keys[rows], keys, values, one, self._weights)
+        unit = torch.ones(keys.shape[1], dtype=torch.float64)
+        summed = Task(kernel, keys[rows], keys, values, unit, self._weights)
         last = torch.full_like(rows, len(keys))
         return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 

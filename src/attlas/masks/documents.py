@@ -309,8 +309,8 @@ class Documents(Mask):
         key_low, key_high = torch.aminmax(self.keys.tile(at, at.columns, at.column_index, 0, cpu), dim=1)
         if bool(((high < key_low) | (key_high < low)).all()):
             return BlockState.EMPTY
-        one = (low == high) & (key_low == key_high) & (low == key_low)
-        return BlockState.FULL if bool(one.all()) else BlockState.PARTIAL
+        same_document = (low == high) & (key_low == key_high) & (low == key_low)
+        return BlockState.FULL if bool(same_document.all()) else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         if not len(at.batch_ids):

@@ -251,11 +251,11 @@ class Concatenated(Mask):
         found = []
         for number in (at.batch_ids if self.axis == 0 else at.head_ids).tolist():
             mask, place = self.owners[number]
-            one = torch.tensor([place], device="cpu")
+            index = torch.tensor([place], device="cpu")
             if self.axis == 0:
-                part = replace(at, batch_ids=one, batches=range(1))
+                part = replace(at, batch_ids=index, batches=range(1))
             else:
-                part = replace(at, head_ids=one, heads=range(1))
+                part = replace(at, head_ids=index, heads=range(1))
             allowed = torch.ones(1, dtype=torch.bool, device=at.device) if mask is None else mask.allows(part)
             found.append(allowed.expand(part.shape))
         return torch.cat(found, self.axis) if found else torch.ones(at.shape, dtype=torch.bool, device=at.device)

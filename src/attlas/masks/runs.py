@@ -363,10 +363,11 @@ def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int
     for b in range(batch):
         for h in range(heads):
             for block, ends in zip(blocks, cuts, strict=True):
-                own = min(b, block.counts.shape[0] - 1), min(h, block.counts.shape[1] - 1)
-                place = own[0] * block.counts.shape[1] + own[1]
-                span = slice(int(ends[place]), int(ends[place + 1]))
-                for table, part in zip(tables, (block.counts[own], block.starts[span], block.stops[span]), strict=True):
+                source = min(b, block.counts.shape[0] - 1), min(h, block.counts.shape[1] - 1)
+                flat = source[0] * block.counts.shape[1] + source[1]
+                span = slice(int(ends[flat]), int(ends[flat + 1]))
+                row_runs = block.counts[source], block.starts[span], block.stops[span]
+                for table, part in zip(tables, row_runs, strict=True):
                     table.append(part)
     counts = torch.cat(tables[0]).view(batch, heads, m)
     ends = counts.flatten().cumsum(0).view(batch, heads, m)

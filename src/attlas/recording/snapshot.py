@@ -83,18 +83,18 @@ def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
     device : torch.device, optional
         Where its tensors are kept; where they are, by default.
     """
-    there = None if device is None or device == problem.device else device
-    mask = None if problem.mask is None else detached(problem.mask, there)
-    if mask is not None and there is not None and holds_function(mask):
+    target = None if device is None or device == problem.device else device
+    mask = None if problem.mask is None else detached(problem.mask, target)
+    if mask is not None and target is not None and holds_function(mask):
         rows, columns = map(range, problem.shape[2:])
         mask = Placed(mask, rows, columns, problem.device)  # what a function holds stays where it is
     return replace(
         problem,
-        q=detached_tensor(problem.q, there),
-        k=detached_tensor(problem.k[:, :, :0], there),
-        sink=None if problem.sink is None else problem.sink.detach().clone().to(there or problem.device),
+        q=detached_tensor(problem.q, target),
+        k=detached_tensor(problem.k[:, :, :0], target),
+        sink=None if problem.sink is None else problem.sink.detach().clone().to(target or problem.device),
         mask=mask,
-        score=detached(problem.score, there),
+        score=detached(problem.score, target),
         detached=True,
         read=(),
         versions=(),  # of the tensors kept here, and not of those of the model, which may change

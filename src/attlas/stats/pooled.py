@@ -171,15 +171,15 @@ class _Blocks:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
             into.copy_(torch.where(found > into, found, into))
         for visible, cells in part.visible_columns:
-            place = at.narrow(range(at.columns.start + visible.start, at.columns.start + visible.stop))
-            across = column_bands.inside(place.columns)
+            visible_tile = at.narrow(range(at.columns.start + visible.start, at.columns.start + visible.stop))
+            across = column_bands.inside(visible_tile.columns)
             if not len(across):
                 continue
             into = self.cells[b, h, high, column_bands.touched(across)]
             if cells is None:
                 into += row_bands.sizes(rows).to(into).unsqueeze(-1) * column_bands.sizes(across).to(into)
             else:
-                some = tile_window(cells, place, rows, across).to(into.dtype)
+                some = tile_window(cells, visible_tile, rows, across).to(into.dtype)
                 into += pool_tile(some, rows, across, self.bands, torch.sum)
 
 

@@ -352,8 +352,8 @@ class _Prefix:
 
     def _grow(self, at: Tile, keys: int) -> None:
         """Take in the keys from `known` to `keys`, for the heads of a tile."""
-        batches, own = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
-        k = self.dot.k[batches, own, self.known : keys].to(at.dtype)
+        batches, key_heads = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
+        k = self.dot.k[batches, key_heads, self.known : keys].to(at.dtype)
         mean = k.mean(dim=-2)
         centred = k - mean.unsqueeze(-2)
         scatter = torch.matmul(centred.mT, centred)
@@ -551,17 +551,17 @@ class Pooled(Statistic):
         """Return the values with four axes, (batch, value heads, n, e)."""
         batch, heads, _, n = problem.shape
         v = self.v
-        before = v.shape[:-2].numel() if v.ndim >= 2 else 0
-        own = before // batch if batch and before % batch == 0 else 0
-        if not batch and not before and v.ndim > 2:  # no text
-            own = v.shape[-3] if v.ndim > 3 else 1
+        leading = v.shape[:-2].numel() if v.ndim >= 2 else 0
+        value_heads = leading // batch if batch and leading % batch == 0 else 0
+        if not batch and not leading and v.ndim > 2:  # no text
+            value_heads = v.shape[-3] if v.ndim > 3 else 1
         # The product of the leading axes alone would take the heads of (heads, n, e) for texts.
-        fits = v.ndim >= 2 and v.shape[-2] == n and own and heads % own == 0
-        if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != own):
+        fits = v.ndim >= 2 and v.shape[-2] == n and value_heads and heads % value_heads == 0
+        if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != value_heads):
             rule = "v must have a row for each key, and the leading axes of the matrix."
             found, fix = f"a matrix of {batch} batches, {heads} heads and {n} keys", "v of shape (batch, heads, n, e)."
             raise ShapeError(rule, found, fix, arguments={"v (..., n, e)": v}, where="Pooled()")
-        return v.reshape(batch, own, n, v.shape[-1])
+        return v.reshape(batch, value_heads, n, v.shape[-1])
 
 
 row_mass = function_of(RowMass, Tensor, "shape (..., m)")

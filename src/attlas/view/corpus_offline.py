@@ -97,11 +97,11 @@ def _texts_that_fit(service: CorpusService, places: Sequence[tuple[int, int]], l
 
     `places` has the number of the corpus and the row in its table of each head.
     """
-    some = places[:: max(1, len(places) // _TRIED)]
+    tried = places[:: max(1, len(places) // _TRIED)]
     sizes = [
-        len(_packed(excerpt(service.samples(at, row)[index], _WINDOW))["text"])
-        for at, row in some
-        for index in _order(service.samples(at, row))[:_TRIED]
+        len(_packed(excerpt(service.samples(corpus, row)[index], _WINDOW))["text"])
+        for corpus, row in tried
+        for index in _order(service.samples(corpus, row))[:_TRIED]
     ]
     return int(limit / (len(places) * max(sum(sizes) / len(sizes), 1))) if sizes else 0
 

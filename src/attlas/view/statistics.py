@@ -123,12 +123,12 @@ class HeadTable:
             values = {} if found is None else found.columns
             names |= dict.fromkeys(values)
             for head in range(heads):
-                own, said = self._describe(number, head)
-                if own is not None and shown.entry.matrix is not None and not shown.recording:
-                    here = own.prominence, number, head
-                    telling = max(telling or here, here, key=lambda found: found[0])
+                known_head, told = self._describe(number, head)
+                if known_head is not None and shown.entry.matrix is not None and not shown.recording:
+                    candidate = known_head.prominence, number, head
+                    telling = max(telling or candidate, candidate, key=lambda found: found[0])
                 numbers = {name: finite_or_none(column[head]) for name, column in values.items()}
-                rows.append({"entry": number, "head": head, **said, "values": numbers})
+                rows.append({"entry": number, "head": head, **told, "values": numbers})
         order = [*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)]
         columns = [_COLUMNS.get(name, Column(name, name.replace("_", " "), "", _UNKNOWN))._asdict() for name in order]
         for row in rows:
@@ -144,23 +144,23 @@ class HeadTable:
 
     def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
         """Return the kinds of a head, None where they are not known, and its record for the page."""
-        shown, found = self._source.entries[number], self._ready.get(number)
+        shown, ready = self._source.entries[number], self._ready.get(number)
         elsewhere = self._known_heads and not shown.recording and self._known_heads.of(shown.entry, head)
-        measured = found.heads[head] if found is not None and found.heads else None
-        own = elsewhere or (KnownHead.measured(measured) if measured else None)
-        if own is None:
+        measured = ready.heads[head] if ready is not None and ready.heads else None
+        known_head = elsewhere or (KnownHead.measured(measured) if measured else None)
+        if known_head is None:
             return None, {"kinds": [], "share": None, "measures": None, "on_text": None}
-        said = on_text(own.pattern, measured, elsewhere=bool(elsewhere)) if measured else None
-        measures = own.measures if elsewhere else None  # those of this text are among its columns
-        return own, {"kinds": own.kinds, "share": own.share, "measures": measures, "on_text": said}
+        said = on_text(known_head.pattern, measured, elsewhere=bool(elsewhere)) if measured else None
+        measures = known_head.measures if elsewhere else None  # those of this text are among its columns
+        return known_head, {"kinds": known_head.kinds, "share": known_head.share, "measures": measures, "on_text": said}
 
     def order(self) -> list[tuple[int, int]]:
         """Return entry and head of all heads, the most telling first; those without known kinds come last."""
         ranked = []
         for number, shown in enumerate(self._source.entries):
             for head in range(shown.entry.shape[1]):
-                own, _ = self._describe(number, head)
-                ranked.append(((False, -math.inf) if own is None else own.prominence, number, head))
+                known_head, _ = self._describe(number, head)
+                ranked.append(((False, -math.inf) if known_head is None else known_head.prominence, number, head))
         return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
     def _known(self, number: int, entry: Entry, end: float) -> _Measured | None:

@@ -64,13 +64,13 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
         kept = kept[task.weights > 0]
     of_keys = leaves_of(task.keys[kept].double(), keys, task.bandwidth)
     of_queries = leaves_of(task.x.double(), queries, task.bandwidth)
-    way = kept[of_keys.order]
-    place = None
+    key_order = kept[of_keys.order]
+    own_key = None
     if task.leave_one_out:
-        place = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
-        place[way] = torch.arange(len(way), device="cpu")
-        place = place[of_queries.order]
-    return Forest(replace(task.of_keys(way), x=task.x[of_queries.order]), of_queries, of_keys, place)
+        own_key = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
+        own_key[key_order] = torch.arange(len(key_order), device="cpu")
+        own_key = own_key[of_queries.order]
+    return Forest(replace(task.of_keys(key_order), x=task.x[of_queries.order]), of_queries, of_keys, own_key)
 
 
 def box_sums(task: Task) -> Sums:
@@ -201,16 +201,16 @@ def _leaf_sums(weights: Tensor, leaves: Leaves) -> Tensor:
     return torch.zeros(len(leaves.count), dtype=torch.float64, device="cpu").index_add_(0, leaf, weights)
 
 
-def _others(place: Tensor, way: Tensor, total: int) -> tuple[Run, Run]:
+def _others(place: Tensor, gathered: Tensor, total: int) -> tuple[Run, Run]:
     """Split the gathered keys of each query into the runs before and after its own key, for leave-one-out.
 
     Without its own key among them, all of them are in the first run.
     """
-    found = torch.searchsorted(way, place)
-    there = (found < total) & (way[found.clamp(max=max(total - 1, 0))] == place) if total else found < 0
-    end = torch.full_like(found, total)
-    before = torch.where(there, found, end)
-    return Run(torch.zeros_like(found), before), Run(torch.where(there, found + 1, end), end)
+    index = torch.searchsorted(gathered, place)
+    is_gathered = (index < total) & (gathered[index.clamp(max=max(total - 1, 0))] == place) if total else index < 0
+    end = torch.full_like(index, total)
+    before = torch.where(is_gathered, index, end)
+    return Run(torch.zeros_like(index), before), Run(torch.where(is_gathered, index + 1, end), end)
 
 
 @dataclass(frozen=True, eq=False)

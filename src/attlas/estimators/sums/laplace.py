@@ -47,14 +47,14 @@ def _window(line: Line) -> Run:
     return Run(torch.searchsorted(line.keys, line.x - reach), torch.searchsorted(line.keys, line.x + reach, right=True))
 
 
-def _seen(line: Line, sums: Tensor, place: Tensor, x: Tensor) -> Sums:
-    """Return the sums of one side as queries see them past the key at `place`; none where that is no key."""
+def _seen(line: Line, sums: Tensor, index: Tensor, x: Tensor) -> Sums:
+    """Return the sums of one side as queries see them past the key at `index`; none where that is no key."""
     n = len(line.keys)
-    there = (place >= 0) & (place < n)
-    place = place.clamp(0, n - 1)
-    scale = (-(x - line.keys[place]).abs() / line.h).clamp(min=-torch.finfo(torch.float64).max)
-    found = sums[place].masked_fill_(~there.unsqueeze(-1), 0.0)
-    return Sums(found[:, :-1], found[:, -1], scale.masked_fill(~there, -torch.inf))
+    is_key = (index >= 0) & (index < n)
+    index = index.clamp(0, n - 1)
+    scale = (-(x - line.keys[index]).abs() / line.h).clamp(min=-torch.finfo(torch.float64).max)
+    seen = sums[index].masked_fill_(~is_key.unsqueeze(-1), 0.0)
+    return Sums(seen[:, :-1], seen[:, -1], scale.masked_fill(~is_key, -torch.inf))
 
 
 def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> tuple[Sums, Tensor]:
@@ -80,9 +80,9 @@ def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> 
     -----
     ``D_i = exp(-δ_i) (D_{i-1} + δ_i L_{i-1})`` carries the distances along with the sums. Time: that of sorting.
     """
-    z, way = keys.double().sort(stable=True)
-    weight = z.new_ones(len(z), 1) if weights is None else weights.double()[way].unsqueeze(-1)
-    terms = torch.cat([weight * values.double()[way], weight], -1)
+    z, order = keys.double().sort(stable=True)
+    weight = z.new_ones(len(z), 1) if weights is None else weights.double()[order].unsqueeze(-1)
+    terms = torch.cat([weight * values.double()[order], weight], -1)
     gap = z.diff()
     left = _from_one_side(gap, terms)
     right = [t.flip(0) for t in _from_one_side(gap.flip(0), terms.flip(0))]
@@ -94,9 +94,9 @@ def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> 
         factor = torch.where(distance == torch.inf, 0.0, (-distance - scale).exp()).unsqueeze(-1)
         total += factor * sums
         slopes += factor * along
-    place = torch.empty_like(way)
-    place[way] = torch.arange(len(way), device=way.device)
-    total, slopes, scale = total[place].to(values), slopes[place].to(values), scale[place]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    total, slopes, scale = total[rank].to(values), slopes[rank].to(values), scale[rank]
     return Sums(total[:, :-1], total[:, -1], scale), slopes
 
 

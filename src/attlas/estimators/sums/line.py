@@ -106,9 +106,9 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
     task = line.task
     done = []
     for start in range(0, max(len(points), 1), _POINTS):
-        some = slice(start, start + _POINTS)
-        x, first, stop = points[some], run.first[some], run.stop[some]
-        far = (first < stop) & _is_far(line, x, near[some])
+        block = slice(start, start + _POINTS)
+        x, first, stop = points[block], run.first[block], run.stop[block]
+        far = (first < stop) & _is_far(line, x, near[block])
         busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0
         high = int(stop[busy].max()) if bool(busy.any()) else 0
@@ -117,8 +117,9 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
         part = replace(task.of_keys(slice(low, high)), x=x.unsqueeze(-1), bandwidth=h)
         sums = sum_run(part, Run(first - low, torch.where(busy, stop, first) - low))
         if bool(far.any()):
-            there = far.nonzero().squeeze(-1)
-            put_rows(sums, there, _remote(line, x[there], Run(first[there], stop[there]), near[some][there]))
+            far_rows = far.nonzero().squeeze(-1)
+            far_run = Run(first[far_rows], stop[far_rows])
+            put_rows(sums, far_rows, _remote(line, x[far_rows], far_run, near[block][far_rows]))
         done.append(sums)
     return concatenate(done)
 

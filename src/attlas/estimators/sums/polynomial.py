@@ -82,13 +82,13 @@ def polynomial_sums(line: Line) -> Sums:
     return _refined(line, Sums(total[:, :-1], total[:, -1], scale), bare, odd, Run(low, high))
 
 
-def _cells(line: Line, places: torch.dtype) -> _Cells:
+def _cells(line: Line, index_dtype: torch.dtype) -> _Cells:
     """Divide the sorted keys into cells of one bandwidth, and return those that have a key."""
     keys = line.keys
     cell = ((keys - keys[0]) / line.h).floor_()
-    new, one = cell[1:] != cell[:-1], torch.ones(1, dtype=torch.bool, device="cpu")
-    first, last = torch.cat([one, new]), torch.cat([new, one])
-    of = first.cumsum(0, dtype=places) - 1
+    new, edge = cell[1:] != cell[:-1], torch.ones(1, dtype=torch.bool, device="cpu")
+    first, last = torch.cat([edge, new]), torch.cat([new, edge])
+    of = first.cumsum(0, dtype=index_dtype) - 1
     return _Cells(of, keys[first] / 2 + keys[last] / 2, first, last)
 
 
@@ -128,9 +128,9 @@ def _subtract_own(line: Line, total: Tensor) -> None:
     if line.own is None:
         return
     kept = line.own[1].first > line.own[0].stop
-    place = line.own[0].stop[kept]
-    weights = line.weights()[place].unsqueeze(-1)
-    total[kept] -= torch.cat([weights * line.task.values[place], weights], -1)
+    own_key = line.own[0].stop[kept]
+    weights = line.weights()[own_key].unsqueeze(-1)
+    total[kept] -= torch.cat([weights * line.task.values[own_key], weights], -1)
 
 
 def _refined(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sums:

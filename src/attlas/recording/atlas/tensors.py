@@ -74,16 +74,16 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int
     """Return the first bytes of a safetensors file, where each tensor begins in the order of the file, and its size."""
     # The widest first, so that each tensor lies at a multiple of its own size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, place, starts = {}, 0, {}
+    header, offset, starts = {}, 0, {}
     for name in order:
         t = tensors[name]
-        starts[name], end = place, place + t.numel() * t.element_size()
-        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
-        place = end
+        starts[name], end = offset, offset + t.numel() * t.element_size()
+        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in starts.items()}, begin + place
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in starts.items()}, begin + offset
 
 
 def storable(name: str, t: Tensor) -> Tensor:
