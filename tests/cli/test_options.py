@@ -9,6 +9,7 @@ import torch
 
 from attlas import scaling
 from attlas.cli import head_statistics, options
+from attlas.estimators.sums import task
 from attlas.recording.atlas.entry import statistic_names
 
 COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress"]
@@ -47,6 +48,8 @@ def test_words_of_options_are_those_of_their_modules() -> None:
     made = head_statistics.selected(",".join(options.STATISTICS), torch.arange(3), 1)
     assert {"kinds", *statistic_names(made)} == {*options.STATISTICS, "head_scores"}
     assert tuple(scaling.DISTRIBUTIONS) == options.DISTRIBUTIONS
+    assert sorted(task.KERNELS) == sorted(options.KERNELS)
+    assert frozenset(options.KERNELS[2:]) == task.BOUNDED  # attlas regress takes the first two for unbounded
 
 
 def test_export_is_another_name_of_report() -> None:
