@@ -78,6 +78,7 @@ def drawn(page: Any) -> set[str]:
 
 def flows(page: Any) -> list[list[str]]:
     page.wait_for_selector(".flow .t")
+    until(page, "[...document.querySelectorAll('.flow')].every((flow) => flow.querySelector('.t'))")
     return page.evaluate(
         """[...document.querySelectorAll(".flow")].map(
           (flow) => [...flow.querySelectorAll(".t")].map((token) => token.textContent))"""
@@ -192,6 +193,7 @@ def test_a_tour_and_an_offline_page_have_the_texts_of_their_sequence(
     assert [text[1].strip() for text in flows(page)] == ["w30", "w11"]
     page.keyboard.press("n")
     until(page, "document.querySelector('.flow').textContent.includes('w41')")
+    until(page, "[...document.querySelectorAll('.flow')].every((flow) => flow.querySelectorAll('.t').length > 1)")
     assert [text[1].strip() for text in flows(page)] == ["w40", "w21"]
     (tmp_path / "page.html").write_bytes(saved(page, "html")[1])
     live = vector(page)
