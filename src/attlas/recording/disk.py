@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.recording.atlas.storage import Writer
+from attlas.recording.growing import GrowingTensor
 
 _SMALL = 2**18  # bytes of an entry that waits in memory: the first step of a generation is most often one
 _TAIL = 2**22  # bytes of one sequence that are collected in memory before they are written
@@ -34,22 +35,14 @@ class RecordingFolder(Writer):
         super().close()
 
     @staticmethod
-    def are_small(*pieces: Tensor) -> bool:
-        """Return whether tensors stay in memory until their entry is complete."""
-        return sum(t.nbytes for t in pieces) < _SMALL
+    def is_small(size: int) -> bool:
+        """Return whether an entry of some bytes stays in memory until it is complete."""
+        return size < _SMALL
 
-    def spill(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Write the pieces in memory to the temporary file, once they are large enough.
-
-        Parameters
-        ----------
-        pieces : list of Tensor
-            Parts of one tensor along its third axis.
-        """
-        fresh = [t for t in pieces if not _is_spilled(t)]
-        if sum(t.nbytes for t in fresh) < _TAIL:
-            return pieces
-        return [t for t in pieces if _is_spilled(t)] + [self._spilled(torch.cat(fresh, dim=2))]
+    def spill(self, tensor: GrowingTensor) -> None:
+        """Write what a tensor has in memory to the temporary file, once it is large enough."""
+        if tensor.bytes_in_memory >= _TAIL:
+            tensor.store(self._spilled)
 
     def _spilled(self, t: Tensor) -> Tensor:
         """Append a tensor to the temporary file, and return it as a memory map."""
@@ -60,10 +53,4 @@ class RecordingFolder(Writer):
         self._growing.flush()
         # Copy on write: torch then takes it without a warning, and nobody writes.
         mapped = np.memmap(self._growing, dtype=numbers.dtype, mode="c", offset=start, shape=numbers.shape)
-        out = torch.from_numpy(mapped).view(t.dtype)
-        out.on_disk = True  # type: ignore[attr-defined]
-        return out
-
-
-def _is_spilled(t: Tensor) -> bool:
-    return getattr(t, "on_disk", False)
+        return torch.from_numpy(mapped).view(t.dtype)

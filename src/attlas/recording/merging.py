@@ -12,8 +12,12 @@ from torch.nn import functional
 
 from attlas import stats
 from attlas.errors import ShapeError
+from attlas.recording.growing import GrowingTensor
 from attlas.stats import Statistic
 from attlas.stats.largest import name_unseen
+
+
+_ROOM = 64  # places that a growing row of numbers gets at once, at least
 
 
 def can_merge(statistic: Statistic) -> bool:
@@ -49,51 +53,139 @@ class MergedStatistics:
     ----------
     statistics : sequence of Statistic
         Each of them can be merged, if there is more than one step.
+
+    Notes
+    -----
+    Each step is merged when it is added: time and memory of a step do not grow with the steps before it.
     """
 
     def __init__(self, statistics: Sequence[Statistic]) -> None:
         self.statistics = tuple(statistics)
-        self._results: list[list[Any]] = [[] for _ in self.statistics]
-        self._sizes: list[tuple[int, int, int]] = []
+        self._alone: tuple[Sequence[Any], int, int, int] | None = None  # the only step so far, as `add` got it
+        self._merged: list[_JoinedRows | _MergedSums] | None = None  # those of several steps
 
     def add(self, results: Sequence[Any], m: int, n: int, column: int) -> None:
         """Add the results of one step with m queries and n keys; its key 0 is at column `column` of the whole."""
-        self._sizes.append((m, n, column))
-        for parts, result in zip(self._results, results, strict=True):
-            parts.append(result)
+        if self._alone is None and self._merged is None:
+            self._alone = results, m, n, column
+        else:
+            self._merge(results, m, n, column)
+
+    def _merge(self, results: Sequence[Any], m: int, n: int, column: int) -> None:
+        """Merge one step into those before it."""
+        if self._merged is None:
+            self._merged = [_JoinedRows(s) if s.axis == "rows" else _MergedSums(s) for s in self.statistics]
+        if self._alone is not None:
+            first, self._alone = self._alone, None
+            self._merge(*first)
+        for merged, result in zip(self._merged, results, strict=True):
+            merged.add(result, m, n, column)
 
     def finish(self, keys: int) -> list[Any]:
         """Return the results on the whole matrix, which has `keys` keys."""
         for statistic in self.statistics:
             _check_enough(statistic, keys)
-        if len(self._sizes) == 1 and self._sizes[0][1:] == (keys, 0):
-            return [parts[0] for parts in self._results]
-        return [self._merged(s, parts, keys) for s, parts in zip(self.statistics, self._results, strict=True)]
+        if self._alone is not None:
+            results, m, n, column = self._alone
+            if (n, column) == (keys, 0):
+                return list(results)
+            one = MergedStatistics(self.statistics)
+            one._merge(results, m, n, column)
+            return one.finish(keys)
+        return [merged.finish(keys) for merged in self._merged or ()]
 
-    def _merged(self, statistic: Statistic, parts: list[Any], keys: int) -> Any:
-        """Return the result of one statistic on the whole matrix, from its results on the steps."""
-        if statistic.axis == "rows":
-            columns = [column for _, _, column in self._sizes]
-            parts = [_shifted_keys(part, statistic.k, column) for part, column in zip(parts, columns, strict=True)]
-            if isinstance(parts[0], tuple):
-                found = type(parts[0])(*(torch.cat(column, dim=2) for column in zip(*parts, strict=True)))
-                if isinstance(found, stats.Largest):  # unseen keys may be those of a static cache that never came
-                    name_unseen(found.indices.masked_fill_(found.indices >= keys, -1))
-                return found
-            return torch.cat(parts, dim=2)
-        # The lowest diagonal begins in the last row: before column 0 stand the diagonals of all rows but one.
-        rows = sum(m for m, _, _ in self._sizes)
-        before = rows - 1 if statistic.axis == "diagonals" else 0
-        # Room for each key that any step has: those of a static cache that were never written are not kept.
-        most = max([keys, *(column + n for _, n, column in self._sizes)])
-        out = parts[0].new_zeros(*parts[0].shape[:2], before + most)
-        row = 0
-        for part, (m, _, column) in zip(parts, self._sizes, strict=True):
-            row += m
-            start = column + (rows - row if before else 0)
-            into = out[..., start : start + part.shape[-1]]
-            into.copy_(statistic.merge(into, part))
-        return out[..., : before + keys]
+
+class _JoinedRows:
+    """The rows of a statistic, step after step.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        One with a result for each row: a tensor or a named tuple of tensors, whose third axis counts the rows.
+    """
+
+    def __init__(self, statistic: Statistic) -> None:
+        self._k = statistic.k
+        self._tuple: type | None = None  # class of the results, if each is a tuple
+        self._fields: list[GrowingTensor] = []
+
+    def add(self, result: Any, m: int, n: int, column: int) -> None:
+        result = _shifted_keys(result, self._k, column)
+        fields = result if isinstance(result, tuple) else (result,)
+        if not self._fields:
+            self._tuple = type(result) if isinstance(result, tuple) else None
+            self._fields = [GrowingTensor() for _ in fields]
+        for tensor, t in zip(self._fields, fields, strict=True):
+            tensor.append(t)
+
+    def finish(self, keys: int) -> Any:
+        found = [tensor.joined() for tensor in self._fields]
+        if self._tuple is None:
+            return found[0]
+        joined = self._tuple(*found)
+        if isinstance(joined, stats.Largest):  # unseen keys may be those of a static cache that never came
+            joined = joined._replace(indices=joined.indices.masked_fill(joined.indices >= keys, -1))
+            name_unseen(joined.indices)
+        return joined
+
+
+class _MergedSums:
+    """The columns, or the diagonals, of a statistic: each step is merged into the numbers of those before it.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        One with a result for each column or diagonal.
+
+    Notes
+    -----
+    Places count columns from key 0 of the whole. Of diagonals, the place is key minus query: it does not change when
+    more rows come, and falls below 0.
+    """
+
+    def __init__(self, statistic: Statistic) -> None:
+        self._statistic = statistic
+        self._rows = 0
+        self._numbers: Tensor | None = None  # those of all places from `_low` on; 0 where no step has any
+        self._low = 0
+
+    def add(self, result: Tensor, m: int, n: int, column: int) -> None:
+        self._rows += m
+        low = column + self._lowest
+        numbers = self._with_room(result, low, low + result.shape[-1])
+        into = numbers[..., low - self._low : low - self._low + result.shape[-1]]
+        into.copy_(self._statistic.merge(into, result))
+
+    @property
+    def _lowest(self) -> int:
+        """The place of key 0 in the last row: the lowest diagonal begins there."""
+        return 1 - self._rows if self._statistic.axis == "diagonals" else 0
+
+    def _with_room(self, result: Tensor, low: int, stop: int) -> Tensor:
+        """Return the numbers with some places among them."""
+        old, first = self._numbers, self._low
+        if old is None:
+            first, end, spare = low, low, 0
+        else:
+            end, spare = first + old.shape[-1], max(old.shape[-1], _ROOM)
+            if first <= low and stop <= end:
+                return old
+        self._low = low - spare if low < first else first
+        size = (stop + spare if stop > end else end) - self._low
+        with torch.inference_mode(False):  # a later pass may write into it outside of inference mode
+            self._numbers = (result if old is None else old).new_zeros(*result.shape[:2], size)
+        if old is not None:
+            self._numbers[..., first - self._low : end - self._low] = old
+        return self._numbers
+
+    def finish(self, keys: int) -> Tensor:
+        """Return the numbers of all places of a matrix with `keys` keys: a static cache has room for more."""
+        numbers: Tensor = self._numbers  # type: ignore[assignment]  # there is a step
+        first, stop = self._lowest, min(self._low + numbers.shape[-1], keys)
+        out = numbers.new_zeros(*numbers.shape[:2], keys - first)
+        low = max(first, self._low)
+        out[..., low - first : stop - first] = numbers[..., low - self._low : stop - self._low]
+        return out
 
 
 def _shifted_keys(part: Any, k: int, column: int) -> Any:

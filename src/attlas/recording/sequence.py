@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attlas.masks import Mask
+from attlas.foundation.compat import cached_property
 from attlas.masks.placed import Block
 from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.recording.atlas import Entry
 from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
+from attlas.recording.growing import GrowingTensor
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
-from attlas.recording.snapshot import detached_tensor, fingerprint, snapshot
+from attlas.recording.snapshot import detached_tensor, fingerprint, kept_mask, snapshot
 from attlas.recording.stacking import same_settings, stack_masks
 from attlas.stats import Statistic
 
@@ -77,6 +77,11 @@ class PositionedCall:
     keeps_all_keys: bool = field(default=False, kw_only=True)
     values: Callable[[slice], dict[str, Tensor]] | None = field(default=None, kw_only=True)
 
+    @cached_property
+    def fingerprints(self) -> Tensor:
+        """Fingerprints of the keys in use, shape (batch, keys)."""
+        return fingerprint(self.matrix.problem.k[:, :, : self.key_stop - self.first_key])
+
     @property
     def query_stop(self) -> int:
         """Position after the last query of the call."""
@@ -122,17 +127,20 @@ class RecordedSequence:
         self._statistics = MergedStatistics(policy.statistics)
         self._base = call.matrix.problem  # settings of all calls; its tensors are those of the first
         # Tensors of the calls in their order; keys, values and fingerprints of those calls that brought new keys.
-        self._q: list[Tensor] = []
-        self._k: list[Tensor] = []
-        self._lse: list[Tensor] = []
-        self._values: dict[str, list[Tensor]] = {}
-        self._fingerprints: list[Tensor] = []
-        self._query_masks: list[Tensor] = []
+        keep = partial(detached_tensor, device=policy.device)
+        self._q, self._k, self._lse = (GrowingTensor(keep=keep) for _ in range(3))
+        self._values: dict[str, GrowingTensor] = {}
+        self._fingerprints, self._query_masks = GrowingTensor(1), GrowingTensor(1)
         self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
         self._append(call)
-        if policy.disk is not None and not policy.disk.are_small(*self._q, *self._k, *chain(*self._values.values())):
+        if policy.disk is not None and not policy.disk.is_small(sum(t.bytes_in_memory for t in self._tokens)):
             self.to_entry()
+
+    @property
+    def _tokens(self) -> list[GrowingTensor]:
+        """Queries, keys and values."""
+        return [self._q, self._k, *self._values.values()]
 
     def continues(self, call: PositionedCall) -> bool:
         """Return whether a call continues this text: its queries come next, and the keys that both have are equal."""
@@ -140,7 +148,8 @@ class RecordedSequence:
         follows = call.first_query == self.next_query and call.first_query + call.rows.start == self.next_row
         if not (follows and (self.policy.tokens or self.mergeable)):
             return False
-        if problem.shape[:2] != base.shape[:2] or problem.k.shape[1] != base.k.shape[1]:
+        sizes, known = ((p.shape[:2], p.q.shape[3], p.k.shape[1], p.k.shape[3]) for p in (problem, base))
+        if sizes != known:
             return False
         same = same_settings(problem.score, base.score) and same_settings(problem.sink, base.sink)
         if not (problem.score.position_free and same):
@@ -149,40 +158,34 @@ class RecordedSequence:
             return False
         if not self.first_key <= call.first_key <= self.key_stop <= call.key_stop:
             return False
-        return self._same_keys(problem.k[:, :, : self.key_stop - call.first_key], call.first_key - self.first_key)
-
-    def _same_keys(self, k: Tensor, start: int) -> bool:
-        """Return whether some keys equal as many stored keys from `start` on, bit for bit."""
-        if not self.policy.tokens:
-            stored = torch.cat(self._fingerprints, dim=-1)[:, start : start + k.shape[2]]
-            return torch.equal(fingerprint(k), stored)
-        stop, piece_start = start + k.shape[2], 0
-        for piece in self._k:
-            low, high = max(piece_start, start), min(piece_start + piece.shape[2], stop)
-            if low < high:
-                old, new = piece[:, :, low - piece_start : high - piece_start], k[:, :, low - start : high - start]
-                if not torch.equal(old, new.to(old.device)):
-                    return False
-            piece_start += piece.shape[2]
-        return True
+        start, count = call.first_key - self.first_key, self.key_stop - call.first_key
+        if self.policy.tokens:
+            return self._k.equals(problem.k[:, :, :count], start)
+        return self._fingerprints.equals(call.fingerprints[:, :count], start)
 
     def extend(self, call: PositionedCall) -> None:
         """Add one more call of the text."""
         self._append(call)
         if self.policy.disk is not None:
-            # The first piece may be on disk already; later pieces are written to disk when they are large.
-            written = 0 if self._written is None else 1
-            for pieces in (self._q, self._k, *self._values.values()):
-                pieces[written:] = self.policy.disk.spill(pieces[written:])
+            for tokens in self._tokens:
+                self.policy.disk.spill(tokens)
 
     def _append(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
-        part, n = call.matrix.window(call.rows), call.matrix.weights.shape[3]
-        rows, column = part.weights.shape[2], call.first_key - self.first_key
+        part, n = _recorded_rows(call), call.matrix.weights.shape[3]
+        rows, column = len(call.rows), call.first_key - self.first_key
         if self.policy.statistics and (self.mergeable or not self.blocks):
             statistics = [with_keys(s, n) if self.mergeable else s for s in self.policy.statistics]
             self._statistics.add(part.collect(*statistics), rows, n, column)
-        mask = self._append_queries(part)
+        if not self.blocks:
+            # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
+            first = replace(part.problem, q=part.problem.q[:, :, :0], mask=None, versions=())
+            self._base = snapshot(first, self.policy.device)
+        mask = None
+        if self.policy.tokens:
+            mask = kept_mask(part.problem, self.policy.device)
+            self._q.append(part.problem.q)
+            self._lse.append(part.softmax_weights.lse())  # in float64: weights need it
         self._append_keys(call)
         row = self.next_row - self.first_query
         self.blocks.append(Block(mask, range(row, row + rows), range(column, column + n)))
@@ -190,34 +193,19 @@ class RecordedSequence:
         self.next_row += rows
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
 
-    def _append_queries(self, part: AttentionMatrix) -> Mask | None:
-        """Store the recorded queries of a call and their log-sum-exps; return what is kept of its mask."""
-        problem = part.problem
-        if not self.policy.tokens:
-            problem = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
-        stored = snapshot(problem, self.policy.device)
-        if not self.blocks:
-            # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
-            self._base = replace(stored, q=stored.q[:, :, :0].clone(), mask=None, versions=())
-        if self.policy.tokens:
-            self._q.append(stored.q)
-            self._lse.append(
-                detached_tensor(part.softmax_weights.lse(), self.policy.device)
-            )  # in float64: weights need it
-        return stored.mask
-
     def _append_keys(self, call: PositionedCall) -> None:
         """Store the keys of a call that no call before had, and their values; or the fingerprints of these keys."""
         new = slice(self.key_stop - call.first_key, call.key_stop - call.first_key)
-        k = call.matrix.problem.k[:, :, new]
-        if self.blocks and not k.shape[2]:
+        if self.blocks and new.start == new.stop:
             return
         if not self.policy.tokens:
-            self._fingerprints.append(fingerprint(k))
+            self._fingerprints.append(call.fingerprints[:, new])
             return
-        self._k.append(detached_tensor(k, self.policy.device))
+        self._k.append(call.matrix.problem.k[:, :, new])
         for name, t in call.values(new).items() if call.values else ():
-            self._values.setdefault(name, []).append(detached_tensor(t, self.policy.device))
+            if name not in self._values:
+                self._values[name] = GrowingTensor(keep=partial(detached_tensor, device=self.policy.device))
+            self._values[name].append(t)
 
     @property
     def key_count(self) -> int:
@@ -226,9 +214,7 @@ class RecordedSequence:
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
-        for pieces in (self._q, self._k, self._lse):
-            pieces[:] = [torch.cat(pieces, dim=2)] if len(pieces) > 1 else pieces
-        (q,), (k,), (lse,) = self._q, self._k, self._lse
+        q, k, lse = (tensor.joined() for tensor in (self._q, self._k, self._lse))
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
@@ -238,7 +224,7 @@ class RecordedSequence:
     def _entry_in_memory(self) -> Entry:
         """Return the entry of all calls so far, of the tensors that are stored."""
         matrix = self.matrix() if self.policy.tokens else None
-        rows = self.next_row - self.first_query
+        rows, query_mask = self.next_row - self.first_query, self._query_masks.joined()
         return Entry(
             name=self.site.path,
             layer=self.site.layer,
@@ -250,8 +236,8 @@ class RecordedSequence:
             shape=(*self._base.shape[:2], rows, self.key_count),
             matrix=matrix,
             statistics=self._results(matrix),
-            query_mask=None if all(map(torch.all, self._query_masks)) else torch.cat(self._query_masks, dim=1),
-            **{name: torch.cat(pieces, dim=2) for name, pieces in self._values.items()},
+            query_mask=None if bool(query_mask.all()) else query_mask,
+            **{name: tensor.joined() for name, tensor in self._values.items()},
         )
 
     def _results(self, matrix: AttentionMatrix | None) -> dict[str, Any]:
@@ -272,18 +258,28 @@ class RecordedSequence:
             self._written = entry = self.policy.disk.add(entry)
             if entry.matrix is not None:
                 problem = entry.matrix.problem
-                self._q, self._k, self._lse = [problem.q], [problem.k], [entry.matrix.softmax_weights.lse()]
-                self._values = {name: [t] for name, t in entry.values_and_norms.items()}
+                self._q.replace(problem.q)
+                self._k.replace(problem.k)
+                self._lse.replace(entry.matrix.softmax_weights.lse())
+                for name, t in entry.values_and_norms.items():
+                    self._values[name].replace(t)
         return entry
+
+
+def _recorded_rows(call: PositionedCall) -> AttentionMatrix:
+    """Return the matrix of the recorded queries of a call."""
+    if len(call.rows) != call.matrix.weights.shape[2]:
+        return call.matrix.window(call.rows)
+    call.matrix.weights.check_unchanged()
+    return call.matrix
 
 
 def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
     """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
-    batch, _, rows, _ = part.weights.shape
-    query_mask = torch.ones(batch, rows, dtype=torch.bool)
-    if call.query_mask is not None:
-        query_mask = call.query_mask[:, call.rows.start : call.rows.stop]
+    given = None if call.query_mask is None else call.query_mask[:, call.rows.start : call.rows.stop]
+    batch, heads, rows, _ = part.weights.shape
     lse = part.softmax_weights.known_lse
-    if lse is None or part.sink is not None or not part.weights.shape[1]:
-        return query_mask
-    return query_mask & (lse > -torch.inf).any(dim=1).cpu()
+    if lse is None or part.sink is not None or not heads:
+        return torch.ones(batch, rows, dtype=torch.bool) if given is None else given
+    seeing = (lse > -torch.inf).any(dim=1).cpu()
+    return seeing if given is None else given & seeing

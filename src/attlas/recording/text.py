@@ -70,11 +70,11 @@ class RecordedText:
         if old is None or old_first + old.shape[1] < first_query:
             return None
         start = max(first_key, old_first)
-        new = keys[:, None, None, start - first_key : max(first_query, start) - first_key]
-        old = old[:, None, None, start - old_first : max(first_query, start) - old_first]
-        same = (fingerprint(new) == fingerprint(old).mT).cpu()
-        if len(new) == len(old) and bool(same.diagonal().all()):
+        new = keys[:, start - first_key : max(first_query, start) - first_key]
+        old = old[:, start - old_first : max(first_query, start) - old_first]
+        if torch.equal(new, old):
             return torch.arange(len(new))
+        same = (fingerprint(new[:, None, None]) == fingerprint(old[:, None, None]).mT).cpu()
         # Two sequences may agree in the last keys and not in those that a sliding cache has dropped.
         return same.int().argmax(1) if start == 0 and bool(same.any(1).all()) else None
 
