@@ -237,7 +237,7 @@ def _pooled_at(
 ) -> tuple[Tensor, AttentionMatrix]:
     """Pool values of shape (batch, value heads, n, e) with a matrix of four axes, whose place in modules is known."""
     change = Change(matrix, pool, lambda A: A)
-    changers = [listener for listener in _listeners.get() if isinstance(listener, Changer)]
+    changers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Changer)]
     for place in places:
         change = change._replace(number=place.number, repeated=place.heard)
         for changer in changers:
@@ -282,11 +282,18 @@ def has_four_axes(matrix: AttentionMatrix) -> bool:
     return matrix.ndim == 4 and matrix.shape[:2] == matrix.weights.shape[:2]
 
 
+@cache
+def _is_a(listener: type, protocol: type) -> bool:
+    """Return whether listeners of a class have the methods of a protocol; isinstance() looks for each at every call."""
+    return issubclass(listener, protocol)
+
+
 def _running(module: nn.Module | None = None) -> list[ModuleCall]:
     """Return the innermost calls of all models that are followed, or those of one module; each module once."""
     calls: dict[int, ModuleCall] = {}
-    for listener in _listeners.get():
-        call = listener.running(module) if isinstance(listener, Follower) else None
+    followers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Follower)]
+    for listener in followers:
+        call: ModuleCall | None = listener.running(module)
         if call is not None:
             calls.setdefault(id(call.module), call)
     return list(calls.values())
@@ -315,7 +322,7 @@ def _tell(call: AttentionCall, *, changers: bool = True) -> None:
     """Call every listener in this thread, or all but interventions."""
     with observers.unheard():
         for listener in _listeners.get():
-            if changers or not isinstance(listener, Changer):
+            if changers or not _is_a(type(listener), Changer):
                 listener.on_attention(call)
 
 

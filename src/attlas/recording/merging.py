@@ -16,7 +16,6 @@ from attlas.recording.growing import GrowingTensor
 from attlas.stats import Statistic
 from attlas.stats.largest import name_unseen
 
-
 _ROOM = 64  # places that a growing row of numbers gets at once, at least
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from types import MethodType
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -81,7 +82,7 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         Nothing where no sequence is padded.
     """
     try:
-        signature = inspect.signature(model.forward)
+        signature = _signature(model.forward)
         names, arguments = signature.parameters.keys(), signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
         names, arguments = {}.keys(), {}
@@ -101,6 +102,17 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
         },
     )
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a model's forward; that of a method is read once, and not in each pass."""
+    function = getattr(forward, "__func__", None)
+    return inspect.signature(forward) if function is None else _signature_of_method(function)
+
+
+@lru_cache(maxsize=64)
+def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(MethodType(function, function))
 
 
 def _are_ids(t: Any) -> TypeGuard[Tensor]:

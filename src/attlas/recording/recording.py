@@ -223,6 +223,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
         self._sequences: dict[tuple[str, int], RecordedSequence] = {}  # the last of each path and occurrence in a pass
+        self._known_heads: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # by path and sizes
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
@@ -379,7 +380,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         with torch.no_grad():
             matrix = call.matrix
-            first, count = heads_here(call.module, matrix)
+            first, count = self._heads_here(site, call)
             here = range(first, first + matrix.shape[1])
             chosen = self._selection.heads_of(site, self._attentions, count)
             heads = tuple(head for head in chosen if head in here)
@@ -393,6 +394,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if self._values:
                 positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
             self._add(site, heads, positioned)
+
+    def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
+        """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
+        weights = call.matrix.weights
+        key = (site.path, weights.shape[1], weights.key_heads, call.matrix.problem.q.shape[-1])
+        if key not in self._known_heads:
+            self._known_heads[key] = heads_here(call.module, call.matrix)
+        return self._known_heads[key]
 
     def _positioned(self, site: AttentionSite, call: AttentionCall) -> PositionedCall | None:
         """Return a call with its position in the text; None where none of its queries is recorded."""

@@ -133,10 +133,8 @@ def fingerprint(k: Tensor) -> Tensor:
     """
     bits = k.detach().view(_WHOLE[k.element_size()])
     weights = _bit_weights(k.shape[1], k.shape[3], k.device)
-    parts = [(part.long() * weights).sum(dim=(1, 3)) for part in bits.split(_chunk_size(k.shape[2]), dim=2)]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, dim=-1) if parts else torch.zeros(k.shape[0], 0, dtype=torch.int64, device=k.device)
+    parts = bits.split(_chunk_size(k.shape[2]), dim=2)
+    return torch.cat([(part.long() * weights).sum(dim=(1, 3)) for part in parts], dim=-1)
 
 
 def _chunk_size(keys: int) -> int:
@@ -150,7 +148,8 @@ def _bit_weights(heads: int, d: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # they serve later calls outside of inference mode, too
         generator = torch.Generator().manual_seed(20)
         weights = torch.randint(-(2**62), 2**62, (heads, d), generator=generator, dtype=torch.int64) * 2 + 1
-        return weights.to(device).view(1, heads, 1, d)
+        out: Tensor = weights.to(device).view(1, heads, 1, d)
+        return out
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
