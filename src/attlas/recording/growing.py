@@ -46,10 +46,10 @@ class GrowingTensor:
         used = 0 if self._tail is None else self._size(self._tail)
         stop = used + self._size(t)
         buffer = self._with_room(parts[-1], t, stop)
-        place = self._narrow(buffer, used, stop)
-        if place.shape != t.shape:
+        target = self._narrow(buffer, used, stop)
+        if target.shape != t.shape:
             torch.cat([parts[-1], t], dim=self._axis)  # torch's error names both sizes; a copy might repeat numbers
-        place.copy_(t)
+        target.copy_(t)
         self._tail = self._narrow(buffer, 0, stop)
 
     def _with_room(self, known: Tensor, t: Tensor, size: int) -> Tensor:
@@ -88,18 +88,25 @@ class GrowingTensor:
         """Bytes of the parts that are not on disk."""
         return sum(part.nbytes for part in self._in_memory)
 
-    def equals(self, t: Tensor, start: int) -> bool:
-        """Return whether `t` has the bits of as many slices from `start` on; one comparison for each part."""
+    def equals(self, t: Tensor, start: int) -> bool | Tensor:
+        """Return whether `t` has the bits of as many slices from `start` on; one comparison for each part.
+
+        On a device other than the CPU the answer is a tensor on it, which nobody has waited for.
+        """
         at = -start  # the place in `t` of the first slice of a part
+        answers: list[Tensor] = []
         for part in self.parts:
             size = self._size(part)
             low, high = max(at, 0), min(at + size, self._size(t))
             if low < high:
                 old, new = self._narrow(part, low - at, high - at), self._narrow(t, low, high)
-                if not same_bits(old, new.to(old.device)):
+                same = same_bits(old, new.to(old.device))
+                if isinstance(same, Tensor):
+                    answers.append(same)
+                elif not same:
                     return False
             at += size
-        return True
+        return torch.stack(answers).all() if answers else True
 
     def joined(self) -> Tensor:
         """Return all parts as one tensor of exactly their size, and keep it in their place."""

@@ -30,7 +30,8 @@ from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
-from attlas.recording.sequence import PositionedCall, RecordedSequence, RetentionPolicy
+from attlas.recording.sequence import PositionedCall, RetentionPolicy
+from attlas.recording.sequences import RecordedSequences
 from attlas.recording.text import RecordedText
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
@@ -148,7 +149,8 @@ def record(
     process that has none of the chosen heads has no entry of that layer. `attlas.distributed.save` writes the parts of
     all processes as one atlas. torch's ``context_parallel`` is refused.
 
-    Cost: nothing but the statistics' pass over each matrix. Memory: q, k and lse, unless they are dropped
+    Cost: nothing but the statistics' pass over each matrix; a step of a generation compares the keys before it, once,
+    and no other work of it grows with what is recorded. Memory: q, k and lse, unless they are dropped
     or written; then one layer at a time.
 
     Examples
@@ -222,7 +224,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._folder = folder
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
-        self._sequences: dict[tuple[str, int], RecordedSequence] = {}  # the last of each path and occurrence in a pass
         self._known_heads: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # by path and sizes
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
@@ -236,6 +237,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
+        self._sequences = RecordedSequences(self.atlas.entries)
 
     def __enter__(self) -> Atlas:
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
@@ -263,7 +265,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     @public()
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
-        self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.values()]
+        self._sequences.decide()
+        self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.last.values()]
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
@@ -308,6 +311,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass: note its token ids, its padding, and the output of an encoder that it was given."""
         super()._begin(args, kwargs)
+        self._sequences.decide()  # of a pass that raised an error
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
@@ -334,13 +338,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if changed:  # entries before this run are of another text
             self._first_calls |= {
                 key[0]: sequence.number + (sequence.site.kind == "cross")
-                for key, sequence in self._sequences.items()
+                for key, sequence in self._sequences.last.items()
                 if sequence.site.kind != "self"
             }
 
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
+        self._sequences.decide()
         if not any(site.kind == "encoder" for site in self._visits.values()):
             self._texts["encoder"].begin(self._ids_of_given_output())
         for name, text in self._texts.items():
@@ -361,8 +366,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Note that entries before those of this pass are of another text than the one now in ``_texts[name]``."""
         unrelated_kind = "self" if name == "encoder" else "encoder"  # cross-attention is about both texts
         for (path, occurrence), site in self._visits.items():
-            if site.kind != unrelated_kind and (path, occurrence) in self._sequences:
-                self._first_calls[path] = self._sequences[path, occurrence].number
+            if site.kind != unrelated_kind and (path, occurrence) in self._sequences.last:
+                self._first_calls[path] = self._sequences.last[path, occurrence].number
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -393,7 +398,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 positioned = replace(positioned, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
                 positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
-            self._add(site, heads, positioned)
+            key = (site.path, self._passes.occurrence(site.path))
+            begins = self._restarted and positioned.cross
+            self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
@@ -440,18 +447,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             found = f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
-
-    def _add(self, site: AttentionSite, heads: tuple[int, ...], call: PositionedCall) -> None:
-        """Add a call to the text that it continues, or begin another."""
-        key = (site.path, self._passes.occurrence(site.path))
-        sequence, number = self._sequences.get(key), 0
-        if sequence is not None:
-            if not (self._restarted and call.cross) and sequence.continues(call):
-                sequence.extend(call)
-                return
-            self.atlas.entries.append(sequence.to_entry())
-            number = sequence.number + 1
-        self._sequences[key] = RecordedSequence(site, number, heads, self._policy, call)
 
 
 def _hidden_state(output: Any) -> Tensor | None:

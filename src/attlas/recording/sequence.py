@@ -88,6 +88,11 @@ class PositionedCall:
         return self.first_query + self.matrix.weights.shape[2]
 
     @property
+    def has_room(self) -> bool:
+        """Whether not all keys are in use, as in a static cache."""
+        return self.key_stop < self.first_key + self.matrix.weights.shape[3]
+
+    @property
     def key_stop(self) -> int:
         """Position after the last key in use: a static cache has room for more."""
         stop = self.first_key + self.matrix.weights.shape[3]
@@ -131,6 +136,9 @@ class RecordedSequence:
         self._q, self._k, self._lse = (GrowingTensor(keep=keep) for _ in range(3))
         self._values: dict[str, GrowingTensor] = {}
         self._fingerprints, self._query_masks = GrowingTensor(1), GrowingTensor(1)
+        # Keys that are dropped or moved to another device are compared by their fingerprints, which stay.
+        moved = policy.device is not None and policy.device != call.matrix.problem.device
+        self._keeps_fingerprints = moved or not policy.tokens
         self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
         self._append(call)
@@ -142,8 +150,11 @@ class RecordedSequence:
         """Queries, keys and values."""
         return [self._q, self._k, *self._values.values()]
 
-    def continues(self, call: PositionedCall) -> bool:
-        """Return whether a call continues this text: its queries come next, and the keys that both have are equal."""
+    def continues(self, call: PositionedCall) -> bool | Tensor:
+        """Return whether a call continues this text: its queries come next, and the keys that both have are equal.
+
+        The keys are compared on their device: where that is not the CPU, the answer may be a tensor on it.
+        """
         problem, base = call.matrix.problem, self._base
         follows = call.first_query == self.next_query and call.first_query + call.rows.start == self.next_row
         if not (follows and (self.policy.tokens or self.mergeable)):
@@ -159,9 +170,9 @@ class RecordedSequence:
         if not self.first_key <= call.first_key <= self.key_stop <= call.key_stop:
             return False
         start, count = call.first_key - self.first_key, self.key_stop - call.first_key
-        if self.policy.tokens:
-            return self._k.equals(problem.k[:, :, :count], start)
-        return self._fingerprints.equals(call.fingerprints[:, :count], start)
+        if self._keeps_fingerprints:
+            return self._fingerprints.equals(call.fingerprints[:, :count], start)
+        return self._k.equals(problem.k[:, :, :count], start)
 
     def extend(self, call: PositionedCall) -> None:
         """Add one more call of the text."""
@@ -198,8 +209,9 @@ class RecordedSequence:
         new = slice(self.key_stop - call.first_key, call.key_stop - call.first_key)
         if self.blocks and new.start == new.stop:
             return
-        if not self.policy.tokens:
+        if self._keeps_fingerprints:
             self._fingerprints.append(call.fingerprints[:, new])
+        if not self.policy.tokens:
             return
         self._k.append(call.matrix.problem.k[:, :, new])
         for name, t in call.values(new).items() if call.values else ():
@@ -224,7 +236,7 @@ class RecordedSequence:
     def _entry_in_memory(self) -> Entry:
         """Return the entry of all calls so far, of the tensors that are stored."""
         matrix = self.matrix() if self.policy.tokens else None
-        rows, query_mask = self.next_row - self.first_query, self._query_masks.joined()
+        rows, query_mask = self.next_row - self.first_query, self._query_masks.joined().cpu()
         return Entry(
             name=self.site.path,
             layer=self.site.layer,
@@ -281,5 +293,5 @@ def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
     lse = part.softmax_weights.known_lse
     if lse is None or part.sink is not None or not heads:
         return torch.ones(batch, rows, dtype=torch.bool) if given is None else given
-    seeing = (lse > -torch.inf).any(dim=1).cpu()
-    return seeing if given is None else given & seeing
+    seeing = (lse > -torch.inf).any(dim=1)
+    return seeing if given is None else given.to(seeing.device, non_blocking=True) & seeing

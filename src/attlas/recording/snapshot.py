@@ -152,15 +152,23 @@ def _bit_weights(heads: int, d: int, device: torch.device) -> Tensor:
         return out
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
     """Return whether two tensors of one device have the same dtype, sizes and bits; NaN then equals itself.
 
-    As whole numbers of 64 bits, where the last axis allows it, two keys are compared in half the time or less.
+    As whole numbers of 64 bits, where the last axis allows it, two keys are compared in half the time or less. On a
+    device other than the CPU, the answer of same dtypes and sizes is a tensor on it.
     """
     if a.dtype is not b.dtype or a.shape != b.shape:
         return False
     size = next((size for size in (8, 4, 2) if _holds_words(a, size) and _holds_words(b, size)), None)
-    return torch.equal(a, b) if size is None else torch.equal(a.view(_WHOLE[size]), b.view(_WHOLE[size]))
+    if size is not None:
+        a, b = a.view(_WHOLE[size]), b.view(_WHOLE[size])
+    return (a == b).all() if answers_later(a) else torch.equal(a, b)
+
+
+def answers_later(t: Tensor) -> bool:
+    """Return whether the program waits for a number of a tensor."""
+    return t.device.type != "cpu"
 
 
 def _holds_words(t: Tensor, size: int) -> bool:
