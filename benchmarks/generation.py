@@ -1,8 +1,8 @@
 """A generation of transformers that is recorded: its time, and what one recorded step costs after few and many tokens.
 
 Run with ``python benchmarks/generation.py [--new 128] [--rounds 5]``: a random Llama of 4 layers x 8 heads, d 64, on
-sdpa, on attlas, and recorded. Goals: at most 1.25 x sdpa with entropy, and what recording adds to a step grows by no more
-than the comparison of the keys. Times are those of the processor, which other programs disturb less.
+sdpa, on attlas, and recorded. Goals: at most 1.25 x sdpa with entropy, and what recording adds to a step grows by the
+comparison of the keys alone. Times are those of the processor, which other programs disturb less.
 """
 
 from __future__ import annotations
