@@ -42,7 +42,7 @@ BUDGETS = {
     "backward": Walk(14, 43, 79),
     "collect": Walk(23, 53, 99),
     "tile of the viewer": Walk(38, 102, 202),
-    "recorded pass": Walk(54, 1232, 2422),
+    "recorded pass": Walk(55, 1281, 2455),
 }
 needs_kernels = pytest.mark.skipif(
     not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),

@@ -39,16 +39,16 @@ class GrowingTensor:
     def append(self, t: Tensor) -> None:
         """Add a part, and copy it unless it is the first."""
         t = t.detach()
-        parts = self.parts
-        if not parts:
+        if self._first is None and not self._stored:
             self._first = self._keep(t)
             return
+        known = self.parts[-1]
         used = 0 if self._tail is None else self._size(self._tail)
         stop = used + self._size(t)
-        buffer = self._with_room(parts[-1], t, stop)
+        buffer = self._with_room(known, t, stop)
         target = self._narrow(buffer, used, stop)
         if target.shape != t.shape:
-            torch.cat([parts[-1], t], dim=self._axis)  # torch's error names both sizes; a copy might repeat numbers
+            torch.cat([known, t], dim=self._axis)  # torch's error names both sizes; a copy might repeat numbers
         target.copy_(t)
         self._tail = self._narrow(buffer, 0, stop)
 
@@ -111,6 +111,8 @@ class GrowingTensor:
     def joined(self) -> Tensor:
         """Return all parts as one tensor of exactly their size, and keep it in their place."""
         whole = self._stored[0] if self._stored else self._first
+        if self._tail is None and not self._stored and whole is not None:  # one part, in memory
+            return whole
         if whole is None or len(self.parts) > 1:
             whole = torch.cat(self.parts, dim=self._axis)
         self._hold(whole)

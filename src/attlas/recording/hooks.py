@@ -291,9 +291,10 @@ def _is_a(listener: type, protocol: type) -> bool:
 def _running(module: nn.Module | None = None) -> list[ModuleCall]:
     """Return the innermost calls of all models that are followed, or those of one module; each module once."""
     calls: dict[int, ModuleCall] = {}
-    followers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Follower)]
-    for listener in followers:
-        call: ModuleCall | None = listener.running(module)
+    for listener in _listeners.get():
+        if not _is_a(type(listener), Follower):
+            continue
+        call: ModuleCall | None = listener.running(module)  # type: ignore[attr-defined]  # a Follower
         if call is not None:
             calls.setdefault(id(call.module), call)
     return list(calls.values())

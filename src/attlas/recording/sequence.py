@@ -133,7 +133,7 @@ class RecordedSequence:
         self._base = call.matrix.problem  # settings of all calls; its tensors are those of the first
         # Tensors of the calls in their order; keys, values and fingerprints of those calls that brought new keys.
         keep = partial(detached_tensor, device=policy.device)
-        self._q, self._k, self._lse = (GrowingTensor(keep=keep) for _ in range(3))
+        self._q, self._k, self._lse = GrowingTensor(keep=keep), GrowingTensor(keep=keep), GrowingTensor(keep=keep)
         self._values: dict[str, GrowingTensor] = {}
         self._fingerprints, self._query_masks = GrowingTensor(1), GrowingTensor(1)
         # Keys that are dropped or moved to another device are compared by their fingerprints, which stay.
@@ -184,18 +184,19 @@ class RecordedSequence:
     def _append(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
         part, n = _recorded_rows(call), call.matrix.weights.shape[3]
+        problem = part.problem
         rows, column = len(call.rows), call.first_key - self.first_key
         if self.policy.statistics and (self.mergeable or not self.blocks):
             statistics = [with_keys(s, n) if self.mergeable else s for s in self.policy.statistics]
             self._statistics.add(part.collect(*statistics), rows, n, column)
         if not self.blocks:
             # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
-            first = replace(part.problem, q=part.problem.q[:, :, :0], mask=None, versions=())
+            first = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
             self._base = snapshot(first, self.policy.device)
         mask = None
         if self.policy.tokens:
-            mask = kept_mask(part.problem, self.policy.device)
-            self._q.append(part.problem.q)
+            mask = kept_mask(problem, self.policy.device)
+            self._q.append(problem.q)
             self._lse.append(part.softmax_weights.lse())  # in float64: weights need it
         self._append_keys(call)
         row = self.next_row - self.first_query
@@ -226,7 +227,7 @@ class RecordedSequence:
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
-        q, k, lse = (tensor.joined() for tensor in (self._q, self._k, self._lse))
+        q, k, lse = self._q.joined(), self._k.joined(), self._lse.joined()
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k, versions=())
         tile = partial(problem.tile, range(batch), range(heads))
