@@ -134,7 +134,8 @@ def fingerprint(k: Tensor) -> Tensor:
     bits = k.detach().view(_WHOLE[k.element_size()])
     weights = _bit_weights(k.shape[1], k.shape[3], k.device)
     parts = bits.split(_chunk_size(k.shape[2]), dim=2)
-    return torch.cat([(part.long() * weights).sum(dim=(1, 3)) for part in parts], dim=-1)
+    numbers = (part.to(torch.int64, copy=True).mul_(weights) for part in parts)
+    return torch.cat([part.sum(dim=(1, 3)) for part in numbers], dim=-1)
 
 
 def _chunk_size(keys: int) -> int:
