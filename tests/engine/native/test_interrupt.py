@@ -35,13 +35,16 @@ class Signals:
         self.runs = 0
         self.then: Callable[[], Any] = lambda: None
         self.unfinished = 0  # calls that an exception ended
+        self.inside = False  # whether a call runs; a signal may also come between two of them
+        self.stopped = False
 
     def handle(self, number: int, frame: Any) -> None:
         self.runs += 1
         self.then()
 
     def stop(self) -> None:
-        if self.runs == 1:
+        if self.inside and not self.stopped:
+            self.stopped = True
             raise Stop
 
 
@@ -56,11 +59,12 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
     def started(*arguments: Any) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0005)
-        done = False
+        done, found.inside = False, True
         try:
             status = run(*arguments)
-            done = True
+            done, found.inside = True, False
         finally:
+            found.inside = False
             found.unfinished += not done
             if threading.current_thread() is threading.main_thread():
                 signal.setitimer(signal.ITIMER_REAL, 0)
