@@ -44,10 +44,16 @@ BUDGETS = {
     "tile of the viewer": Walk(38, 102, 202),
     "recorded pass": Walk(55, 1281, 2455),
 }
-needs_kernels = pytest.mark.skipif(
-    not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")),
-    reason="outputs of this size go to the kernels only where these have wide vectors",
-)
+
+
+@pytest.fixture
+def kernels() -> None:
+    """Skip where outputs of this size do not go to the kernels: without wide vectors they are slower than torch."""
+    if not (library.available() and library.current().instruction_set in ("avx2", "avx512", "amx")):
+        pytest.skip("outputs of this size go to the kernels only where these have wide vectors")
+
+
+needs_kernels = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture(autouse=True)
