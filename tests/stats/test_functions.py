@@ -61,8 +61,9 @@ def test_docstring_describes_the_call(function: typing.Any) -> None:
 
 def test_arguments_reach_the_class() -> None:
     A = attlas.attend(torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 4), mask=attlas.Causal())
-    torch.testing.assert_close(stats.topk(A=A, k=2), A.collect(stats.TopK(2))[0])
-    torch.testing.assert_close(stats.offsets(A, mean=True), A.collect(stats.Offsets(True))[0])
+    assert A.lse.isfinite().all()  # known to both: backends round it in their own ways
+    assert torch.equal(stats.topk(A=A, k=2).values, A.collect(stats.TopK(2))[0].values)
+    assert torch.equal(stats.offsets(A, mean=True), A.collect(stats.Offsets(True))[0])
     both = stats.entropy((A, A[0]))
     assert [one.shape for one in both] == [(2, 3, 6), (3, 6)]
     np.testing.assert_allclose(heads.previous_token(A), heads.diagonal(A, 1))
