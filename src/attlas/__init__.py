@@ -7,6 +7,7 @@ the speed of a fused kernel, and any cell, row, tile, statistic or picture of A 
 # The public names stand in `__init__.pyi`, and each is imported when it is first asked for (PEP 562): ``attlas --help``
 # starts without torch.
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -64,6 +65,7 @@ if _FormerName not in sys.meta_path:
     sys.meta_path.insert(0, _FormerName)
 
 
+@functools.cache
 def _public_names() -> tuple[list[str], dict[str, str]]:
     """Read `__init__.pyi`: the list of public names, and the module that each is imported from."""
     import ast
