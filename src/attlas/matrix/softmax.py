@@ -323,14 +323,11 @@ class SoftmaxWeights(Weights):
         if rows is None and columns is None:
             return some
         m, n = self.shape[2:]
-        return some._window(range(m) if rows is None else rows, range(n) if columns is None else columns)
-
-    def window(self, rows: range, columns: range, lse: Tensor) -> SoftmaxWeights:
-        """Return some rows and columns, given the log-sum-exp of these rows, shape (batch, heads, len(rows))."""
-        return self._window(rows, columns, lse)
+        return some.window(range(m) if rows is None else rows, range(n) if columns is None else columns)
 
     @public("A.window()")
-    def _window(self, rows: range, columns: range, lse: Tensor | None = None) -> SoftmaxWeights:
+    def window(self, rows: range, columns: range, lse: Tensor | None = None) -> SoftmaxWeights:
+        """Return some rows and columns; `lse` is that of these rows, shape (batch, heads, len(rows)), if known."""
         self.check_unchanged()
         m, n = self.shape[2:]
         if len(rows) == m and len(columns) == n:
@@ -340,7 +337,7 @@ class SoftmaxWeights(Weights):
         problem = self.problem
         if len(columns) < n:
             # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
-            lse = self._window(rows, range(n)).lse() if lse is None else lse
+            lse = self.window(rows, range(n)).lse() if lse is None else lse
             problem = self.detach().problem
         elif problem.needs_graph:
             self.gradient.mark_incomplete("a window was taken")
@@ -364,11 +361,11 @@ class SoftmaxWeights(Weights):
     @public("A.to()")
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> SoftmaxWeights | None:
         problem = self.problem
-        own = any(True for _ in problem.score.parameters())
-        if dtype is not None and (own or dtype not in (torch.float32, torch.float64)):
+        learned = any(True for _ in problem.score.parameters())  # parameters have a dtype of their own
+        if dtype is not None and (learned or dtype not in (torch.float32, torch.float64)):
             return None
         self.check_unchanged()
-        # That of a part counts what the part does not have, so that it cannot be computed again.
+        # The log-sum-exp of a part counts keys outside of the part, so that it cannot be computed again.
         lse = self.lse().to(device) if problem.partial else None
         score = problem.score if device == self.device else copy.deepcopy(problem.score).to(device)
         sink = None if problem.sink is None else problem.sink.to(device, dtype)

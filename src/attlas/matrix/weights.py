@@ -170,4 +170,4 @@ class Weights(ABC):
 
     @abstractmethod
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> Self | None:
-        """Return the same weights on another device, or computed in another dtype; None where that cannot be."""
+        """Return the same weights on another device, or in another dtype, lazy; None where only a Tensor can be."""
