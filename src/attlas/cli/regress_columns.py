@@ -186,6 +186,10 @@ def explain_cell(cell: str, column: Column, cells: Cells, delimiter: str, argume
 
 
 def _explain_date(cell: str, shown: str, column: Column, known: set[str]) -> tuple[str, str]:
+    """Return what was found in a refused cell that is, or may be, a date, and the fix; empty where there is none.
+
+    `shown` is the cell as the error shows it, `known` are the texts of its column that are no numbers.
+    """
     date = _DATE.fullmatch(cell)
     if date is None:
         if column.kind.endswith("date"):

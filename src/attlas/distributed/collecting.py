@@ -59,7 +59,10 @@ class Collector:
         return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
 
     def _by_carry(self, statistic: Statistic) -> bool:
-        """Return whether its results alone do not tell that of the whole."""
+        """Return whether parts are merged before `Statistic.finish`: finished results do not tell that of the whole.
+
+        So it is for numbers of rows whose keys are divided over ranks, and for results that have no axis to join along.
+        """
         axis = self._axis(statistic)
         if axis == "rows" or (axis is None and len(self.parts) == 1):
             return bool(self._split(statistic))

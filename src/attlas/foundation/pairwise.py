@@ -140,7 +140,11 @@ class TileFunction:
         return check
 
     def _watched(self, at: Tile, cells: tuple[Tensor, ...], watch: ReadTensors) -> Any:
-        """Return the function's values for a tile while its reads are watched, and decide nothing from them."""
+        """Return the function's values for a tile while `watch` notes the tensors that it reads.
+
+        The few cells of this call do not decide whether later calls ask for whole tiles or for pairs. What is no tensor
+        is returned as it is.
+        """
         with watch.checking(self._check_device(at)):
             if self._tiles:
                 try:

@@ -85,7 +85,12 @@ class Ranks:
         self._own = own
 
     def _reduced(self, layers: Layers, *, failed: bool = False, changed: bool = False) -> Tensor:
-        """Return the sum over all ranks of what each has, on the CPU."""
+        """Return what all ranks have, summed over them by one exchange, on the CPU.
+
+        Two counts come first: of ranks that failed, and of ranks whose heads have changed, which send no numbers. Then
+        a table, flattened, of shape (ranks + 3, heads): the largest logits, a row for each rank, since maxima are no
+        sums; and the sums of entropies, effective keys and rows.
+        """
         rank, count = distributed.get_rank(), sum(map(len, self._all.values()))
         table = torch.zeros(world() + 3, count, dtype=torch.float64)
         table[rank] = -math.inf

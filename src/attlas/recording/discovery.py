@@ -238,7 +238,10 @@ class ModelAttentions:
 
 
 def _is_attention(module: nn.Module, *, patched: bool) -> bool:
-    """Return whether a module calls the attention function of transformers, or that of torch; other code if patched."""
+    """Return whether a module is nn.MultiheadAttention, or its code names the attention interface of transformers.
+
+    Where torch's scaled_dot_product_attention is `patched`, so that its calls are heard, code that names it counts too.
+    """
     if isinstance(module, nn.MultiheadAttention) or mentions(module, INTERFACE):
         return True
     return patched and mentions(module, SDPA)

@@ -327,7 +327,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._texts["encoder"].begin(ids.get("self"))
 
     def _end_encoder(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a run of the encoder that is no part of a pass; `output` is None after an error."""
+        """End a run of the encoder that is no part of a pass; `output` is None after an error.
+
+        If it has read another text, the entries so far are not about it: the first of each attention that is, is noted.
+        """
         if not self._encoding or not is_recording(self):
             return
         self._encoding, self._padding_masks = False, {}
@@ -335,7 +338,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         changed = self._texts["encoder"].end()
         self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
-        if changed:  # entries before this run are of another text
+        if changed:
+            # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
             self._first_calls |= {
                 key[0]: sequence.number + (sequence.site.kind == "cross")
                 for key, sequence in self._sequences.last.items()

@@ -260,7 +260,7 @@ class Offsets(Statistic):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
         if self.mean and interval_of(problem) is None:
-            return None
+            return None  # the pass itself counts the cells of a diagonal: autograd goes through its steps
         slopes = grad / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else grad
 
         def of_tile(part: Part) -> Tensor:

@@ -85,7 +85,7 @@ class Bands:
         return self._known[places]
 
     def _divide(self, places: range) -> Iterator[tuple[int, int, range]]:
-        """Yield the runs that `runs` describes, one after another."""
+        """Yield first band, number of bands and places: of adjacent whole bands of one size, or of one band."""
         edges, at = self.edges, places.start
         band = bisect_right(edges, at) - 1
         while at < places.stop:

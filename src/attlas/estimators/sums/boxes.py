@@ -74,7 +74,11 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
 
 
 def box_sums(task: Task) -> Sums:
-    """Return the sums of a task whose keys and queries are not few, within its tolerance."""
+    """Return the sums of a task whose keys and queries are not few, within its tolerance.
+
+    Each group of queries is summed over the keys of the boxes near it alone. With `forest.place`, the place of each
+    query's own key, that key is left out (leave-one-out).
+    """
     forest = forest_of(task)
     task, keys, parts = forest.task, forest.keys, []
     for group in _groups(forest):
@@ -83,11 +87,11 @@ def box_sums(task: Task) -> Sums:
         count = keys.count[group.needed]
         before = count.cumsum(0) - count
         total = int(count.sum())
-        way = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
-        near = replace(task.of_keys(way), x=task.x[some])
+        key_numbers = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
+        near = replace(task.of_keys(key_numbers), x=task.x[some])
         runs: tuple[Run | None, ...] = (None,)
         if forest.place is not None:
-            runs = _others(forest.place[some], way, total)
+            runs = _runs_without_own_key(forest.place[some], key_numbers, total)
         parts.append(sum_runs(near, runs))
         task.report(group.stop)
     return unsort(concatenate(parts), forest.queries.order)
@@ -201,7 +205,7 @@ def _leaf_sums(weights: Tensor, leaves: Leaves) -> Tensor:
     return torch.zeros(len(leaves.count), dtype=torch.float64, device="cpu").index_add_(0, leaf, weights)
 
 
-def _others(place: Tensor, gathered: Tensor, total: int) -> tuple[Run, Run]:
+def _runs_without_own_key(place: Tensor, gathered: Tensor, total: int) -> tuple[Run, Run]:
     """Split the gathered keys of each query into the runs before and after its own key, for leave-one-out.
 
     Without its own key among them, all of them are in the first run.
