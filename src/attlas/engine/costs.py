@@ -68,8 +68,10 @@ GRADIENTS: Mapping[str, Least] = {"avx2": Least(0, 1 << 24), "avx512": Least(0, 
 #: Output and gradients, where they are the faster way and where not.
 FASTER = {"avx2": 0.9, "avx512": 0.6, "amx": 0.6}
 SLOWER = 1.2
-#: Statistics, for which tiles are the only other way: from 4 queries on, and from more where there are many keys, which
-#: take longer to pack than to read in a tile: from 10 queries for 1,024 keys, from 37 for 16,384 (``12 m² >= n``).
+#: Statistics, for which tiles are the only other way. Fewer than `UNPACKED` queries read keys as they lie, which is
+#: faster with vectors of 256 bits and more. Without them, and of more queries, it is from 4 queries on, and from more
+#: where there are many keys, which take longer to pack than to read in a tile: from 10 queries for 1,024 keys, from 37
+#: for 16,384 (``12 m² >= n``).
 STATISTICS_QUERIES, STATISTICS_KEYS = 4, 12
 STATISTICS, STATISTICS_SMALL = 1.0, 5.0
 
@@ -114,7 +116,8 @@ def threads_for(q: Tensor, n: int) -> int:
 def _of_dot_products(problem: Problem, operation: Operation, instruction_set: str) -> float:
     if operation == "statistics":
         _, _, m, n = problem.shape
-        small = m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n
+        unpacked = m < UNPACKED and instruction_set in FEW_QUERIES_PRODUCTS
+        small = not unpacked and (m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n)
         return STATISTICS_SMALL if small else STATISTICS
     faster = backward_is_faster if operation == "backward" else is_faster
     return FASTER[instruction_set] if faster(problem, instruction_set) else SLOWER

@@ -68,12 +68,25 @@ SMALL: dict[str, Callable[[], Case]] = {
     "bytes of each sequence": lambda: make(40, 63, batch=2, mask=holes(40, 63, 2, 1)),
     "padding": lambda: make(40, 63, batch=2, mask=attlas.Padding([0, 50])),
     "nothing": lambda: make(20, 30, mask=attlas.Padding([0])),
+    "few queries": lambda: make(3, 130, d=64, heads=(4, 2), batch=2, mask=attlas.Causal()),
+    "few queries, sink": lambda: make(5, 141, sink=torch.tensor([0.5, -math.inf]), mask=attlas.Window(70, 0)),
+    "few queries, sink above all": lambda: make(2, 140, sink=torch.tensor([30.0, 3.0], dtype=torch.bfloat16).float()),
+    "few queries, softcap": lambda: make(7, 300, score=attlas.SoftCap(attlas.ScaledDot(), 1.5), mask=attlas.Causal()),
+    "few queries, bytes": lambda: make(4, 300, mask=holes(4, 300)),
+    "few queries, padding": lambda: make(1, 263, batch=2, mask=attlas.Padding([0, 150])),
+    "few queries, float64": lambda: make(15, 200, dtype=torch.float64, mask=attlas.Causal(-20), heads=(2, 2)),
+    "few queries, bfloat16": lambda: make(1, 200, dtype=torch.bfloat16, d=33),
+    "few queries, negative scale": lambda: make(2, 163, score=attlas.ScaledDot(-0.7)),
+    "few queries, zero scale": lambda: make(2, 163, score=attlas.ScaledDot(0.0)),
 }  # fmt: skip
 
 LARGE: dict[str, Callable[[], Case]] = {
     "thousand": lambda: make(1000, 1000, d=64, heads=(2, 1)),
     "thousand, causal": lambda: make(1000, 1001, d=16, heads=(1, 1), mask=attlas.Causal()),
     "more keys": lambda: make(130, 2500, d=40, heads=(1, 1), mask=attlas.Window(1200, 60)),
+    "few queries": lambda: make(3, 5000, d=64, heads=(2, 1), mask=attlas.Causal(-1500)),
+    "few queries, steep": lambda: make(2, 2500, d=64, heads=(2, 1), score=attlas.ScaledDot(3.0)),
+    "few queries, window": lambda: make(9, 3100, heads=(2, 1), mask=attlas.Window(1200, 60)),
     "more queries": lambda: make(1100, 333, heads=(1, 1), mask=attlas.Causal()),
     "bytes": lambda: make(300, 1100, heads=(1, 1), mask=holes(300, 1100)),
     "steep": lambda: make(300, 1100, heads=(1, 1), score=attlas.ScaledDot(3.0), mask=attlas.Causal()),
@@ -166,6 +179,22 @@ def test_all_statistics(name: str, case: str, use: Callable[[str], None]) -> Non
 def test_all_statistics_of_large_matrices(name: str, case: str, use: Callable[[str], None]) -> None:
     use(name)
     check_everything(known(case, large=True).again())
+
+
+@pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("m", [3, 20])
+def test_coverage_where_small_numbers_are_flushed_to_zero(name: str, m: int, use: Callable[[str], None]) -> None:
+    use(name)
+    case = make(m, 1500, d=64, score=attlas.ScaledDot(3.0))
+    (expected,) = case.A.collect(stats.Coverage((0.5, 0.9, 1.0)))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush small numbers")
+    try:
+        (found,) = case.again().A.collect(stats.Coverage((0.5, 0.9, 1.0)))
+    finally:
+        torch.set_flush_denormal(False)
+    check_coverage(case, found.numpy(), (0.5, 0.9))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", library.SETS)

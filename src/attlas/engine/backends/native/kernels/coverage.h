@@ -18,6 +18,7 @@ class CoveragePass {
   using V = Vec<T>;
   static constexpr int W = WIDTH<T>;
   static constexpr int FEW = 32;  // weights that are sorted
+  static constexpr T LEAST = std::numeric_limits<T>::min();  // no weight but 0 is smaller
 
  public:
   // Without `source` logits are products of packed tokens.
@@ -148,8 +149,9 @@ class CoveragePass {
     } else if (!(level.density > 0)) {
       level.density = double(number);
     }
-    // Neighbours in the order of the floating point numbers: all weights between are equal.
-    const bool narrow = !(std::nextafter(level.low, level.high) < level.high);
+    // Neighbours in the order of the weights, none of which lies between 0 and the normal numbers: all weights between the
+    // two are equal. Where small numbers are flushed to 0, those below the normal ones cannot be compared.
+    const bool narrow = !(std::max(std::nextafter(level.low, level.high), LEAST) < level.high);
     level.done = level.count_low >= 0 && (narrow || level.count_high - level.count_low <= FEW);
     if (!level.done) level.threshold = next(level, round);
   }
@@ -162,8 +164,9 @@ class CoveragePass {
       const double beyond = level.missing > 0 ? FEW / 4 : -FEW / 4;
       const double step = std::clamp((level.missing + beyond) / level.density, -2.0, 2.0);
       const double guess = double(level.threshold) * std::exp(step);
-      if (guess > low && guess < high) return T(guess);
+      if (guess > low && guess < high && guess >= double(LEAST)) return T(guess);
     }
+    if (low <= 0 && high * 0.0625 < double(LEAST)) return level.count_low < 0 ? T(0) : LEAST;
     if (low <= 0) return T(high * 0.0625);
     return high > 4 * low ? T(std::sqrt(low) * std::sqrt(high)) : T(low + (high - low) / 2);
   }

@@ -259,6 +259,19 @@ class KLargestOfRows {
   }
   KLargest<T> row(int64_t row) { return {values_.data() + row * k_, keys_.data() + row * k_, k_}; }
 
+  // Adds the k largest logits of row `from`, whose keys are later, to those of row `to`.
+  void merge(int64_t to, int64_t from) {
+    const std::vector<T> values(values_.begin() + to * k_, values_.begin() + (to + 1) * k_);
+    const std::vector<int32_t> keys(keys_.begin() + to * k_, keys_.begin() + (to + 1) * k_);
+    int64_t left = 0, right = 0;
+    for (int64_t x = 0; x < k_; ++x) {
+      const bool first = values[size_t(left)] >= values_[size_t(from * k_ + right)];
+      values_[size_t(to * k_ + x)] = first ? values[size_t(left)] : values_[size_t(from * k_ + right)];
+      keys_[size_t(to * k_ + x)] = first ? keys[size_t(left)] : keys_[size_t(from * k_ + right)];
+      ++(first ? left : right);
+    }
+  }
+
   // Writes the k largest weights of a row and their keys to row `to` of the results; logits are still without the scale.
   void store(const attlas::AttentionParams& p, int64_t row, int64_t to, T scale, double lse) const {
     for (int64_t x = 0; p.top_keys && x < k_; ++x) {
