@@ -37,12 +37,12 @@ class Walk(NamedTuple):
 
 BUDGETS = {
     "attend": Walk(14, 26, 54),
-    "product": Walk(20, 50, 82),
+    "product": Walk(21, 49, 80),
     "product of 16 tokens": Walk(15, 21, 25),
-    "backward": Walk(14, 43, 79),
-    "collect": Walk(23, 53, 99),
-    "tile of the viewer": Walk(38, 102, 202),
-    "recorded pass": Walk(55, 1281, 2455),
+    "backward": Walk(14, 41, 77),
+    "collect": Walk(23, 53, 97),
+    "tile of the viewer": Walk(38, 101, 201),
+    "recorded pass": Walk(56, 1282, 2453),
 }
 
 

@@ -40,7 +40,7 @@ def test_cells_are_counted(mask: str) -> None:
     assert torch.equal((stop - first).expand(2, 3, m), allowed.sum(-1))
     assert torch.equal(queries_of_keys(problem).expand(2, 3, n), allowed.sum(-2).float())
     assert torch.equal(cells_of_diagonals(problem).expand(2, 3, m + n - 1), diagonals(allowed).float())
-    rows, columns = torch.tensor([2, 3, 7, 11]), torch.tensor([1, 8, 9, 16])
+    rows, columns = [2, 3, 7, 11], [1, 8, 9, 16]
     blocks = [
         [allowed[:, :, a:b, c:d].sum((-1, -2)) for c, d in ((1, 8), (8, 9), (9, 16))]
         for a, b in ((2, 3), (3, 7), (7, 11))
@@ -53,7 +53,7 @@ def test_counts_of_a_mask_of_holes_are_not_known() -> None:
     assert interval_of(problem_of(attlas.Dilated(None, 0, 2))[0]) is None
     problem, _ = problem_of(attlas.from_tensor(torch.rand(11, 17) > 0.5))
     assert interval_of(problem) is None
-    blocks = torch.tensor([0, 4, 11]), torch.tensor([0, 9, 17])
+    blocks = [0, 4, 11], [0, 9, 17]
     for found, size in (
         (queries_of_keys(problem), (17,)),
         (cells_of_diagonals(problem), (27,)),

@@ -54,7 +54,7 @@ def test_picture_of_any_window(m, n, plan, mask, pool, data):
 def test_blocks_lie_where_they_are_drawn(length, most):
     count = count_blocks(length, most)
     assert count <= most
-    edges = block_edges(range(length), count).double()
+    edges = torch.tensor(block_edges(range(length), count), dtype=torch.float64)
     assert edges[0] == 0
     assert edges[-1] == length
     drawn = torch.arange(count + 1, dtype=torch.float64) * length / count

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from attlas.distributed.layout import Layout, Role
 from attlas.distributed.parts import with_graph
-from attlas.engine.backend import MISSING
+from attlas.engine.outputs import MISSING
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, keep_larger, merge_sums
 from attlas.errors import BackendError, DtypeError, GradientError, public

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attlas.engine import outputs
 from attlas.engine.costs import Operation
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
+from attlas.engine.online import LARGEST, exceeds
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic
@@ -20,9 +23,6 @@ from attlas.foundation.compat import cached_property
 from attlas.foundation.trees import rebuilt
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
-
-#: Stands in a list of results for a statistic that the backend does not compute.
-MISSING = object()
 
 
 class Gradients(NamedTuple):
@@ -212,9 +212,33 @@ class Backend(ABC):
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
-        """Return a result for each statistic, `MISSING` for one that is not computed, and the log-sum-exp if known."""
-        raise NotImplementedError
+        """Return a result for each statistic, `MISSING` for one that is not computed, and the log-sum-exp if known.
+
+        By default statistics are made from what `read` gives.
+        """
+        problem = request.problem
+        found = outputs.collect(problem, partial(self.read, request), statistics, lse)
+        return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
-        """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+        """Return the log-sum-exp of each row, shape (batch, heads, m); by default from `read`."""
+        found = self.read(request, {"lse": True}, None, None)
+        return None if found is None else found["lse"]
+
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        """Return numbers of the matrix from one pass, from which statistics are made; None where one is not finite.
+
+        Parameters
+        ----------
+        request : Request
+            The matrix.
+        wanted : mapping
+            Names and what goes with them, as `attlas.engine.outputs` lists them, but for ``out``.
+        v : Tensor, optional, shape (batch, value heads, n, e)
+            Values; then ``out`` is found too.
+        lse : Tensor, optional, shape (batch, heads, m)
+            Log-sum-exp of each row, if it is known.
+        """
         raise NotImplementedError

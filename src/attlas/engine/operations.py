@@ -11,9 +11,10 @@ from torch import Tensor
 
 from attlas.engine import online, traced
 from attlas.engine.autodiff import autograd
-from attlas.engine.backend import MISSING, Request
+from attlas.engine.backend import Request
 from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
+from attlas.engine.outputs import MISSING
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +52,6 @@ class Workspace:
 # Columns of a group; the maxima of groups show where the largest numbers of a row are. With c columns there are
 # c // GROUP groups, and a group is every (c // GROUP)-th column, so that maxima over a group read memory in order.
 GROUP = 16
-
-# Edges of blocks along rows and along columns, ascending: the first place of each, and the end of the last.
-Blocks: TypeAlias = tuple[Tensor, Tensor]
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -446,8 +443,8 @@ class Statistic(ABC):
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return which numbers a fused kernel must compute so that this statistic can be made from them.
 
-        Names are those of `attlas.engine.backends.native.request.compute`. None, the default, for a statistic that must
-        see the tiles. It may also check the settings against the sizes of the matrix.
+        Names, and the values that go with them, are those of `attlas.engine.outputs`. None, the default, for a
+        statistic that must see the tiles. It may also check the settings against the sizes of the matrix.
         """
         return None
 

@@ -230,7 +230,7 @@ def blocks(
 def _pool(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
     """Pool a tensor into blocks as `attlas.stats.Picture` pools a matrix; cells that are NaN do not count."""
     rows, columns = (range(size) for size in weights.shape[-2:])
-    bands = Bands(block_edges(rows, height).tolist()), Bands(block_edges(columns, width).tolist())
+    bands = Bands(block_edges(rows, height)), Bands(block_edges(columns, width))
     cells = pool_tile((~weights.isnan()).float(), rows, columns, bands, torch.sum)
     if pool == "max":
         found = pool_tile(weights.nan_to_num(-torch.inf), rows, columns, bands, torch.amax)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from attlas.engine.outputs import Blocks
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Blocks
 
 
 def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -56,14 +56,14 @@ def cells_of_diagonals(problem: Problem) -> Tensor:
 
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     """Return how many cells of each block are allowed, (batch or 1, heads or 1, height, width); NaN if unknown."""
-    rows, columns = blocks
+    rows, columns = torch.tensor(blocks[0], device=problem.device), torch.tensor(blocks[1], device=problem.device)
     if problem.mask is None:
         return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
     runs = interval_of(problem)
     if runs is None:
         return _unknown(problem, len(rows) - 1, len(columns) - 1)
     first, stop = runs
-    inside = slice(int(rows[0]), int(rows[-1]))
+    inside = slice(blocks[0][0], blocks[0][-1])
     bands, edges = len(rows) - 1, len(columns)
     band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)
     # Left of an edge c a run has max(c - first, 0) - max(c - stop, 0) cells: of each band it is enough to know how many

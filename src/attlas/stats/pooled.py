@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.engine.gradient import CellGradient
+from attlas.engine.outputs import Blocks
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import GROUP, Blocks, Part, Statistic, keep_larger, merge_sums
+from attlas.engine.statistic import GROUP, Part, Statistic, keep_larger, merge_sums
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.tiles import Tile
@@ -84,7 +85,7 @@ class Picture(Statistic):
 
     def start(self, problem: Problem) -> _Blocks:
         rows, columns = self._edges(problem)
-        return _Blocks(Bands(rows.tolist()), Bands(columns.tolist()), problem)
+        return _Blocks(Bands(rows), Bands(columns), problem)
 
     @public("Picture()")
     def _windows(self, problem: Problem) -> tuple[range, range]:
@@ -136,7 +137,7 @@ class Picture(Statistic):
         return results["picture_max"].masked_fill(empty, torch.nan) if bool(empty.any()) else results["picture_max"]
 
     def _edges(self, problem: Problem) -> Blocks:
-        """Return the first row and the first column of each block, and the ends, as tensors."""
+        """Return the first row and the first column of each block, and the ends."""
         rows, columns = self._windows(problem)
         return block_edges(rows, self.height), block_edges(columns, self.width)
 
@@ -183,12 +184,13 @@ class _Blocks:
                 into += pool_tile(some, rows, across, self.bands, torch.sum)
 
 
-def block_edges(window: range, count: int) -> Tensor:
+def block_edges(window: range, count: int) -> list[int]:
     """Return the first cell of each block of a window, ``⌊i · size / count⌋``, then its end.
 
     Sizes differ by at most one cell, so that drawing all blocks equally wide moves none by more.
     """
-    return torch.arange(count + 1, device="cpu") * len(window) // count + window.start
+    start, size = window.start, len(window)
+    return [i * size // count + start for i in range(count + 1)]
 
 
 def count_blocks(length: int, most: int) -> int:

@@ -114,5 +114,5 @@ class Blocks(Statistic):
         return Pooled(results["picture_sum"], results["picture_max"], cells.expand(*lead, -1, -1), keys)
 
     @property
-    def _edges(self) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.rows.edges), torch.tensor(self.columns.edges)
+    def _edges(self) -> tuple[list[int], list[int]]:
+        return self.rows.edges, self.columns.edges

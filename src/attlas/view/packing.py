@@ -296,7 +296,8 @@ def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Arr
     pixels = []
     for size, count in ((m, blocks.shape[0]), (n, blocks.shape[1])):
         middle = ((torch.arange(-(-size // (1 << level))) + 0.5) * (1 << level)).clamp(max=size - 1)
-        pixels.append(torch.searchsorted(block_edges(range(size), count), middle.long(), right=True) - 1)
+        edges = torch.tensor(block_edges(range(size), count))
+        pixels.append(torch.searchsorted(edges, middle.long(), right=True) - 1)
     whole = blocks[pixels[0]][:, pixels[1]].numpy()
     side = max(-(-m // blocks.shape[0]), -(-n // blocks.shape[1]))
     return side, pad(codes.encode(np.nan_to_num(whole), ~np.isnan(whole)))

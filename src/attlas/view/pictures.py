@@ -88,7 +88,7 @@ class Pictures:
 
 def _cut(length: int, size: int) -> tuple[list[int], Array]:
     """Cut an axis into at most `size` blocks: their edges, and the block of each pixel."""
-    edges, block = np.unique(block_edges(range(length), size)[:-1].numpy(), return_inverse=True)
+    edges, block = np.unique(block_edges(range(length), size)[:-1], return_inverse=True)
     return [*edges.tolist(), length], block
 
 

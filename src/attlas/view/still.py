@@ -118,7 +118,7 @@ def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
 def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     """Return one exact query for each row of pixels, its keys pooled to the largest weight, as codes."""
     m, n = A.shape[-2:]
-    high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side)).tolist()
+    high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side))
     table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
     return codes.encode(table.max, table.cells > 0)
 

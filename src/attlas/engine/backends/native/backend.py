@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Request
-from attlas.engine.backends.native import decode, dot, library, statistics
+from attlas.engine.backends.native import decode, dot, library
 from attlas.engine.backends.native.additive import AdditiveKernels
 from attlas.engine.backends.native.distance import KERNELS, DistanceKernels
 from attlas.engine.backends.native.pairwise import PairwiseFamily
-from attlas.engine.backends.native.request import NEEDS_LSE
 from attlas.engine.costs import Operation, is_faster
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import LARGEST, exact, exceeds
+from attlas.engine.outputs import NEEDS_LSE
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Statistic
 from attlas.foundation.checks import all_finite
 from attlas.foundation.compat import tracing
 from attlas.scores.additive import Additive
@@ -33,32 +30,10 @@ _TERMS = ("log", "square", "mean", "linear", "centre")
 _FAMILIES: dict[type, type[PairwiseFamily]] = {Additive: AdditiveKernels, **dict.fromkeys(KERNELS, DistanceKernels)}
 
 
-class _Kernels(Backend):
-    """What both have in common: statistics of numbers that a kernel reads."""
-
-    name = "native"
-
-    @abstractmethod
-    def read(
-        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
-    ) -> dict[str, Tensor] | None:
-        """Return the wanted results, by the names of `request.compute`; None where a number is not finite."""
-
-    def statistics(
-        self, request: Request, asked: Sequence[Statistic], lse: Tensor | None
-    ) -> tuple[list[Any], Tensor | None] | None:
-        problem = request.problem
-        found = statistics.collect(problem, partial(self.read, request), asked, lse)
-        return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
-
-    def log_sum_exp(self, request: Request) -> Tensor | None:
-        found = self.read(request, {"lse": True}, None, None)
-        return None if found is None else found["lse"]
-
-
-class FusedKernels(_Kernels):
+class FusedKernels(Backend):
     """Kernels of dot products: outputs, gradients and statistics, with any mask, a soft cap and a sink."""
 
+    name = "native"
     row = "dot products"
     takes_fused = True
 
@@ -89,7 +64,8 @@ class FusedKernels(_Kernels):
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         product = request.product
-        found = dot.compute(request.problem, product, {"lse": True, "rounded": v.dtype is product.q.dtype}, v=v)
+        rounded = v.dtype is product.q.dtype
+        found = dot.compute(request.problem, product, {"lse": True}, v=v, rounded=rounded)
         if found is None or exceeds(found["lse"], decode.LARGEST_LSE[product.q.dtype]):
             return None
         return found["out"].to(v.dtype), found["lse"]
@@ -135,9 +111,10 @@ class FusedKernels(_Kernels):
         return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
-class PairwiseKernels(_Kernels):
+class PairwiseKernels(Backend):
     """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
 
+    name = "native"
     row = "pairs"
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
@@ -184,7 +161,7 @@ class PairwiseKernels(_Kernels):
         if family is None:
             return None
         found: dict[str, Tensor] = {}
-        rest = {name: value for name, value in wanted.items() if name not in ("lse", "rounded")}
+        rest = {name: value for name, value in wanted.items() if name != "lse"}
         # Then weights sum to 1, and no pass is needed to know it.
         complete = "mass" in wanted and problem.sink is None and not problem.partial
         if complete:

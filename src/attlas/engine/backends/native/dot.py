@@ -11,6 +11,7 @@ from torch import Tensor
 from attlas.engine.backends.native import library, request
 from attlas.engine.backends.native.decode import TYPES
 from attlas.engine.costs import ONE_THREAD, threads_for
+from attlas.engine.outputs import NEEDS_LSE
 from attlas.engine.problem import Problem, match_heads, sum_heads
 from attlas.errors import BackendError
 from attlas.scores.base import Dot
@@ -18,9 +19,15 @@ from attlas.scores.base import Dot
 
 @torch.no_grad()
 def compute(
-    problem: Problem, dot: Dot, wanted: Mapping[str, Any], *, v: Tensor | None = None, lse: Tensor | None = None
+    problem: Problem,
+    dot: Dot,
+    wanted: Mapping[str, Any],
+    *,
+    v: Tensor | None = None,
+    lse: Tensor | None = None,
+    rounded: bool = False,
 ) -> dict[str, Tensor] | None:
-    """Return the wanted results, by the names of `request.compute`, in at most two passes.
+    """Return the wanted results, by the names of `attlas.engine.outputs`, in at most two passes.
 
     Parameters
     ----------
@@ -29,11 +36,13 @@ def compute(
     dot : Dot
         Its logits.
     wanted : mapping
-        Names and what they need; also ``rounded`` (True) where the output will be rounded to the dtype of the tokens.
+        Names and what they need.
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values; then ``out`` is found too.
     lse : Tensor, optional, shape (batch, heads, m)
         Log-sum-exp without the constant of each row, if it is known.
+    rounded : bool, default False
+        Whether the output will be rounded to the dtype of the tokens.
 
     Returns
     -------
@@ -42,7 +51,7 @@ def compute(
     """
     kernels = library.current()
     q, k, v = _aligned(dot, v)
-    if lse is None and wanted.keys() & request.NEEDS_LSE:
+    if lse is None and wanted.keys() & NEEDS_LSE:
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:
@@ -51,9 +60,7 @@ def compute(
         status = kernels.call("dot", **params(kernels, dot, part, k, v), threads=threads, **fields)
         return succeeded(kernels, status, dot)
 
-    rounded = int(wanted.get("rounded", False))
-    size = None if v is None else v.shape[-1]
-    return request.compute(kernels, problem, wanted, run, size=size, lse=lse, rounded=rounded)
+    return request.compute(problem, wanted, run, v=v, lse=lse, rounded=int(rounded))
 
 
 def read(
@@ -93,13 +100,13 @@ def params(kernels: library.Kernels, dot: Dot, q: Tensor, k: Tensor, v: Tensor |
         "m": m,
         "n": k.shape[2],
         "d": d,
-        "q": kernels.tensor4(q),
-        "k": kernels.tensor4(k),
         "type": kernels.codes[TYPES[dot.q.dtype]],
         "scale": dot.scale,
         "cap": dot.cap,
     }
-    return fields if v is None else fields | {"v": kernels.tensor4(v), "e": v.shape[-1]}
+    if v is None:
+        return fields | kernels.tensors4(q=q, k=k)
+    return fields | kernels.tensors4(q=q, k=k, v=v) | {"e": v.shape[-1]}
 
 
 def succeeded(kernels: library.Kernels, status: int, dot: Dot) -> bool:
@@ -171,7 +178,7 @@ def backward(
         status = kernels.call(
             "dot_backward",
             of=kernels.structures["AttentionParams"](**fields),
-            grad=kernels.tensor4(grad[slices]),
+            **kernels.tensors4(grad=grad[slices]),
             delta=known[1].data_ptr(),
             d_q=part.data_ptr(),
             d_k=d_k.data_ptr(),

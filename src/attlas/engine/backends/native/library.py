@@ -188,9 +188,12 @@ class Kernels:
         self._library = library
         self._number = SETS.index(instruction_set) if why_not is None else -1
 
-    def tensor4(self, t: torch.Tensor) -> ctypes.Structure:
-        """Return a tensor of four axes as the kernels see it; the caller keeps it alive."""
-        return self.structures["Tensor4"](t.data_ptr(), *t.stride()[:3])
+    def tensors4(self, **tensors: torch.Tensor) -> dict[str, ctypes.Structure]:
+        """Return tensors of four axes as the kernels see them, by the same names; the caller keeps them alive."""
+        kind, found = self.structures["Tensor4"], {}
+        for name, t in tensors.items():
+            found[name] = kind(t.data_ptr(), *t.stride()[:3])
+        return found
 
     def call(self, entry: str, /, **fields: Any) -> int:
         """Run a kernel, without Python's lock.

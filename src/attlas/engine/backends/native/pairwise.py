@@ -51,7 +51,6 @@ def pairwise_params(
     # The kernel trusts these strides: an axis of another length would lead it out of the tensor.
     buffers = [t.expand(rows.shape[0], *t.shape[1:]) for t in (rows, columns, values)]
     buffers = [t if t.stride(-1) == 1 else t.contiguous() for t in buffers]
-    tensors = [kernels.tensor4(t) for t in buffers]
     batch, heads, m, d = rows.shape
     params = kernels.structures["PairwiseParams"](
         batch=batch,
@@ -62,9 +61,7 @@ def pairwise_params(
         n=columns.shape[2],
         d=d,
         e=values.shape[3],
-        rows=tensors[0],
-        columns=tensors[1],
-        values=tensors[2],
+        **kernels.tensors4(rows=buffers[0], columns=buffers[1], values=buffers[2]),
         type=kernels.codes["FLOAT64" if rows.dtype is torch.float64 else "FLOAT32"],
         threads=torch.get_num_threads(),
         by_column=int(by_column),
@@ -145,8 +142,7 @@ class PairwiseFamily(ABC):
             params, _buffers = pairwise_params(self.kernels, self.q[:, :, rows], self.k, values, **fields)
             return self.run_forward(params)
 
-        size = None if v is None else v.shape[-1]
-        found = request.compute(self.kernels, self.problem, {"lse": True, **wanted}, run, size=size)
+        found = request.compute(self.problem, {"lse": True, **wanted}, run, v=v)
         if found is None or ("out" in found and not all_finite(found["out"])):  # tiled sums values that overflow
             return None
         if self.problem.sink is not None:
@@ -156,7 +152,7 @@ class PairwiseFamily(ABC):
         return found
 
     def statistics(self, wanted: Mapping[str, Any], lse: Tensor) -> dict[str, Tensor] | None:
-        """Return the wanted results, by the names of `request.compute`; None where tokens are not finite."""
+        """Return the wanted results, by the names of `attlas.engine.outputs`; None where tokens are not finite."""
         if not all_finite(self.q, self.k):
             return None
         no_values, structure = self.k[..., :0], self.kernels.structures["AttentionParams"]
@@ -168,7 +164,7 @@ class PairwiseFamily(ABC):
             params.statistics = ctypes.addressof(results)
             return self.run_forward(params)
 
-        return request.compute(self.kernels, self.problem, wanted, run, lse=lse.detach())
+        return request.compute(self.problem, wanted, run, lse=lse.detach())
 
     def transposed(self, lse: Tensor, x: Tensor) -> Tensor | None:
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""

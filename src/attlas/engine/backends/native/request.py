@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.backends.native import library
+from attlas.engine import outputs
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells, segments_of
 from attlas.foundation.tiles import Tile, cut
@@ -17,27 +17,14 @@ from attlas.masks.base import Mask
 
 _MASK_BYTES = 1 << 25  # bytes of a mask that are written out at a time
 _MASK_ROWS = 512  # rows written out at a time: of more rows, fewer segments of keys are hidden from all
-# Results that are not in the dtype of the sums.
-_DTYPES = {"top_keys": torch.int64, "coverage": torch.int64, "lse": torch.float64}
-
-#: Results that need the log-sum-exp of each row.
-NEEDS_LSE = frozenset({"column_mass", "column_max", "offsets", "picture_sum", "picture_max", "coverage"})
-
-
-class Picture(NamedTuple):
-    """Blocks of a picture: the first row and column of each, and one more at the end."""
-
-    rows: Tensor
-    columns: Tensor
 
 
 def compute(
-    kernels: library.Kernels,
     problem: Problem,
     wanted: Mapping[str, Any],
     run: Callable[[slice, dict[str, Any]], bool],
     *,
-    size: int | None = None,
+    v: Tensor | None = None,
     lse: Tensor | None = None,
     **further: Any,
 ) -> dict[str, Tensor] | None:
@@ -45,19 +32,15 @@ def compute(
 
     Parameters
     ----------
-    kernels : Kernels
-        The kernels.
     problem : Problem
         The matrix.
     wanted : mapping
-        Names and what they need: ``lse``, ``entropy``, ``squares``, ``mass``, ``max_logit``, ``mean``,
-        ``variance`` (True), ``largest`` (how many), ``column_mass``, ``column_max``, ``offsets`` (True),
-        ``picture_sum``, ``picture_max`` (a `Picture`, the same for both), ``coverage`` (levels).
+        Names and what they need, as `attlas.engine.outputs` lists them; the blocks of both pictures are the same.
     run : callable
         Calls the kernel for some rows, with these fields of the structure ``AttentionParams`` beside its own; False
         where the tokens do not allow it.
-    size : int, optional
-        Size of the values, where the output is found too.
+    v : Tensor, optional, shape (batch, value heads, n, e)
+        Values, where the output is found too.
     lse : Tensor, optional, shape (batch, heads, m)
         Log-sum-exp, if it is known.
     **further
@@ -68,10 +51,11 @@ def compute(
     dict of str to Tensor, or None
         None where a call was refused.
     """
-    results = _empty(kernels, problem, wanted, size, problem.shape[2])
+    forms = wanted if v is None else {**wanted, "out": v}
+    results = outputs.zeros(problem, forms)
     for block in row_blocks(problem):
         m = len(block.rows)
-        part = results if m == problem.shape[2] else _empty(kernels, problem, wanted, size, m)
+        part = results if m == problem.shape[2] else outputs.zeros(problem, forms, m)
         rows = slice(block.rows.start, block.rows.stop)
         fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
         if not run(rows, fields | further):
@@ -119,33 +103,6 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     return ({}, ()) if cells is None else _of_cells(cells, len(at.rows), len(at.columns))
 
 
-def _empty(
-    kernels: library.Kernels, problem: Problem, wanted: Mapping[str, Any], size: int | None, m: int
-) -> dict[str, Tensor]:
-    """Return memory for the results of `m` rows."""
-    batch, heads, _, n = problem.shape
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, value in wanted.items():
-        if name == "lse" or name in kernels.row_statistics:
-            shapes[name] = (m,)
-        elif name in ("column_mass", "column_max"):
-            shapes[name] = (n,)
-        elif name == "largest":
-            shapes["top_values"] = shapes["top_keys"] = (m, value)
-        elif name == "offsets":
-            shapes[name] = (m + n - 1,)
-        elif name in ("picture_sum", "picture_max"):
-            shapes[name] = (len(value.rows) - 1, len(value.columns) - 1)
-        elif name == "coverage":
-            shapes[name] = (m, len(value))
-    if size is not None:
-        shapes["out"] = (m, size)
-    return {
-        name: torch.zeros(batch, heads, *shape, dtype=_DTYPES.get(name, problem.dtype), device="cpu")
-        for name, shape in shapes.items()
-    }
-
-
 def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
     """Put what was found of some rows in its place, or add it where it speaks of columns."""
     for name, found in part.items():
@@ -178,10 +135,10 @@ def _fields(
         fields["k_largest"] = wanted["largest"]
     picture = wanted.get("picture_sum") or wanted.get("picture_max")
     if picture is not None:
-        edges = picture.rows.clamp(block.rows.start, block.rows.stop) - block.rows.start
-        buffers += [edges.contiguous(), picture.columns.contiguous()]
+        rows, columns = torch.tensor(picture[0], device="cpu"), torch.tensor(picture[1], device="cpu")
+        buffers += [rows.clamp_(block.rows.start, block.rows.stop).sub_(block.rows.start), columns]
         fields |= {"row_edges": buffers[-2].data_ptr(), "column_edges": buffers[-1].data_ptr()}
-        fields |= {"picture_rows": len(picture.rows) - 1, "picture_columns": len(picture.columns) - 1}
+        fields |= {"picture_rows": len(rows) - 1, "picture_columns": len(columns) - 1}
     if "coverage" in wanted:
         buffers.append(torch.tensor(wanted["coverage"], dtype=torch.float64, device="cpu"))
         fields |= {"levels": buffers[-1].data_ptr(), "level_count": len(wanted["coverage"])}
