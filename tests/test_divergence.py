@@ -133,3 +133,13 @@ def test_a_second_derivative_of_tiles_is_refused() -> None:
 def test_messages(call: Any, text: str) -> None:
     with pytest.raises(attlas.AttlasError, match=text):
         call(attlas.attend(torch.zeros(2, 4, 3), torch.zeros(2, 5, 3)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [(2, 3), (3, 2), (1, 6)])
+def test_heads_share_keys_in_other_groups(kind: Any, heads: tuple[int, int]) -> None:
+    # Tiles of three of the six heads: a whole group of one matrix, and a part of a group of the other.
+    plan = Plan("tiled", cells=5000)
+    tokens = [torch.randn(1, count, 20, 4, dtype=torch.float64) for count in (6, heads[0], 6, heads[1])]
+    A, B = attlas.attend(*tokens[:2], plan=plan), attlas.attend(*tokens[2:], score=attlas.Gaussian(2.0), plan=plan)
+    torch.testing.assert_close(attlas.divergence(A, B, kind), formula(kind, A, B, "each"))

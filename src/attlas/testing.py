@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine import operations
 from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
@@ -390,7 +391,7 @@ def _check_results(
 ) -> None:
     first = next(iter(matrices.values()))
     mass = RowMass()
-    for t in _tensors(tiled.collect(first.problem, (statistic,), first.plan)[0]):
+    for t in _tensors(operations.collect(first.problem, (statistic,), first.plan)[0]):
         if tuple(t.shape[:2]) != (2, 3):
             fix = "carry (batch, heads, ...) and write into carry[at.place]."
             rule = "the first axes of a result must be (batch, heads)."

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +20,13 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
 from attlas.engine.statistic import Statistic
 from attlas.foundation.compat import cached_property
+from attlas.foundation.tiles import Tile
 from attlas.foundation.trees import rebuilt
 from attlas.scores.base import Dot, Score, Tokens
 from attlas.scores.dot import ScaledDot, SoftCap
+
+#: What a cell is read as: its weight, its logit, -inf where masked, or the logarithm of its weight.
+Form: TypeAlias = Literal["weights", "logits", "log weights"]
 
 
 class Gradients(NamedTuple):
@@ -145,12 +149,15 @@ class Backend(ABC):
         Its name in `Plan`.
     row : str
         Its row in the table of costs, `attlas.engine.costs.ROWS`.
+    computes : frozenset of str
+        The operations that it computes of some requests: `unsupported` is asked about no other.
     takes_fused : bool
         Whether it computes requests that `Request.as_fused` has made.
     """
 
     name: ClassVar[str]
     row: ClassVar[str]
+    computes: ClassVar[frozenset[Operation]]
     takes_fused: ClassVar[bool] = False
 
     @abstractmethod
@@ -219,6 +226,22 @@ class Backend(ABC):
         problem = request.problem
         found = outputs.collect(problem, partial(self.read, request), statistics, lse)
         return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
+
+    def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
+        """Return some cells of the matrix, shape ``at.shape``, in the dtype of the sums.
+
+        Parameters
+        ----------
+        request : Request
+            The matrix.
+        at : Tile
+            Which cells: of any batches and heads, of rows and columns in a range or in a list.
+        lse : Tensor, optional, shape (batch, heads, m)
+            Log-sum-exp of each row, if it is known; logits need none.
+        form : {"weights", "logits", "log weights"}
+            What they are read as.
+        """
+        raise NotImplementedError
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
         """Return the log-sum-exp of each row, shape (batch, heads, m); by default from `read`."""

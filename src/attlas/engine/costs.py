@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attlas.engine.problem import Problem
 
-Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics"]
+Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics", "cells"]
 
 
 class Least(NamedTuple):

@@ -64,7 +64,7 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
         If the plan names a backend that cannot compute the output of this problem.
     """
     name = request.plan.backend
-    backends = allowed_backends(name)
+    backends = allowed_backends(name, operation)
     if len(backends) > 1:
         backends = _cheapest_first(backends, _costs(request, operation, backends))
     first: Backend | None = None
@@ -105,9 +105,9 @@ def choose(request: Request) -> Choice:
 
 
 @cache
-def allowed_backends(name: str) -> tuple[Backend, ...]:
-    """Return the backends that a plan with this name allows; ``"auto"`` allows all."""
-    return tuple(backend for backend in BACKENDS if name in ("auto", backend.name))
+def allowed_backends(name: str, operation: Operation) -> tuple[Backend, ...]:
+    """Return the backends of an operation that a plan with this name allows; ``"auto"`` allows all."""
+    return tuple(one for one in BACKENDS if name in ("auto", one.name) and operation in one.computes)
 
 
 def _costs(request: Request, operation: Operation, backends: tuple[Backend, ...]) -> tuple[float, ...]:

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from attlas.engine import online, traced
 from attlas.engine.autodiff import autograd
-from attlas.engine.backend import Request
+from attlas.engine.backend import Form, Request
+from attlas.engine.backends import reference
 from attlas.engine.dispatch import Choice, allowed_backends, candidates, choose
 from attlas.engine.dropout import Dropout
 from attlas.engine.outputs import MISSING
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
+from attlas.foundation.tiles import Tile
 from attlas.scores.dot import ScaledDot
 
 
@@ -43,7 +45,7 @@ def _quick_product(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Ten
     """Return output and log-sum-exp of a plain scaled dot product by one call of a kernel; None for all else."""
     if problem.mask is not None or problem.sink is not None or type(problem.score) is not ScaledDot:
         return None
-    for backend in allowed_backends(plan.backend):
+    for backend in allowed_backends(plan.backend, "output"):
         if backend.has_fast_path(problem):
             return backend.fast_path(problem, v)
     return None
@@ -124,6 +126,20 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     request = Request(problem, problem.tokens, plan)
     found = (backend.log_sum_exp(request) for backend in candidates(request, "statistics"))
     return next(lse for lse in found if lse is not None)
+
+
+@torch.no_grad()
+@full_precision
+def cells(problem: Problem, at: Tile, plan: Plan, lse: Tensor | None = None, form: Form = "weights") -> Tensor:
+    """Return some cells, shape ``at.shape``; `lse`, shape (batch, heads, m), is that of all rows, where it is known."""
+    request = Request(problem, problem.tokens, plan)
+    found = (backend.cells(request, at, lse, form) for backend in candidates(request, "cells"))
+    return next(some for some in found if some is not None)
+
+
+def defined(problem: Problem, rows: Tensor) -> reference.Dense:
+    """Return some rows as they are defined, computed in float64, with their log-sum-exp and their weights."""
+    return reference.dense(reference.in_float64(problem), rows)
 
 
 @full_precision

@@ -89,6 +89,24 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
     return Sizes(1, max(c for c in range(1, together + 1) if group % c == 0), rows, columns)
 
 
+def cut_heads(heads: range, most: int, group: int) -> Iterator[range]:
+    """Cut query heads into ranges of at most `most` that hold whole groups of `group`, or lie within one.
+
+    Examples
+    --------
+    >>> list(cut_heads(range(2, 9), 6, 3))
+    [range(2, 3), range(3, 9)]
+    >>> list(cut_heads(range(6), 2, 3))
+    [range(0, 2), range(2, 3), range(3, 5), range(5, 6)]
+    """
+    start = heads.start
+    while start < heads.stop:
+        count, before = min(most, heads.stop - start), start % group
+        count = min(count, group - before) if before or count < group else count - count % group
+        yield range(start, start + count)
+        start += count
+
+
 def row_blocks(problem: Problem, plan: Plan, *, whole_rows: bool = False, wide: bool = True) -> Iterator[RowBlock]:
     """Yield the row blocks that cover a matrix, without the columns that the mask hides from all rows."""
     size = sizes(problem, plan, whole_rows=whole_rows, wide=wide)

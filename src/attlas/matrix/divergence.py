@@ -10,9 +10,7 @@ from torch import Tensor
 
 from attlas import stats
 from attlas.engine import operations
-from attlas.engine.backends import tiled
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import exceeds
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind, public
@@ -264,15 +262,10 @@ class _RowDivergence(stats.Statistic):
 
     def _cells(self, matrix: AttentionMatrix, lse: Tensor, at: Tile, heads: range) -> _Cells:
         """Return cells of a matrix at the places of a tile of either."""
-        problem = matrix.problem
-        whole_rows = problem.tile(at.batches, heads, at.rows, range(problem.shape[3]))
-        logs = tiled.read_tile(problem, whole_rows, at.columns, None)
+        place = matrix.problem.tile(at.batches, heads, at.rows, at.columns)
+        logs = operations.cells(matrix.problem, place, matrix.plan, lse, "logits" if self.of_logits else "log weights")
         if self.of_logits:
             return _Cells(logs, logs)
-        total = lse[whole_rows.place]
-        if exceeds(total, 16.0) and not problem.partial:  # two kernels round large logits differently
-            total = tiled.lse_of(problem, whole_rows, matrix.plan)
-        logs = logs - torch.where(total == -torch.inf, 0.0, total).to(logs.dtype).unsqueeze(-1)
         weights = logs.exp()
         if self.mean:
             weights = weights.mean(dim=1, keepdim=True)

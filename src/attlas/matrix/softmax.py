@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine import operations
 from attlas.engine.autodiff import graph
-from attlas.engine.backends import reference, tiled
+from attlas.engine.backend import Form
 from attlas.engine.dropout import Dropout
 from attlas.engine.online import exact, share_of
 from attlas.engine.plan import Plan
@@ -217,8 +217,9 @@ class SoftmaxWeights(Weights):
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
         self.check_unchanged()
         problem = self.problem
+        form: Form = "logits" if logits else "weights"
         if not problem.needs_graph:
-            return tiled.read(problem, self.plan, rows, columns, lse=self.known_lse, before_softmax=logits)
+            return operations.cells(problem, self._place(rows, columns), self.plan, self.known_lse, form)
         if problem.is_symbolic:
             dense = graph.dense(problem, rows)
             whole = dense.logits if logits else dense.weights
@@ -226,7 +227,7 @@ class SoftmaxWeights(Weights):
 
         def compute() -> tuple[list[Any], Tensor]:
             lse = self.lse()
-            return [tiled.read(problem, self.plan, rows, columns, lse=lse, before_softmax=logits)], lse
+            return [operations.cells(problem, self._place(rows, columns), self.plan, lse, form)], lse
 
         statistic = reads.Cells(rows, columns, logits)
         cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
@@ -236,8 +237,15 @@ class SoftmaxWeights(Weights):
             self.gradient.add_cells(rows, columns, cells)
         return cells
 
+    def _place(self, rows: range | Tensor, columns: range | Tensor) -> Tile:
+        """Return the tile of some rows and columns of all batches and heads; a list of them may be in any order."""
+        batch, heads = self.shape[:2]
+        high, wide = (range(len(some)) if isinstance(some, Tensor) else some for some in (rows, columns))
+        i, j = (some if isinstance(some, Tensor) else None for some in (rows, columns))
+        return self.problem.tile(range(batch), range(heads), high, wide, row_index=i, column_index=j)
+
     def defined_cells(self, rows: Tensor) -> Tensor:
-        _, own_lse, weights = reference.dense(reference.in_float64(self.problem), rows)
+        _, own_lse, weights = operations.defined(self.problem, rows)
         if self.problem.partial:  # the definition normalizes rows over the keys of the part alone
             weights = weights * share_of(own_lse, self.lse()[:, :, rows]).unsqueeze(-1)
         return weights

@@ -29,11 +29,12 @@ class Reference(Backend):
     """The definition as a backend: for tests, and for who asks for it."""
 
     name = row = "reference"
+    computes = frozenset({"output"})
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         if request.plan.backend != self.name:
             return "it stores the whole matrix; ask for it with Plan(backend='reference')"
-        return None if operation == "output" else "it computes outputs only"
+        return None
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None]:
         problem, dropout = request.problem, request.dropout

@@ -56,12 +56,11 @@ class Sdpa(Backend):
     """torch's fused kernels: outputs of dot products, and their gradients."""
 
     name = row = "sdpa"
+    computes = frozenset({"output", "backward"})
     takes_fused = True
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         dot, problem = request.dot, request.problem
-        if operation in ("transposed", "statistics"):
-            return "it computes outputs only"
         if dot is None or dot.cap:
             return "the score is not a dot product, or not accurate as one here"
         if request.dropout is not None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from attlas.engine import online
-from attlas.engine.backend import Backend, Gradients, Request
+from attlas.engine.backend import Backend, Form, Gradients, Request
 from attlas.engine.costs import Operation
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
@@ -25,7 +25,7 @@ from attlas.engine.held import check_leaves
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision, spread_heads, tree_flatten, tree_map
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
-from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, row_blocks, sizes
+from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, cut_heads, row_blocks, sizes
 from attlas.errors import ShapeError
 from attlas.foundation.checks import all_finite
 from attlas.foundation.tiles import Tile, cut
@@ -38,6 +38,7 @@ class Tiled(Backend):
     """Any device, any score, any mask, any numbers, in linear memory."""
 
     name = row = "tiled"
+    computes = frozenset(get_args(Operation))
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         return None
@@ -129,6 +130,26 @@ class Tiled(Backend):
     ) -> tuple[list[Any], Tensor | None]:
         return collect(request.problem, statistics, request.plan, lse)
 
+    def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
+        problem, plan = request.problem, request.plan
+        out = torch.empty(at.shape, dtype=problem.dtype, device=problem.device)
+        for tile, place in _tiles_of_cells(problem, at, plan):
+            if form == "logits":
+                out[place] = _logits_of_cells(problem, tile)
+                continue
+            b, h, rows = tile.place
+            index: Any = rows if tile.row_index is None else tile.row_index.to(problem.device)
+            known = None if lse is None else lse[b, h, index]
+            # Another kernel rounds large logits in its own way.
+            if known is None or (online.exceeds(known, 16.0) and _lse_is_cheap(problem, tile, form)):
+                known = _lse_of(problem, tile, plan)
+            logits = _logits_of_cells(problem, tile)
+            if form == "weights":
+                out[place] = _weights(logits, known)
+            else:
+                out[place] = logits - torch.where(known == -math.inf, 0.0, known).to(logits.dtype).unsqueeze(-1)
+        return out
+
     def log_sum_exp(self, request: Request) -> Tensor:
         problem = request.problem
         space = Workspace(problem.dtype, problem.device)
@@ -184,64 +205,43 @@ def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Work
         yield Part(problem, at, block, score, row_lse, space, index == 0, index == len(row_block.column_blocks) - 1)
 
 
-@torch.no_grad()
-@full_precision
-def read(
-    problem: Problem,
-    plan: Plan,
-    rows: range | Tensor,
-    columns: range | Tensor,
-    *,
-    lse: Tensor | None = None,
-    before_softmax: bool = False,
-) -> Tensor:
-    """Return weights, or logits, of some rows and columns, shape (batch, heads, len(rows), len(columns)).
+def _tiles_of_cells(problem: Problem, at: Tile, plan: Plan) -> Iterator[tuple[Tile, tuple[slice, slice, slice]]]:
+    """Cut a tile of any size into tiles that fit into memory; yield each, and its place in the cut one.
 
-    Only these rows are computed: each costs n scores, whatever m is.
+    Only these rows are computed: each costs n scores where its log-sum-exp is not known.
     """
-    batch, heads, m, n = problem.shape
-    out = torch.empty(batch, heads, len(rows), len(columns), dtype=problem.dtype, device=problem.device)
-    index = torch.arange(m, device="cpu")[rows.start : rows.stop] if isinstance(rows, range) else rows.cpu()
+    index = torch.arange(at.rows.start, at.rows.stop, device="cpu") if at.row_index is None else at.row_index.cpu()
     size = sizes(problem, plan, whole_rows=False, wide=True)
-    steps = cut(batch, size.batches), cut(heads, size.heads), cut(len(index), size.rows)
-    for batches, head_range, span in product(*steps):
-        some = index[span.start : span.stop]
-        first, last = int(some[0]), int(some[-1])
-        if last - first + 1 == len(some) and bool((some.diff() == 1).all()):
-            at = problem.tile(batches, head_range, range(first, last + 1), range(n))
-        else:
-            at = problem.tile(batches, head_range, span, range(n), row_index=some)
-        b, h, _ = at.place
-        total = None if lse is None or before_softmax else lse[b, h, some.to(lse.device)]
-        recompute = total is None or (online.exceeds(total, 16.0) and _lse_is_cheap(problem, len(some), len(columns)))
-        if recompute and not before_softmax:
-            total = lse_of(problem, at, plan)
-        out[b, h, span.start : span.stop] = read_tile(problem, at, columns, total)
-    return out
+    heads = list(cut_heads(at.heads, size.heads, problem.group))
+    for b, own_heads, r in product(cut(len(at.batches), size.batches), heads, cut(len(index), size.rows)):
+        rows, listed = r, index[r.start : r.stop]
+        in_order = bool((listed.diff() == 1).all())
+        if in_order:
+            rows = range(int(listed[0]), int(listed[-1]) + 1)
+        h = slice(own_heads.start - at.heads.start, own_heads.stop - at.heads.start)
+        place = slice(b.start, b.stop), h, slice(r.start, r.stop)
+        own, of_rows = at.batches[b.start : b.stop], None if in_order else listed
+        tile = problem.tile(own, own_heads, rows, at.columns, row_index=of_rows, column_index=at.column_index)
+        yield tile, place
 
 
-def _lse_is_cheap(problem: Problem, rows: int, columns: int) -> bool:
-    """Return whether computing the log-sum-exp of some rows costs little beside reading their cells."""
-    n = problem.shape[3]
-    return not problem.partial and (columns == n or rows * n <= 1 << 20)
+def _lse_is_cheap(problem: Problem, at: Tile, form: Form) -> bool:
+    """Return whether the log-sum-exp of a tile's rows can be computed, at little cost beside reading its cells."""
+    rows, columns, n = len(at.rows), len(at.columns), problem.shape[3]
+    return not problem.partial and (form == "log weights" or columns == n or rows * n <= 1 << 20)
 
 
-def read_tile(problem: Problem, at: Tile, columns: range | Tensor, lse: Tensor | None) -> Tensor:
-    """Return weights (or logits, without `lse`) of some rows and some columns."""
-    if isinstance(columns, Tensor):
-        tile = replace(at, columns=range(len(columns)), column_index=columns)
-    else:
-        tile = at.narrow(columns)
-    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, tile), tile))
-    if problem.mask is not None:
-        logits = logits.masked_fill_(~problem.mask.allows(tile), -math.inf)
-    return logits if lse is None else _weights(logits, lse)
+def _logits_of_cells(problem: Problem, at: Tile) -> Tensor:
+    """Return the logits of a tile, -inf where masked, in memory that may be written to."""
+    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, at), at))
+    return logits if problem.mask is None else logits.masked_fill_(~problem.mask.allows(at), -math.inf)
 
 
-def lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
-    """Return the log-sum-exp of the rows of a tile, from as many columns at a time as the plan's memory allows."""
-    width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(at.shape[:3]), 1), 1)
-    return _row_lse(problem, problem.tokens, RowBlock(at, column_blocks(at, problem.mask, width)))
+def _lse_of(problem: Problem, at: Tile, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of a tile's whole rows, from as many columns at a time as the plan's memory allows."""
+    rows = replace(at, columns=range(problem.shape[3]), column_index=None)
+    width = max(plan.budget(problem.device.type) // problem.score.scratch // max(math.prod(rows.shape[:3]), 1), 1)
+    return _row_lse(problem, problem.tokens, RowBlock(rows, column_blocks(rows, problem.mask, width)))
 
 
 def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, space: Workspace | None = None) -> Tensor:

@@ -35,6 +35,7 @@ class FusedKernels(Backend):
 
     name = "native"
     row = "dot products"
+    computes = frozenset({"output", "backward", "statistics"})
     takes_fused = True
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
@@ -116,6 +117,7 @@ class PairwiseKernels(Backend):
 
     name = "native"
     row = "pairs"
+    computes = frozenset({"output", "backward", "transposed", "statistics"})
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         family = _FAMILIES.get(type(request.problem.score))
@@ -189,8 +191,6 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
         return "dropout has to be the same when it is recomputed"
     if operation == "statistics" and tracing():
         return "a program of torch is being traced"
-    if fused and operation == "transposed":
-        return "it computes no transposed product"
     if fused and operation == "backward" and (request.fused is None or request.parameters()):
         return "its gradients are those of the tokens of a dot product"
     return None
