@@ -26,6 +26,8 @@ NAMES = [
     "torch.ops.aten._to_copy.default",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    *(f"torch.ops.aten._scaled_dot_product_{name}_attention.default" for name in ("flash", "efficient", "cudnn")),
+    "torch._fused_sdp_choice",
     "torch.Tensor._version",
     "torch.Tensor._is_view",
     "torch.Tensor._make_wrapper_subclass",
@@ -49,7 +51,8 @@ NAMES = [
 # Private names that stand elsewhere than in compat, by the package that they stand in.
 ELSEWHERE = {
     "engine": {"_version", "_is_view", "_scaled_dot_product_flash_attention_for_cpu",
-               "_scaled_dot_product_flash_attention_for_cpu_backward"},
+               "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention",
+               "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_fused_sdp_choice"},
 }  # fmt: skip
 
 

@@ -59,12 +59,10 @@ def _product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None) -
     backend = next(backends)
     dot = request.dot if backend.takes_fused else None
     values = v if dot is None else v.to(dot.q.dtype)
-    if (recorded := backend.recorded(request, values)) is not None:
-        return recorded
-    found = backend.forward(request, values)
+    found = backend.recorded(request, values) or backend.forward(request, values)
     # Numbers that this backend does not sum: the others take the tokens that it takes.
     out, lse = autograd.forward(backend.prepare(request), values, backends) if found is None else found
-    return out.to(v.dtype), lse if dot is None or dot.row is None else lse + dot.row
+    return out.to(v.dtype), lse if lse is None or dot is None or dot.row is None else lse + dot.row
 
 
 def _product_with_graph(
@@ -77,10 +75,9 @@ def _product_with_graph(
     dot = request.dot if backend.takes_fused else None
     request = backend.prepare(request)
     values = v if dot is None else v.to(dot.q.dtype)
-    if (recorded := backend.recorded(request, values)) is not None:
-        return recorded
-    out, lse = autograd.pool(request, values, chain((backend,), backends))
-    return out.to(v.dtype), lse if dot is None or dot.row is None else lse + dot.row.detach()
+    recorded = backend.recorded(request, values)
+    out, lse = recorded or autograd.pool(request, values, chain((backend,), backends))
+    return out.to(v.dtype), lse if lse is None or dot is None or dot.row is None else lse + dot.row.detach()
 
 
 @full_precision

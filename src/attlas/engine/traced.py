@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from attlas.engine.backends import reference
 from attlas.engine.dropout import Dropout
+from attlas.engine.fused import of_one_size
 from attlas.engine.problem import Problem, spread_heads
 from attlas.foundation.compat import transforming
 from attlas.masks.local import Causal
@@ -44,23 +45,26 @@ def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     mask = problem.mask
     causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
-    k, values = (spread_heads(t, problem.shape[1]) for t in (dot.k, v))
     dtype = dot.q.dtype
+    q, k, values = of_one_size(dot.q, dot.k.to(dtype), v.to(dtype))
+    k, values = (spread_heads(t, problem.shape[1]) for t in (k, values))
     out = functional.scaled_dot_product_attention(
-        dot.q, k.to(dtype), values.to(dtype), attn_mask=added, dropout_p=p, is_causal=causal, scale=dot.scale
+        q, k, values, attn_mask=added, dropout_p=p, is_causal=causal, scale=dot.scale
     )
-    return out.to(v.dtype)
+    return out[..., : v.shape[-1]].to(v.dtype)
 
 
 def _added(problem: Problem, dot: Dot) -> Tensor:
-    """Return the tensor that the fused function adds to the logits, or the pairs that are allowed."""
+    """Return what the fused function adds to the logits, or the pairs that are allowed, with two axes or four."""
     at = problem.tile(*map(range, problem.shape))
     allowed = None
     if problem.mask is not None:
         allowed = problem.mask.allows(at)
         allowed = allowed.expand(*allowed.shape[:-2], *at.shape[2:])
     if dot.bias is None:
-        return torch.ones(at.shape[2:], dtype=torch.bool) if allowed is None else allowed
-    none = torch.empty(0, dtype=problem.dtype)
-    bias = dot.bias(none, none, at).to(dot.q.dtype)
-    return bias if allowed is None else torch.where(allowed, bias, -math.inf)
+        added = torch.ones(at.shape[2:], dtype=torch.bool) if allowed is None else allowed
+    else:
+        none = torch.empty(0, dtype=problem.dtype)
+        added = dot.bias(none, none, at).to(dot.q.dtype)
+        added = added if allowed is None else torch.where(allowed, added, -math.inf)
+    return added.unsqueeze(0) if added.ndim == 3 else added

@@ -15,7 +15,7 @@ from attlas.engine import operations
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Form
 from attlas.engine.dropout import Dropout
-from attlas.engine.online import exact, share_of
+from attlas.engine.online import OF_16_BITS, exact, share_of
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
@@ -155,10 +155,10 @@ class SoftmaxWeights(Weights):
             return lse
         if self.problem.partial:  # it counts keys outside of this window, so that it cannot be computed again
             self._lse = lse.double()
-        elif self.problem.q.dtype.itemsize < 4:  # torch's kernel returns only 16 bits of it
-            self._lse = None
-        else:
+        elif self.problem.q.dtype.itemsize == 4:
             self._lse = exact(lse)
+        else:  # on a CPU, torch's kernel sums the weights after it has rounded them to 16 bits
+            self._lse = None if self.device.type == "cpu" else exact(lse, OF_16_BITS)
         return self._lse
 
     @public("A.lse")

@@ -2,7 +2,8 @@
 
 On a CPU the flash kernel also returns the log-sum-exp, so the matrix keeps it and nothing is computed
 twice. A causal mask of any alignment is cut into rectangles and one square; other masks, and scores of
-positions, go to the kernel one block of rows at a time, so memory stays linear.
+positions, go to the kernel one block of rows at a time, so memory stays linear. Off the CPU, `attlas.engine.fused`
+finds the kernel, and autograd records it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.engine import fused
 from attlas.engine.backend import Backend, Gradients, Request
 from attlas.engine.costs import Operation
 from attlas.engine.gradient import CellGradient
@@ -69,8 +71,8 @@ class Sdpa(Backend):
             return "there is nothing to compute"
         if problem.sink is not None and dot.row is not None:
             return "the sink needs the constant of each row"
-        if problem.device.type != "cpu" and not _plain(problem, dot):
-            return "off the CPU only whole matrices and square causal masks without a sink are handed on"
+        if problem.device.type != "cpu":
+            return fused.unsupported(problem, dot, operation)
         if operation == "backward" and (request.fused is None or request.parameters()):
             return "its gradients are those of the tokens of a dot product"
         return None
@@ -81,12 +83,9 @@ class Sdpa(Backend):
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
         if request.device.type == "cpu":
             return None
-        dot = request.product
-        grouped, causal = dot.k.shape[1] != dot.q.shape[1], request.problem.mask is not None
-        out = functional.scaled_dot_product_attention(
-            dot.q, dot.k, v, is_causal=causal, scale=dot.scale, enable_gqa=grouped
-        )
-        return out, None
+        dot, causal = request.product, request.problem.mask is not None
+        call = fused.find_call(dot.q, dot.k.to(dot.q.dtype), v, causal)
+        return None if call is None else fused.run(call, v.shape[-1], causal, dot.scale)
 
     def has_fast_path(self, problem: Problem) -> bool:
         return True
@@ -107,6 +106,8 @@ class Sdpa(Backend):
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
         problem, dot = request.problem, request.product
+        if problem.device.type != "cpu":  # `recorded` found no kernel for these values
+            return None
         if v.dtype.itemsize > dot.q.dtype.itemsize:  # its output has the digits of the tokens
             return None
         aligned, e = _aligned(dot, v), v.shape[-1]
@@ -161,12 +162,6 @@ class Sdpa(Backend):
 
 
 BACKENDS = (Sdpa(),)
-
-
-def _plain(problem: Problem, dot: Dot) -> bool:
-    """Return whether torch's kernel needs nothing but its own causal flag: no bias, sink or other mask."""
-    square = isinstance(problem.mask, Causal) and problem.shape[2] == problem.shape[3] and not problem.mask.offset
-    return (problem.mask is None or square) and dot.bias is None and problem.sink is None
 
 
 def _aligned(dot: Dot, v: Tensor) -> _Aligned:
