@@ -15,6 +15,7 @@ from attlas.engine.held import holds_all, read_by, tensors_of
 from attlas.errors import ModifiedError, public
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
 from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.scores.base import Dot, Score, Tokens
@@ -27,15 +28,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def full_precision(f: F) -> F:
-    """Switch ``torch.autocast`` off in a function of a problem or request: its sums stay in the problem's dtype."""
+    """Let a function of a problem or request multiply and sum in the problem's dtype.
+
+    ``torch.autocast`` is switched off, and so are settings by which torch rounds the factors of float32 products. A
+    program that torch compiles keeps the latter: they are those of the process that runs it.
+    """
 
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
-        if kind == "meta" or not torch.is_autocast_enabled(kind):
-            return f(problem, *args, **kwargs)
-        with torch.autocast(kind, enabled=False):
-            return f(problem, *args, **kwargs)
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return run(problem, *args, **kwargs)
+        has_setting = kind in SETTING_OF and not torch.compiler.is_compiling()
+        # Another thread may have switched to full precision, and may switch back while this one multiplies.
+        if has_setting and (FULL_FLOAT32.users or setting(*SETTING_OF[kind]) not in FULL):
+            with FULL_FLOAT32:
+                return f(problem, *args, **kwargs)
+        return f(problem, *args, **kwargs)
 
     return cast(F, run)
 

@@ -44,16 +44,21 @@ except ImportError:
     EinopsBackend = None  # type: ignore[assignment, misc]
 
 __all__ = [
-    "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED", "TO_COPY", "VALIDATORS",
-    "EinopsBackend", "TorchDispatchMode", "cached_property", "causal_models", "changes", "constant_to_compiler",
-    "in_backward", "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves",
-    "tree_map", "tree_map_only", "wrapper",
+    "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
+    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "cached_property",
+    "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part", "parse_to",
+    "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
 
 # What `.to()` and autograd call below __torch_dispatch__; torch.ops.aten names operations by their signature only.
 TO_COPY = torch.ops.aten._to_copy.default
+
+# How torch multiplies float32: settings by backend and operation, since 2.9; None before. They are public as slower
+# attributes, torch.backends.cuda.matmul.fp32_precision. The older public function raises where a program uses these.
+FP32_PRECISION: Callable[..., str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+SET_FP32_PRECISION: Callable[..., Any] | None = getattr(torch._C, "_set_fp32_precision_setter", None)
 
 
 def changes(t: Tensor) -> int:

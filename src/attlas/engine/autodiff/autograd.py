@@ -199,6 +199,7 @@ class _Collected(torch.autograd.Function):
         return None, None, None, None, *d_values, d_sink, *_cast(gradients, inputs)
 
 
+@full_precision
 def _cells(
     request: Request, statistics: Sequence[Statistic], forms: list[Any], found: list[Tensor], slopes: list[Any]
 ) -> tuple[CellGradient, list[graph.Replay]]:

@@ -28,6 +28,7 @@ from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, cut_heads, row_blocks, sizes
 from attlas.errors import ShapeError
 from attlas.foundation.checks import all_finite
+from attlas.foundation.precision import products_in_float32, sums_in_float32
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt
 from attlas.masks.base import BlockState
@@ -316,11 +317,15 @@ def _slope_of_product(
     at, slope = part.at, part.scratch("gradient")
     if gradient.left is None or gradient.right is None or pooled is None:
         return slope.zero_()
-    x, y = gradient.left[at.place].to(slope.dtype), _tokens_of_columns(gradient.right, problem, at).to(slope.dtype)
-    torch.matmul(x, y.mT, out=slope)
+    x, y = gradient.left[at.place], _tokens_of_columns(gradient.right, problem, at)
+    wide = x.to(slope.dtype)
+    if sums_in_float32(x, y):
+        products_in_float32(x, y, slope)
+    else:
+        torch.matmul(wide, y.to(slope.dtype).mT, out=slope)
     keep = None if dropout is None else dropout.keep(at)
     weights = part.weights if keep is None else part.weights * keep
-    pooled[at.place[0], at.place[1], at.columns.start : at.columns.stop] += torch.matmul(weights.mT, x)
+    pooled[at.place[0], at.place[1], at.columns.start : at.columns.stop] += torch.matmul(weights.mT, wide)
     return slope if keep is None else slope.mul_(keep)
 
 
@@ -425,9 +430,11 @@ def _logits(
 
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
     """Return the logits of a dot product, written into the workspace."""
-    q = dot.q[at.place].to(problem.dtype) * dot.scale
-    k = _tokens_of_columns(dot.k, problem, at).to(problem.dtype)
+    q, k = dot.q[at.place], _tokens_of_columns(dot.k, problem, at)
     logits = space.take("logits", at.shape)
+    if sums_in_float32(q, k):
+        return products_in_float32(q, k, logits).mul_(dot.scale)
+    q, k = q.to(problem.dtype) * dot.scale, k.to(problem.dtype)
     torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=logits.flatten(0, 1))
     return logits
 
