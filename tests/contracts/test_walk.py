@@ -37,12 +37,12 @@ class Walk(NamedTuple):
 
 BUDGETS = {
     "attend": Walk(14, 26, 54),
-    "product": Walk(21, 49, 80),
+    "product": Walk(21, 45, 76),
     "product of 16 tokens": Walk(15, 21, 25),
     "backward": Walk(14, 41, 77),
-    "collect": Walk(23, 53, 97),
-    "tile of the viewer": Walk(38, 101, 201),
-    "recorded pass": Walk(56, 1282, 2453),
+    "collect": Walk(23, 49, 93),
+    "tile of the viewer": Walk(38, 97, 197),
+    "recorded pass": Walk(56, 1266, 2437),
 }
 
 

@@ -125,18 +125,16 @@ class Problem:
 
     def __post_init__(self, given: Sequence[tuple[str, Tensor]]) -> None:
         q, k = self.q, self.k
-        batch, heads, m, _ = q.shape
         # A frozen object takes them by this way only, and torch.compile follows it.
-        object.__setattr__(self, "shape", (batch, heads, m, k.shape[2]))
+        object.__setattr__(self, "shape", (*q.shape[:3], k.shape[2]))
         object.__setattr__(self, "dtype", accumulation_dtype(q.dtype))
         object.__setattr__(self, "device", q.device)
         object.__setattr__(self, "has_numbers", holds_numbers(q) and holds_numbers(k))
         if self.versions or tracing() or not self.has_numbers:
             return
         versions = [version_of("q", q), version_of("k", k)]
-        own = (q.data_ptr(), k.data_ptr())
         for name, t in given:
-            if t is not q and t is not k and holds_numbers(t) and t.data_ptr() not in own:
+            if t is not q and t is not k and holds_numbers(t) and t.data_ptr() not in (q.data_ptr(), k.data_ptr()):
                 versions.append(version_of(name, t))
         if self.sink is not None:
             versions.append(version_of("sink", self.sink))
@@ -190,9 +188,8 @@ class Problem:
         for name, t, changes, address in self.versions:
             if t.data_ptr() != address or (changes is not None and t._version != changes):
                 rule = "the tensors of a matrix must not change after attend()."
-                found = f"{name} was changed in place"
                 fix = "call attend() again, or attend(q.clone(), k.clone()) before they change."
-                raise ModifiedError(rule, found, fix, arguments={name: t})
+                raise ModifiedError(rule, f"{name} was changed in place", fix, arguments={name: t})
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -234,8 +231,7 @@ class Problem:
     def needs_graph(self) -> bool:
         """Whether computations on the matrix must record a graph for a gradient."""
         # The log-sum-exp of a part counts keys that the part does not have: no gradient could reach those.
-        recorded = torch.is_grad_enabled() and not self.partial
-        return self.is_symbolic or (recorded and self.requires_grad)
+        return self.is_symbolic or (torch.is_grad_enabled() and not self.partial and self.requires_grad)
 
     @cached_property
     def runs_own_code(self) -> bool:
@@ -334,7 +330,11 @@ class Problem:
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
         """Return the tile of some batches, heads, rows and columns of this matrix."""
         m, n = self.shape[2:]
-        b, h = self.batch_ids[batches.start : batches.stop], self.head_ids[heads.start : heads.stop]
+        if self.ids is None:
+            b = torch.arange(batches.start, batches.stop, device="cpu")
+            h = torch.arange(heads.start, heads.stop, device="cpu")
+        else:
+            b, h = self.ids[0][batches.start : batches.stop], self.ids[1][heads.start : heads.stop]
         return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, **index)
 
     def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
