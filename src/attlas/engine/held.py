@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,36 +24,29 @@ _CELLS = 1 << 16  # cells of a matrix that is asked for whole, where a function 
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors that a score or a mask and its parts hold, each once."""
-    found: dict[int, Tensor] = {}
-    for part in parts_of(owner):
-        for t in _values(part):
-            if isinstance(t, Tensor):
-                found[id(t)] = t
-    return list(found.values())
+    return _parts_and_tensors(owner)[1]
 
 
-def parts_of(owner: nn.Module | Mask) -> list[nn.Module | Mask]:
-    """Return a score or a mask and the modules and masks that it is made of; what is shared comes several times."""
-    parts = [owner]
-    for part in _values(owner):
-        if isinstance(part, (nn.Module, Mask)):
-            parts += parts_of(part)
-    return parts
+def _parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], list[Tensor]]:
+    """Return a score or a mask with the modules and masks that it is made of, and the tensors of all, each once.
 
-
-def _values(owner: nn.Module | Mask) -> list[Any]:
-    """Return the attributes of an object that may be tensors or hold some, and the entries of those that are lists."""
-    values: list[Any] = []
-    for name, value in vars(owner).items():
-        if name in _SETTINGS or type(value) in _NO_TENSORS:
-            continue
-        if isinstance(value, dict):
-            values += value.values()
-        elif isinstance(value, (list, tuple)):
-            values += value
-        else:
-            values.append(value)
-    return values
+    A part that is shared comes several times.
+    """
+    parts, tensors = [owner], dict[int, Tensor]()
+    for part in parts:  # the list grows meanwhile
+        for name, value in vars(part).items():
+            if name in _SETTINGS or type(value) in _NO_TENSORS:
+                continue
+            if isinstance(value, dict):
+                entries: Iterable[Any] = value.values()
+            else:
+                entries = value if isinstance(value, (list, tuple)) else (value,)
+            for entry in entries:
+                if isinstance(entry, Tensor):
+                    tensors[id(entry)] = entry
+                elif isinstance(entry, (nn.Module, Mask)):
+                    parts.append(entry)
+    return parts, list(tensors.values())
 
 
 # Hooks and settings that every module has.
@@ -67,10 +60,11 @@ def holds_all(owner: nn.Module | Mask) -> bool:
     That is so for the classes of attlas and of torch, but for those that call a function of the user. What code of the
     user reads is found only by running it.
     """
-    return all(map(_holds_all, parts_of(owner)))
+    return all(map(_reads_its_own, _parts_and_tensors(owner)[0]))
 
 
-def _holds_all(part: nn.Module | Mask) -> bool:
+def _reads_its_own(part: nn.Module | Mask) -> bool:
+    """Return whether a part of a score or a mask reads nothing but its attributes."""
     if isinstance(part, (ScoreMod, FunctionMask)) or not type(part).__module__.startswith(("attlas.", "torch.nn.")):
         return False
     # Hooks of a module are functions of the user, too.
@@ -86,20 +80,20 @@ def _detached(t: Tensor) -> Tensor:
     return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
 
 
-@torch.no_grad()
-def read_by(
+def held_and_read(
     owner: nn.Module | Mask,
     run: Callable[[Tile], Any],
     shape: tuple[int, int, int, int],
     tile: Callable[..., Tile],
     given: Sequence[Tensor] = (),
-) -> tuple[Tensor, ...]:
-    """Return the tensors that a score or a mask reads and does not hold, found by running it on a few cells.
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Return the tensors that a score or a mask and its parts hold, and those that it reads elsewhere.
 
     Parameters
     ----------
     owner : Score or Mask
-        Where the attributes hold all that it reads, it is not run.
+        What its functions read elsewhere is found by running it on a few cells; where the attributes hold all that it
+        reads, it is not run.
     run : callable
         Runs it on a tile.
     shape : tuple of int
@@ -111,18 +105,31 @@ def read_by(
 
     Returns
     -------
-    tuple of Tensor
+    held : list of Tensor
+        Each once.
+    read : tuple of Tensor
         None where the code fails: it will fail again at the first tile.
     """
-    if 0 in shape or holds_all(owner):
-        return ()
-    held = tensors_of(owner)
+    parts, held = _parts_and_tensors(owner)
+    if 0 in shape or all(map(_reads_its_own, parts)):
+        return held, ()
+    return held, _read_by(run, shape, tile, (*given, *held))
+
+
+@torch.no_grad()
+def _read_by(
+    run: Callable[[Tile], Any],
+    shape: tuple[int, int, int, int],
+    tile: Callable[..., Tile],
+    known: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """Return the tensors besides those known that code of the user reads on a few cells."""
     for tiles in _attempts(shape, tile):
         found: dict[int, Tensor] = {}
         done = False
         for at in tiles:
             places = [t for t in (at.batch_ids, at.head_ids, at.row_index, at.column_index) if t is not None]
-            with ReadTensors([*given, *held, *places]) as read, warnings.catch_warnings():
+            with ReadTensors([*known, *places]) as read, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
                 done = _runs(run, at) or done
             found.update((id(t), t) for t in read.found)

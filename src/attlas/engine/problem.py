@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from attlas.engine.held import holds_all, read_by, tensors_of
+from attlas.engine.held import held_and_read, holds_all, tensors_of
 from attlas.errors import ModifiedError, public
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
 from attlas.foundation.compat import cached_property, tracing
@@ -138,12 +138,12 @@ class Problem:
                 versions.append(version_of(name, t))
         if self.sink is not None:
             versions.append(version_of("sink", self.sink))
-        read = read_by(self.score, self._score_cells, self.shape, self.tile, (q, k))
-        of_score = (*tensors_of(self.score), *read)
+        held, read = held_and_read(self.score, self._score_cells, self.shape, self.tile, (q, k))
+        of_score = (*held, *read)
         versions += [version_of("score", t) for t in of_score]
         if self.mask is not None:
-            seen = read_by(self.mask, self.mask.allows, self.shape, self.tile)
-            versions += [version_of("mask", t) for t in (*tensors_of(self.mask), *seen)]
+            held, seen = held_and_read(self.mask, self.mask.allows, self.shape, self.tile)
+            versions += [version_of("mask", t) for t in (*held, *seen)]
         vars(self).update(read=read, score_tensors=of_score, versions=tuple(versions))
 
     @public("a copy of A")
