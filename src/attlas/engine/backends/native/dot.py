@@ -79,15 +79,17 @@ def read(
 def _aligned(dot: Dot, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return queries, keys and values of one dtype, whose last axis has no gaps; keys and values have as many heads."""
     q, k = dot.q, dot.k.to(dot.q.dtype)
-    if v is not None:
-        k, v = match_heads(k, v.to(q.dtype), q.shape[1])
-        v = contiguous_vectors(v)
-    return contiguous_vectors(q), contiguous_vectors(k), v
+    if v is None:
+        q, k = contiguous_vectors(q, k)
+        return q, k, None
+    k, v = match_heads(k, v.to(q.dtype), q.shape[1])
+    q, k, v = contiguous_vectors(q, k, v)
+    return q, k, v
 
 
-def contiguous_vectors(t: Tensor) -> Tensor:
-    """Return a tensor whose last axis has no gaps."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+def contiguous_vectors(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors whose last axes have no gaps."""
+    return [t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in tensors]
 
 
 def params(kernels: library.Kernels, dot: Dot, q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def backward(
     if values is None:
         return None
     # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.
-    q, k, values, grad = [contiguous_vectors(t.detach().to(dtype)) for t in (q, k, values, grad)]
+    q, k, values, grad = contiguous_vectors(*[t.detach().to(dtype) for t in (q, k, values, grad)])
     lse, delta = lse.contiguous(), delta.to(dtype, copy=True)
     column = None if column is None else column.to(dtype).contiguous()
     terms = {name: t.to(dtype) for name, t in (rows or {}).items()}

@@ -67,23 +67,21 @@ class _Library:
         names = ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
         self._c.attlas_python(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names))
         self._c.attlas_look_every.argtypes, self._c.attlas_look_every.restype = [ctypes.c_int64], None
-        self._functions: dict[str, _Function] = {}
+        self.function = functools.cache(self._declared)  # each is looked up once
 
-    def function(self, name: str) -> _Function:
+    def _declared(self, name: str) -> _Function:
         """Return a C function, its address, the structure that it takes, and the names of its fields."""
-        if name not in self._functions:
-            function = getattr(self._c, f"attlas_{name}")
-            kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
-            size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
-            if size != ctypes.sizeof(kind):
-                rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
-                found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
-                raise BackendError(rule, found, _REBUILD, where=_WHERE)
-            function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-            function.restype = ctypes.c_int32
-            address = ctypes.cast(function, ctypes.c_void_p).value
-            self._functions[name] = _Function(function, address, kind, frozenset(field for field, *_ in kind._fields_))
-        return self._functions[name]
+        function = getattr(self._c, f"attlas_{name}")
+        kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
+        size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
+        if size != ctypes.sizeof(kind):
+            rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
+            found = f"{ctypes.sizeof(kind)} bytes in Python and {size} in the library"
+            raise BackendError(rule, found, _REBUILD, where=_WHERE)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        function.restype = ctypes.c_int32
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        return _Function(function, address, kind, frozenset(field for field, *_ in kind._fields_))
 
     def run(self, function: _Function, work: ctypes.Structure, number: int) -> int:
         """Call a C function for an instruction set; a signal handler that raises ends the call."""

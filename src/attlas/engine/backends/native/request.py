@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -79,19 +79,23 @@ class RowBlock(NamedTuple):
         return slice(None), slice(None), slice(self.rows.start, self.rows.stop)
 
 
-def row_blocks(problem: Problem) -> Iterator[RowBlock]:
-    """Yield the rows of each call with their mask: a run of allowed keys per row, or a byte per cell."""
-    batch, heads, m, n = problem.shape
+def row_blocks(problem: Problem) -> Iterable[RowBlock]:
+    """Return the rows of each call with their mask: a run of allowed keys per row, or a byte per cell."""
+    m = problem.shape[2]
     if problem.mask is None:
-        yield RowBlock(range(m), {}, ())
-        return
+        return [RowBlock(range(m), {}, ())]
     if problem.allowed_runs is not None:
-        yield RowBlock(range(m), *_of_runs(*problem.allowed_runs))
-        return
+        return [RowBlock(range(m), *_of_runs(*problem.allowed_runs))]
+    return _blocks_of_cells(problem, problem.mask)
+
+
+def _blocks_of_cells(problem: Problem, mask: Mask) -> Iterator[RowBlock]:
+    """Yield the rows of each call with their mask as a byte per cell."""
+    batch, heads, m, n = problem.shape
     at = problem.tile(range(batch), range(heads), range(m), range(n))
     # As many rows as stay small even if each batch and head has cells of its own.
     for rows in cut(m, max(min(_MASK_BYTES // (batch * heads * n), _MASK_ROWS), 1)):
-        yield RowBlock(rows, *_cells(problem.mask, replace(at, rows=rows)))
+        yield RowBlock(rows, *_cells(mask, replace(at, rows=rows)))
 
 
 def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
