@@ -39,7 +39,7 @@ class Axes:
 
     def restore(self, t: Tensor) -> Tensor:
         """Give a result of shape (batch, heads, ...) the leading axes that the user sees."""
-        if t.shape[:2] == self.shape:
+        if t.shape[:2] == self.layout and all(self.kept):
             return t
         return t.reshape((*self.shape, *t.shape[2:]))
 
@@ -47,7 +47,7 @@ class Axes:
         """Give a result, a tensor or a (named) tuple of tensors, the leading axes that the user sees."""
         if isinstance(result, Tensor):
             return self.restore(result)
-        parts = [self.restore_all(part) for part in result]
+        parts = map(self.restore_all, result)
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
     def spread(self, t: Tensor) -> Tensor:

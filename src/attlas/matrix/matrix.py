@@ -465,7 +465,7 @@ class AttentionMatrix(LazyTensor):
         (torch.Size([100]), torch.Size([100]))
         """
         check_are_statistics(statistics)
-        return tuple(self.axes.restore_all(result) for result in self.weights.collect(statistics))
+        return tuple(map(self.axes.restore_all, self.weights.collect(statistics)))
 
     # --------------------------------------------------------------------------------------------------- reductions
 

@@ -143,7 +143,7 @@ class SoftmaxWeights(Weights):
         """Return the log-sum-exp of each row in float64, shape (batch, heads, m), without a graph; it is kept."""
         lse = self.known_lse
         if lse is None:
-            self.check_unchanged()
+            self.problem.check_unchanged()
             lse = self._lse = operations.log_sum_exp(self.problem, self.plan)
         return lse
 
@@ -164,7 +164,7 @@ class SoftmaxWeights(Weights):
     @public("A.lse")
     def recorded_lse(self) -> Tensor:
         """Return the log-sum-exp of each row, shape (batch, heads, m), with a graph where one is needed."""
-        self.check_unchanged()
+        self.problem.check_unchanged()
         if self.is_symbolic:
             return graph.dense(self.problem).lse
         if not self.needs_graph:
@@ -204,7 +204,7 @@ class SoftmaxWeights(Weights):
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
-        self.check_unchanged()
+        self.problem.check_unchanged()
         x = spread_heads(x, self.problem.shape[1])
         out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
         if out.requires_grad and not tracing():
@@ -215,7 +215,7 @@ class SoftmaxWeights(Weights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
-        self.check_unchanged()
+        self.problem.check_unchanged()
         problem = self.problem
         form: Form = "logits" if logits else "weights"
         if not problem.needs_graph:
@@ -254,7 +254,7 @@ class SoftmaxWeights(Weights):
 
     @public("A.collect()")
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
-        self.check_unchanged()
+        self.problem.check_unchanged()
         self.check_numbers()
         self.check_statistics(statistics)
         for statistic in statistics:
@@ -284,7 +284,7 @@ class SoftmaxWeights(Weights):
     @public("A.sum()")
     def sums(self, *, over_keys: bool) -> Tensor:
         """Return the sum of each row, or of each column, with a graph that ``A.grad`` counts as that of a product."""
-        self.check_unchanged()
+        self.problem.check_unchanged()
         out: Tensor = self._recorded([rows.RowMass() if over_keys else columns.ColumnMass()])[0].unsqueeze(-1)
         if out.requires_grad and not tracing():
             ones = out.new_ones(1, 1, self.shape[3 if over_keys else 2], 1)
@@ -336,7 +336,7 @@ class SoftmaxWeights(Weights):
     @public("A.window()")
     def window(self, rows: range, columns: range, lse: Tensor | None = None) -> SoftmaxWeights:
         """Return some rows and columns; `lse` is that of these rows, shape (batch, heads, len(rows)), if known."""
-        self.check_unchanged()
+        self.problem.check_unchanged()
         m, n = self.shape[2:]
         if len(rows) == m and len(columns) == n:
             return self
@@ -352,9 +352,9 @@ class SoftmaxWeights(Weights):
         return self.replaced(cut_out(problem, rows, columns), lse)
 
     def detach(self) -> SoftmaxWeights:
-        if not self.requires_grad:
-            return self
         problem = self.problem
+        if not problem.requires_grad:
+            return self
         sink = None if problem.sink is None else problem.sink.detach()
         problem = replace(problem, q=problem.q.detach(), k=problem.k.detach(), sink=sink, detached=True)
         return self.replaced(problem, self.known_lse)
@@ -372,7 +372,7 @@ class SoftmaxWeights(Weights):
         learned = any(True for _ in problem.score.parameters())  # parameters have a dtype of their own
         if dtype is not None and (learned or dtype not in (torch.float32, torch.float64)):
             return None
-        self.check_unchanged()
+        self.problem.check_unchanged()
         # The log-sum-exp of a part counts keys outside of the part, so that it cannot be computed again.
         lse = self.lse().to(device) if problem.partial else None
         score = problem.score if device == self.device else copy.deepcopy(problem.score).to(device)
