@@ -37,12 +37,12 @@ class Walk(NamedTuple):
 
 BUDGETS = {
     "attend": Walk(14, 24, 42),
-    "product": Walk(21, 45, 72),
+    "product": Walk(21, 45, 71),
     "product of 16 tokens": Walk(15, 21, 24),
-    "backward": Walk(14, 40, 72),
-    "collect": Walk(23, 49, 87),
-    "tile of the viewer": Walk(38, 97, 185),
-    "recorded pass": Walk(56, 1238, 2286),
+    "backward": Walk(14, 40, 71),
+    "collect": Walk(23, 49, 86),
+    "tile of the viewer": Walk(38, 97, 184),
+    "recorded pass": Walk(56, 1238, 2281),
 }
 
 

@@ -66,7 +66,8 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
     name = request.plan.backend
     backends = allowed_backends(name, operation)
     if len(backends) > 1:
-        backends = _cheapest_first(backends, _costs(request, operation, backends))
+        costs = costs_of(_rows(backends), request.problem, operation, library.current().instruction_set)
+        backends = _cheapest_first(backends, costs)
     first: Backend | None = None
     for backend in backends:
         # The request is prepared once, for the first backend; the others must take the same tokens.
@@ -110,11 +111,6 @@ def allowed_backends(name: str, operation: Operation) -> tuple[Backend, ...]:
     return tuple(one for one in BACKENDS if name in ("auto", one.name) and operation in one.computes)
 
 
-def _costs(request: Request, operation: Operation, backends: tuple[Backend, ...]) -> tuple[float, ...]:
-    """Return the costs of an operation by some backends."""
-    return costs_of(_rows(backends), request.problem, operation, library.current().instruction_set)
-
-
 @cache
 def _rows(backends: tuple[Backend, ...]) -> tuple[str, ...]:
     """Return the rows of backends in the table of costs."""
@@ -131,10 +127,11 @@ def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backen
     """Return the cost of each backend that computes the output, and the reason of each name that does not."""
     costs: dict[Backend, float] = {}
     reasons: dict[str, str] = {}
+    instruction_set = library.current().instruction_set
     for backend in backends:
         reason = backend.unsupported(request, "output")
         if reason is None:
-            (costs[backend],) = _costs(request, "output", (backend,))
+            (costs[backend],) = costs_of((backend.row,), request.problem, "output", instruction_set)
         elif backend.name not in reasons or request.dot is None:  # two of one name: that for this kind of score
             reasons[backend.name] = reason
     return costs, reasons
