@@ -41,7 +41,7 @@ BUDGETS = {
     "product of 16 tokens": Walk(15, 21, 24),
     "backward": Walk(14, 40, 71),
     "collect": Walk(23, 49, 86),
-    "tile of the viewer": Walk(38, 97, 184),
+    "tile of the viewer": Walk(38, 94, 166),
     "recorded pass": Walk(56, 1238, 2281),
 }
 

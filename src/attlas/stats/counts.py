@@ -59,7 +59,7 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     rows, columns = torch.tensor(blocks[0], device=problem.device), torch.tensor(blocks[1], device=problem.device)
     if problem.mask is None:
         return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
-    runs = interval_of(problem)
+    runs = problem.allowed_runs
     if runs is None:
         return _unknown(problem, len(rows) - 1, len(columns) - 1)
     first, stop = runs
@@ -68,12 +68,13 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)
     # Left of an edge c a run has max(c - first, 0) - max(c - stop, 0) cells: of each band it is enough to know how many
     # runs begin and end before each edge, and where, which takes far fewer numbers than rows times edges.
-    number, total = (first.new_zeros(*first.shape[:2], bands * (edges + 1)) for _ in range(2))
+    sums = first.new_zeros(2, *first.shape[:2], bands * (edges + 1))
+    number, total = sums
     for ends, sign in ((first, 1), (stop, -1)):
         ends = ends[..., inside].contiguous()
         places = torch.searchsorted(columns, ends).add_(band)
         number.scatter_add_(-1, places, torch.full_like(ends, sign))
         total.scatter_add_(-1, places, ends * sign)
-    number, total = (t.unflatten(-1, (bands, edges + 1))[..., :edges].cumsum(-1) for t in (number, total))
+    number, total = sums.unflatten(-1, (bands, edges + 1))[..., :edges].cumsum(-1)
     left: Tensor = number * columns - total
     return left.diff(dim=-1).to(problem.dtype)

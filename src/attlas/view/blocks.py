@@ -78,6 +78,7 @@ class Blocks(Statistic):
     def __init__(self, rows: Sequence[int], columns: Sequence[int]) -> None:
         self.rows = Bands(rows)
         self.columns = Bands(columns)
+        self._edges = self.rows.edges, self.columns.edges
 
     def start(self, problem: Problem) -> Pooled:
         shape = (*problem.shape[:2], len(self.rows), len(self.columns))
@@ -112,7 +113,3 @@ class Blocks(Statistic):
         cells, lead = cells_of_blocks(problem, self._edges).long(), problem.shape[:2]
         keys = (stop - first).expand(*lead, -1)
         return Pooled(results["picture_sum"], results["picture_max"], cells.expand(*lead, -1, -1), keys)
-
-    @property
-    def _edges(self) -> tuple[list[int], list[int]]:
-        return self.rows.edges, self.columns.edges

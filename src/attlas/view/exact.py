@@ -117,6 +117,7 @@ class Head:
 
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0) -> None:
         self.A = without_first(A) if skip_first else A
+        self._weights = self.A.softmax_weights
         self.unit = unit
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
@@ -152,8 +153,8 @@ class Head:
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        lse = self.lse(rows, wanted).to(self.A.device)
-        return self.A.with_weights(self.A.softmax_weights.window(rows, columns, lse))
+        lse = self.lse(rows, wanted).to(self._weights.device)
+        return self.A.with_weights(self._weights.window(rows, columns, lse))
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
         """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""
@@ -339,8 +340,8 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
 def _table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
     """Return blocks of a window: the mean over its heads, which may all see the same keys."""
     found = A.collect(Blocks(*edges))[0]
-    total, largest = (_array(t[0].double().mean(0)) for t in found[:2])
-    return Table(total, largest, _array(found.cells[0, 0]))
+    total, largest = found.sum[0].double().mean(0), found.max[0].double().mean(0)
+    return Table(_array(total), _array(largest), _array(found.cells[0, 0]))
 
 
 def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:

@@ -376,9 +376,9 @@ class Service:
         place, head = self._head(params)
         pool = params.word("pool", _POOLS, "mean")
         level = params.whole("level", 0, self._source.entries[place.entry].levels)
-        y, x = (
-            params.whole(name, 0, max(-(-size // (TILE << level)), 1)) for name, size in (("y", head.m), ("x", head.n))
-        )
+        size = TILE << level
+        y = params.whole("y", 0, max(-(-head.m // size), 1))
+        x = params.whole("x", 0, max(-(-head.n // size), 1))
         return self._picture_answer(self._pictures.tile(place, head, pool, level, y, x, wanted))
 
     def _thumbnail(self, params: Parameters, wanted: Wanted) -> Answer:
