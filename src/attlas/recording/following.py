@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -60,7 +61,7 @@ class ModelFollower(Listener):
         # By path: the names of each selection that meant an attention when it was first heard.
         self._matched: dict[str, list[tuple[int | str, ...]]] = {}
         watched = list(model.named_modules()) if patch_sdpa else attentions.watched()
-        self._passes = Passes(model, watched, lambda: is_recording(self), self._begin, self._end)
+        self._passes = Passes(model, watched, partial(is_recording, self), self._begin, self._end)
 
     def _follow(self, stack: ExitStack) -> None:
         """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""

@@ -73,25 +73,25 @@ class Passes:
     def followed(self) -> Iterator[None]:
         """Put the hooks on, and take them off again."""
         with ExitStack() as stack:
-            for handle in self._hooks():
-                stack.callback(handle.remove)
+            self._register_hooks(stack)
             yield
 
-    def _hooks(self) -> Iterator[Any]:
-        """Register the hooks of the model and of the watched modules; yield their handles."""
+    def _register_hooks(self, stack: ExitStack) -> None:
+        """Register the hooks of the model and of the watched modules until the stack is closed."""
         # A compiled model calls these functions as they are: compiled, they would be compiled again for each module.
         enter_pass, leave_pass, ended, enter, leave = (
             uncompiled(function)
             for function in (Passes._enter_pass, Passes._leave_pass, Passes._ended, Passes._enter, Passes._leave)
         )
         model = self._model
-        yield model.register_forward_pre_hook(partial(enter_pass, self), with_kwargs=True, prepend=True)
+        begin = model.register_forward_pre_hook(partial(enter_pass, self), with_kwargs=True, prepend=True)
+        stack.callback(begin.remove)
         for path, module in self._watched.items():
-            yield module.register_forward_pre_hook(partial(enter, self, path))
+            stack.callback(module.register_forward_pre_hook(partial(enter, self, path)).remove)
             # Also where the forward raises: the next call must not find what this one left.
-            yield module.register_forward_hook(partial(leave, self), always_call=True)
-        yield model.register_forward_hook(partial(leave_pass, self), always_call=True)
-        yield model.register_forward_hook(partial(ended, self))
+            stack.callback(module.register_forward_hook(partial(leave, self), always_call=True).remove)
+        stack.callback(model.register_forward_hook(partial(leave_pass, self), always_call=True).remove)
+        stack.callback(model.register_forward_hook(partial(ended, self)).remove)
 
     def _enter_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass, unless the model runs within its own pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,7 +70,7 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
     attributes = {name: value for name, value in vars(thing).items() if name != "given" or not isinstance(thing, Mask)}
     copied = tree_map_only((Tensor, Mask, nn.Module), detach, attributes)
     linked = vars(thing).get("given") is not None and isinstance(thing, Mask)
-    if not linked and all(new is old for new, old in zip(tree_leaves(copied), tree_leaves(attributes), strict=True)):
+    if not linked and all(map(operator.is_, tree_leaves(copied), tree_leaves(attributes))):
         return thing
     out = copy.copy(thing)
     vars(out).update(copied | ({"given": None} if linked else {}))
