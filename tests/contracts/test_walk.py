@@ -42,7 +42,7 @@ BUDGETS = {
     "backward": Walk(14, 40, 71),
     "collect": Walk(23, 49, 86),
     "tile of the viewer": Walk(38, 94, 166),
-    "recorded pass": Walk(56, 1179, 2127),
+    "recorded pass": Walk(56, 1117, 1982),
 }
 
 

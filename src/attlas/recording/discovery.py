@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
@@ -148,9 +148,11 @@ class ModelAttentions:
             found[kind] = without_attention(own, self._lists, self.sites)
         return {kind: layers for kind, layers in found.items() if layers}
 
-    def of_other_kinds(self) -> dict[str, list[int]]:
-        """Return the layers of each kind that have an attention of another kind only, as those of Llama 3.2 Vision."""
-        empty = self.without_attention()
+    def of_other_kinds(self, empty: Mapping[str, Mapping[int, str]]) -> dict[str, list[int]]:
+        """Return the layers of each kind that have an attention of another kind only, as those of Llama 3.2 Vision.
+
+        `empty` are the layers that have no attention at all, as `without_attention` gives them.
+        """
         found: dict[str, list[int]] = {}
         for kind, numbers in self._numbers.items():
             own = {*numbers.of_path.values(), *empty.get(kind, ())}
@@ -158,11 +160,15 @@ class ModelAttentions:
             found |= {kind: other} if other else {}
         return found
 
-    def not_recorded(self, missed: Iterable[tuple[str, nn.Module]]) -> dict[str, dict[str, list[int | str]]]:
+    def not_recorded(
+        self, empty: Mapping[str, Mapping[int, str]], missed: Iterable[tuple[str, nn.Module]]
+    ) -> dict[str, dict[str, list[int | str]]]:
         """Return the layers of each kind that have no weights in a recording, by the class of what they have.
 
         Parameters
         ----------
+        empty : mapping of str to mapping of int to str
+            Layers that have no attention, as `without_attention` gives them.
         missed : iterable of (str, nn.Module)
             Attentions that ran and were not recorded, as `unrecorded` gives them.
 
@@ -172,7 +178,7 @@ class ModelAttentions:
             Numbers of layers; paths of modules outside of the model's layers.
         """
         found: dict[str, dict[str, list[int | str]]] = {}
-        for kind, layers in self.without_attention().items():
+        for kind, layers in empty.items():
             for number, name in layers.items():
                 found.setdefault(kind, {}).setdefault(name, []).append(number)
         lists = {f"{name}.".lstrip(".") for numbers in self._numbers.values() for name in numbers.first_of_list}

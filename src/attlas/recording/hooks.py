@@ -279,7 +279,8 @@ def four_axes(matrix: AttentionMatrix) -> AttentionMatrix:
 
 def has_four_axes(matrix: AttentionMatrix) -> bool:
     """Return whether the axes that users see are (batch, heads, m, n)."""
-    return matrix.ndim == 4 and matrix.shape[:2] == matrix.weights.shape[:2]
+    shape = matrix.shape
+    return len(shape) == 4 and shape[:2] == matrix.weights.shape[:2]
 
 
 @cache

@@ -297,8 +297,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         counts = {kind: count for kind, count in self._attentions.counts.items() if count}
         for entry in self.atlas.entries:  # a module that is used again gives more layers
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
-        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(self._unrecorded)}
-        other = self._attentions.of_other_kinds()
+        empty = self._attentions.without_attention()
+        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, self._unrecorded)}
+        other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
 
     def _renumbered(self, entry: Entry) -> Entry:
@@ -390,7 +391,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         with torch.no_grad():
             matrix = call.matrix
             first, count = self._heads_here(site, call)
-            here = range(first, first + matrix.shape[1])
+            here = range(first, first + matrix.weights.shape[1])
             chosen = self._selection.heads_of(site, self._attentions, count)
             heads = tuple(head for head in chosen if head in here)
             if len(heads) < len(chosen):
@@ -398,7 +399,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if not heads:
                 self._heads_elsewhere = True
                 return
-            if len(heads) != matrix.shape[1]:
+            if len(heads) != len(here):
                 positioned = replace(positioned, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
                 positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
@@ -409,7 +410,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
         weights = call.matrix.weights
-        key = (site.path, weights.shape[1], weights.key_heads, call.matrix.problem.q.shape[-1])
+        key = (site.path, weights.shape[1], weights.key_heads, weights.queries.shape[-1])
         if key not in self._known_heads:
             self._known_heads[key] = heads_here(call.module, call.matrix)
         return self._known_heads[key]

@@ -92,7 +92,7 @@ class PositionedCall:
         """Whether not all keys are in use, as in a static cache."""
         return self.key_stop < self.first_key + self.matrix.weights.shape[3]
 
-    @property
+    @cached_property
     def key_stop(self) -> int:
         """Position after the last key in use: a static cache has room for more."""
         stop = self.first_key + self.matrix.weights.shape[3]
@@ -191,7 +191,7 @@ class RecordedSequence:
             self._statistics.add(part.collect(*statistics), rows, n, column)
         if not self.blocks:
             # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
-            first = replace(problem, q=problem.q[:, :, :0], mask=None, versions=())
+            first = replace(problem, q=problem.q[:, :, :0], mask=None)
             self._base = snapshot(first, self.policy.device)
         mask = None
         if self.policy.tokens:
@@ -229,7 +229,7 @@ class RecordedSequence:
         """Return the matrix of all queries so far over all keys."""
         q, k, lse = self._q.joined(), self._k.joined(), self._lse.joined()
         batch, heads = q.shape[:2]
-        problem = replace(self._base, q=q, k=k, versions=())
+        problem = replace(self._base, q=q, k=k)
         tile = partial(problem.tile, range(batch), range(heads))
         problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
         return softmax_matrix(problem, self._plan, lse=lse)
