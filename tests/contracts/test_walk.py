@@ -41,7 +41,7 @@ BUDGETS = {
     "product of 16 tokens": Walk(15, 21, 24),
     "backward": Walk(14, 40, 71),
     "collect": Walk(23, 49, 86),
-    "tile of the viewer": Walk(38, 94, 166),
+    "tile of the viewer": Walk(37, 93, 164),
     "recorded pass": Walk(56, 1117, 1982),
 }
 

@@ -225,7 +225,7 @@ class Backend(ABC):
         """
         problem = request.problem
         found = outputs.collect(problem, partial(self.read, request), statistics, lse)
-        return None if found is None or (exceeds(found[1], LARGEST) and not problem.partial) else found
+        return None if found is None or (not problem.partial and exceeds(found[1], LARGEST)) else found
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
         """Return some cells of the matrix, shape ``at.shape``, in the dtype of the sums.
