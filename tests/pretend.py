@@ -90,7 +90,11 @@ class PretendDevice(TorchFunctionMode):
                 self.put(part)
             return t
         with torch._C.DisableTorchFunction():
-            if _is_plain(t) and t.untyped_storage().nbytes():
+            inner = _unwrapped(t)
+            if inner is not t:  # what a transform returns has the storage of the tensor inside
+                self._others[id(t)] = t
+                self.put(inner)
+            elif _is_plain(t) and t.untyped_storage().nbytes():
                 storage = t.untyped_storage()
                 self._storages[storage.data_ptr()] = storage
             else:
@@ -104,6 +108,7 @@ class PretendDevice(TorchFunctionMode):
         if self._others.get(id(t)) is t:
             return True
         with torch._C.DisableTorchFunction():
+            t = _unwrapped(t)
             return _is_plain(t) and t.untyped_storage().data_ptr() in self._storages
 
     def report(self) -> str:
@@ -232,6 +237,13 @@ class PretendDevice(TorchFunctionMode):
                 module._engine_run_backward = run
 
 
+def _unwrapped(t: Tensor) -> Tensor:
+    """Return the tensor inside of those that the transforms of torch.func wrap around it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
+
+
 def _is_plain(t: Tensor) -> bool:
     """Return whether a tensor has numbers in a storage of its own."""
     own = type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__
@@ -260,7 +272,8 @@ def _waiting_index(name: str, args: Any, index: list[Tensor], host: list[Tensor]
     filled = name == "__setitem__" and not (isinstance(value, Tensor) and value.ndim)
     if any(t.dtype in (torch.bool, torch.uint8) for t in places):
         return None if filled else "index by bool"
-    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+    several = isinstance(args[1], tuple) or name in ("index", "index_put", "index_put_")
+    parts = args[1] if several else (args[1],)
     if any(t.ndim and any(t is other for other in host) for t in places) or any(isinstance(p, list) for p in parts):
         return "copy of an index"
     return None

@@ -106,3 +106,13 @@ def test_the_operations_of_a_backward_are_seen() -> None:
     device = seen(run)
     assert [what for what, _ in device.waits] == ["__bool__"]
     assert not device.mixed
+
+
+def test_results_of_transforms_are_on_the_device() -> None:
+    device = PretendDevice()
+    with device:
+        t, table = device.put(torch.arange(4)), device.put(torch.arange(8.0))
+        found = torch.vmap(lambda i: torch.ops.aten.index(table, [i + 1]) * 2)(t)
+    assert device.holds(found)
+    assert not device.waits, device.report()
+    assert not device.mixed, device.report()
