@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attlas.errors import DeviceError, GradientError
+from attlas.foundation.compat import tracing
+from attlas.foundation.devices import to_device
 from attlas.foundation.pairwise import few_of
 from attlas.foundation.read_tensors import ReadTensors
 from attlas.foundation.tiles import Tile
@@ -69,6 +72,18 @@ def _reads_its_own(part: nn.Module | Mask) -> bool:
         return False
     # Hooks of a module are functions of the user, too.
     return not (isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks))
+
+
+def runs_of_rows(mask: Mask, at: Tile) -> tuple[Tensor, Tensor] | None:
+    """Return the runs of keys that a mask allows in the rows of a tile, on its device.
+
+    They are found on the CPU where the mask is all of attlas: it may have to look at them, and a device would be waited
+    for.
+    """
+    if at.device.type == "cpu" or tracing() or not holds_all(mask):
+        return mask.allowed_runs(at)
+    found = mask.allowed_runs(replace(at, device=torch.device("cpu")))
+    return None if found is None else (to_device(found[0], at.device), to_device(found[1], at.device))
 
 
 def without_graph(score: Score) -> Score:

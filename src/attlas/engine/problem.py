@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from attlas.engine.held import held_and_read, holds_all, tensors_of
+from attlas.engine.held import held_and_read, holds_all, runs_of_rows, tensors_of
 from attlas.errors import ModifiedError, public
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
 from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.devices import IdCopies, to_device
 from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
@@ -166,7 +167,7 @@ class Problem:
         )
 
         def part(t: Tensor, index: Tensor) -> Tensor:
-            return t[:, :, index.to(t.device)].to(self.dtype)
+            return t[:, :, to_device(index, t.device)].to(self.dtype)
 
         try:
             q, k = self.score.project(part(self.q, rows), part(self.k, columns))
@@ -248,6 +249,11 @@ class Problem:
         """Heads as the user counts them, (heads,) int64 on the CPU."""
         return torch.arange(self.q.shape[1], device="cpu") if self.ids is None else self.ids[1]
 
+    @cached_property
+    def id_copies(self) -> IdCopies:
+        """Batches and heads on the device of the tokens, for tiles."""
+        return IdCopies(self.device, self.batch_ids, self.head_ids, self.ids is None)
+
     @property
     def group(self) -> int:
         """Query heads that share one key head."""
@@ -312,13 +318,13 @@ class Problem:
         Both lie within the matrix, and are equal for a query that sees no key. None where a query may see
         more than one run of keys, or where there is no mask.
         """
-        m, n = self.shape[2:]
-        found = None if self.mask is None else self.mask.allowed_runs(self.tile(*map(range, self.shape)))
+        mask, at = self.mask, self.tile(*map(range, self.shape))
+        found = None if mask is None else mask.allowed_runs(at) if at.device.type == "cpu" else runs_of_rows(mask, at)
         if found is None:
             return None
         first, stop = torch.broadcast_tensors(*found)
-        shape = (1,) * (3 - first.ndim) + first.shape[:-1] + (m,)
-        first, stop = first.expand(shape).clamp(0, n), stop.expand(shape).clamp(0, n)
+        shape = (1,) * (3 - first.ndim) + first.shape[:-1] + (at.m,)
+        first, stop = first.expand(shape).clamp(0, at.n), stop.expand(shape).clamp(0, at.n)
         return first, torch.maximum(first, stop)
 
     @cached_property
@@ -329,26 +335,28 @@ class Problem:
 
     def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
         """Return the tile of some batches, heads, rows and columns of this matrix."""
-        m, n = self.shape[2:]
-        if self.ids is None:
+        batch, all_heads, m, n = self.shape
+        copies = None
+        if self.ids is None and self.device.type == "cpu":
             b = torch.arange(batches.start, batches.stop, device="cpu")
             h = torch.arange(heads.start, heads.stop, device="cpu")
-        else:
-            b, h = self.ids[0][batches.start : batches.stop], self.ids[1][heads.start : heads.stop]
-        return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, **index)
+        else:  # a view takes as long as the rest of a tile
+            b = self.batch_ids if len(batches) == batch else self.batch_ids[batches.start : batches.stop]
+            h = self.head_ids if len(heads) == all_heads else self.head_ids[heads.start : heads.stop]
+            copies = self.id_copies if self.device.type != "cpu" and self.has_numbers else None
+        return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, id_copies=copies, **index)
 
     def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
         """Return the problem of some batches and heads; slices of whole key groups are views."""
-        head_list = torch.arange(self.shape[1], device="cpu")[heads]
-        key_heads = head_list // self.group
+        key_heads = torch.arange(self.shape[1], device="cpu")[heads] // self.group
         first, last = (int(key_heads.min()), int(key_heads.max()) + 1) if len(key_heads) else (0, 0)
         share = max(len(key_heads) // max(last - first, 1), 1)
         owned = torch.arange(first, last, device="cpu").repeat_interleave(share)
         if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
             k = self.k[batches, first:last]
         else:
-            k = self.k[batches][:, key_heads.to(self.device)]
-        q = self.q[batches][:, heads if isinstance(heads, slice) else heads.to(self.device)]
+            k = self.k[batches][:, to_device(key_heads, self.device)]
+        q = self.q[batches][:, heads if isinstance(heads, slice) else to_device(heads, self.device)]
         sink = None if self.sink is None else self.sink[heads]
         return replace(self, q=q, k=k, sink=sink, ids=(self.batch_ids[batches], self.head_ids[heads]))
 

@@ -197,7 +197,8 @@ class TileFunction:
 
 def few_of(at: Tile) -> Tile:
     """Return at most 2 × 2 × 8 × 8 cells of a tile, spread over its rows and columns."""
-    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    rows, columns = at.i.flatten(), at.j.flatten()
+    rows, columns = (t[_spread(len(t), t.device)] for t in (rows, columns))
     return replace(
         at,
         batches=at.batches[:2],
@@ -206,14 +207,14 @@ def few_of(at: Tile) -> Tile:
         head_ids=at.head_ids[:2],
         rows=at.rows[: len(rows)],
         columns=at.columns[: len(columns)],
-        row_index=at.i.flatten()[rows],
-        column_index=at.j.flatten()[columns],
+        row_index=rows,
+        column_index=columns,
     )
 
 
 def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the numbers of these cells, of tensors of the whole tile."""
-    rows, columns = (_spread(len(span)) for span in (at.rows, at.columns))
+    rows, columns = (_spread(len(span), at.device) for span in (at.rows, at.columns))
     return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
 
 
@@ -234,15 +235,19 @@ class _IndexByTensor(TorchFunctionMode):
             items = index if isinstance(index, tuple) else (index,)
             kinds = {Tensor if isinstance(item, Tensor) else type(item) for item in items}
             if Tensor in kinds and kinds <= {Tensor, int}:
-                places = [torch.as_tensor(item, device=source.device) for item in items]
+                # A number is made where the tensor is: a copy would wait for a device.
+                places = [
+                    item.to(source.device) if isinstance(item, Tensor) else torch.full((), item, device=source.device)
+                    for item in items
+                ]
                 return torch.ops.aten.index(source, places)
         return func(*args, **(kwargs or {}))
 
 
-def _spread(size: int) -> list[int]:
-    """Return indices that are spread over a tile, the first and the last among them."""
+def _spread(size: int, device: torch.device) -> Tensor:
+    """Return indices that are spread over a tile, the first and the last among them, made on a device."""
     steps = min(size, _FEW) - 1
-    return [(size - 1) * step // max(steps, 1) for step in range(steps + 1)]
+    return torch.arange(steps + 1, device=device) * (size - 1) // max(steps, 1)
 
 
 def _takes(f: Callable[..., Any], count: int) -> bool:

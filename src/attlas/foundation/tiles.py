@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from attlas.foundation.devices import IdCopies, ids_on, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,8 @@ class Tile:
         Rows that are not a range (a sample, or a list that the user gave).
     column_index : Tensor, optional, shape (len(columns),)
         Columns that are not a range.
+    id_copies : IdCopies, optional
+        Batches and heads of the whole matrix on `device`, where that is not the CPU. `b` and `h` are parts of them.
 
     Examples
     --------
@@ -57,6 +61,7 @@ class Tile:
     dtype: torch.dtype = torch.float32
     row_index: Tensor | None = None
     column_index: Tensor | None = None
+    id_copies: IdCopies | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -76,12 +81,12 @@ class Tile:
     @property
     def b(self) -> Tensor:
         """Batch of each cell, shape (batches, 1, 1, 1)."""
-        return self.batch_ids.to(self.device).view(-1, 1, 1, 1)
+        return ids_on(self.device, self.batch_ids, 0, self.id_copies).view(-1, 1, 1, 1)
 
     @property
     def h(self) -> Tensor:
         """Head of each cell, shape (1, heads, 1, 1)."""
-        return self.head_ids.to(self.device).view(1, -1, 1, 1)
+        return ids_on(self.device, self.head_ids, 1, self.id_copies).view(1, -1, 1, 1)
 
     @property
     def i(self) -> Tensor:
@@ -95,7 +100,9 @@ class Tile:
 
     def narrow(self, columns: range) -> Tile:
         """Return the part of this tile that lies in `columns` (a range of the whole matrix)."""
-        return replace(self, columns=columns, column_index=None)
+        settings = self.m, self.n, self.batch_ids, self.head_ids, self.device, self.dtype, self.row_index
+        # `dataclasses.replace` would take four times as long.
+        return type(self)(self.batches, self.heads, self.rows, columns, *settings, None, self.id_copies)
 
 
 def _slice(span: range) -> slice:
@@ -103,9 +110,7 @@ def _slice(span: range) -> slice:
 
 
 def _places(span: range, index: Tensor | None, device: torch.device) -> Tensor:
-    if index is not None:
-        return index.to(device)
-    return torch.arange(span.start, span.stop, device=device)
+    return torch.arange(span.start, span.stop, device=device) if index is None else to_device(index, device)
 
 
 def cut(size: int, step: int) -> Iterator[range]:

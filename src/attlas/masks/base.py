@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
-from attlas.foundation.compat import changes, tracing
 from attlas.foundation.stored import Stored
 from attlas.foundation.tiles import Tile
 from attlas.masks.drawing import picture
@@ -417,11 +416,6 @@ class Not(Combined):
         return f"~({inner})" if isinstance(self.inner, And) else f"~{inner}"
 
 
-def changes_of(t: object) -> int | None:
-    """Return how often a tensor was changed in place; None where torch does not count that, and for other values."""
-    return None if not isinstance(t, Tensor) or tracing() or t.is_inference() else changes(t)
-
-
 def edges(at: Tile) -> tuple[int, int, int, int] | None:
     """Return the first and last row, then the first and last column of a tile.
 
@@ -438,9 +432,7 @@ def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
     """Return the first and last position of a tile along one axis; None where it has none, or they lie on a GPU."""
     if index is None:
         return (span.start, span.stop - 1) if len(span) else None
-    if index.device.type != "cpu" or not index.numel():
-        return None
-    return int(index.min()), int(index.max())
+    return None if index.device.type != "cpu" or not index.numel() else (int(index.min()), int(index.max()))
 
 
 _OPPOSITE = dict(zip(BlockState, reversed(BlockState), strict=True))

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_plain
-from attlas.foundation.compat import tracing
+from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.devices import changes_of, to_device
 from attlas.foundation.pairwise import TileFunction
 from attlas.foundation.tiles import Tile, cut
-from attlas.masks.base import BlockState, Mask, changes_of
+from attlas.masks.base import BlockState, Mask
 from attlas.scores.base import Score
 from attlas.scores.position import TensorBias, cells_of, heads_of
 
 __all__ = ["AdditiveMask", "FunctionMask", "TensorMask", "from_function", "from_tensor"]
 
 _BLOCK = 64  # rows and columns of the blocks whose coverage is kept
+_TOGETHER = 1 << 26  # cells on a device that are judged at a time
 
 
 class _Stored(Mask):
@@ -53,7 +55,7 @@ class _Stored(Mask):
         """Return True where the numbers of the tensor let a query see a key."""
 
     def allows(self, at: Tile) -> Tensor:
-        return self.rule(cells_of(self.cells, at)).to(at.device)
+        return to_device(self.rule(cells_of(self.cells, at)), at.device)
 
     def coverage(self, at: Tile) -> BlockState:
         # Less than a block is as quickly computed as judged; a list of places has no block.
@@ -87,17 +89,48 @@ class _Stored(Mask):
     def _forget(self) -> None:
         """Forget what was read off the tensor before it changed."""
         self._block_rows, self._changes = {}, changes_of(self.tensor)
+        vars(self).pop("_all_blocks", None)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
         """Return which blocks of a row of blocks allow any cell, and which allow all, shape (batch, heads, blocks)."""
+        if self.cells.device.type != "cpu":
+            some, every, _ = self._all_blocks
+            return some[:, :, block_row], every[:, :, block_row]
         if block_row not in self._block_rows:
             allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
             some, every = allowed.any(dim=2), allowed.all(dim=2)
             edge = -some.shape[-1] % _BLOCK
             some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
             every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
-            self._block_rows[block_row] = some.cpu(), every.cpu()
+            self._block_rows[block_row] = some, every
         return self._block_rows[block_row]
+
+    @cached_property
+    def _all_blocks(self) -> tuple[Tensor, Tensor, bool]:
+        """What a device is asked once, and waited for: which blocks allow any cell, which all; whether 0 is added.
+
+        The blocks have the shape (batch, heads, rows of blocks, blocks of columns).
+        """
+        own = _own(self.cells).detach()
+        parts: list[tuple[Tensor, Tensor]] = []
+        boolean = torch.ones((), dtype=torch.bool, device=own.device)
+        for rows in cut(own.shape[2], max(_TOGETHER // max(own[:, :, 0].numel(), 1) // _BLOCK, 1) * _BLOCK):
+            cells = own[:, :, rows.start : rows.stop]
+            allowed = self.rule(cells)
+            boolean = boolean & ((cells == 0) | ~allowed).all()
+            edges = (0, -allowed.shape[3] % _BLOCK, 0, -allowed.shape[2] % _BLOCK)
+            some, every = (
+                torch.nn.functional.pad(allowed, edges, value=value)
+                .unflatten(-1, (-1, _BLOCK))
+                .unflatten(2, (-1, _BLOCK))
+                for value in (False, True)
+            )
+            parts.append((some.any(-1).any(3), every.all(-1).all(3)))
+        some, every = (torch.cat(blocks, dim=2) for blocks in zip(*parts, strict=True))
+        *both, last = (
+            torch.cat([some.flatten(), every.flatten(), boolean.view(1)]).cpu().split([some.numel()] * 2 + [1])
+        )
+        return both[0].view(some.shape), both[1].view(some.shape), bool(last)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         if self._changes != changes_of(self.tensor):  # between two matrices it may change
@@ -215,6 +248,8 @@ class AdditiveMask(_Stored):
         if self.tensor.requires_grad or tracing():
             return False
         own = _own(self.cells)
+        if own.device.type != "cpu":
+            return not own.numel() or self._all_blocks[2]
         for rows in cut(own.shape[2], _BLOCK):  # some rows at a time: no copy of the whole tensor
             cells = own[:, :, rows.start : rows.stop]
             if not bool(((cells == 0) | ~self.rule(cells)).all()):
@@ -328,7 +363,8 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
     ``torch.finfo(dtype).min`` count as ``-inf``: that is what the masks of transformers hold, and a row of
     nothing else has weights 0 here, not 1/n. A padding mask of shape (batch, n) is ``t[:, None, None, :]``.
     Cost: the tensor itself, m · n numbers where no axis has size 1; a byte for each 64 × 64 cells, made as
-    tiles ask, from which whole tiles are skipped.
+    tiles ask, from which whole tiles are skipped. A tensor on a GPU is read for these at once, and the host waits for
+    it one time; one on the CPU beside queries on a GPU is copied tile by tile.
 
     Examples
     --------

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe, public
+from attlas.foundation.devices import DeviceCopies, changes_of, to_device
 from attlas.foundation.tiles import Tile
-from attlas.masks.base import BlockState, Mask, changes_of, edges
+from attlas.masks.base import BlockState, Mask, edges
 
 __all__ = ["Documents", "Padding", "Prefix"]
 
@@ -25,6 +26,7 @@ class _Counted(Mask):
 
     def __init__(self, label: str, lengths: Lengths) -> None:
         self.label = label
+        self._copies = DeviceCopies()
         #: The tensor that the lengths are copied from, and how often it was changed by then.
         self.given = (lengths, changes_of(lengths)) if isinstance(lengths, Tensor) else None
         self._read(lengths)
@@ -44,8 +46,15 @@ class _Counted(Mask):
         """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
         return self.lengths if self.lengths.numel() == 1 else self.lengths[at.batch_ids]
 
+    def _there(self, at: Tile) -> Tensor:
+        """Return the lengths of a tile's sequences on its device, shape (batches,) or (1,)."""
+        if at.device.type == "cpu":
+            return self.of(at)
+        lengths = self._copies.of(self.lengths, at.device)
+        return lengths if lengths.numel() == 1 else lengths[at.b.flatten()]
+
     def allows(self, at: Tile) -> Tensor:
-        lengths = self.of(at).to(at.device).view(-1, 1, 1, 1)
+        lengths = self._there(at).view(-1, 1, 1, 1)
         return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
 
     def coverage(self, at: Tile) -> BlockState:
@@ -60,7 +69,7 @@ class _Counted(Mask):
         return BlockState.FULL if last < int(lengths.min()) else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
-        lengths = self.of(at).to(at.device).view(-1, 1, 1)
+        lengths = self._there(at).view(-1, 1, 1)
         end = torch.full_like(lengths, at.n)
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
@@ -315,9 +324,9 @@ class Documents(Mask):
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
         if not len(at.batch_ids):
             return None
-        keys = self.keys.tile(at, range(at.n), None, 0, at.device)
-        if bool((keys.diff(dim=-1) < 0).any()):
+        if bool((self.keys.tile(at, range(at.n), None, 0, torch.device("cpu")).diff(dim=-1) < 0).any()):
             return None  # documents that come back later are not one run
+        keys = self.keys.tile(at, range(at.n), None, 0, at.device)
         rows = self.queries.tile(at, at.rows, at.row_index, self.first(at), at.device)
         batch = max(len(keys), len(rows))
         keys, rows = keys.expand(batch, -1).contiguous(), rows.expand(batch, -1).contiguous()
@@ -358,17 +367,19 @@ class _Ids:
         self.label = label
         self.given, self.axes = given, tuple(given.shape)
         self.count = self.axes[-1]
-        self._on: dict[torch.device, Tensor] = {
-            torch.device("cpu"): given.reshape(math.prod(self.axes[:-1]), self.count)
-        }
+        self._ids = given.reshape(math.prod(self.axes[:-1]), self.count)
+        self._copies = DeviceCopies()
 
     def tile(self, at: Tile, span: range, index: Tensor | None, first: int, device: torch.device) -> Tensor:
         """Return the ids of a tile's rows or columns, shape (batches, places) or (1, places)."""
-        if device not in self._on:
-            self._on[device] = self._on[torch.device("cpu")].to(device)
-        ids = self._on[device]
-        ids = ids[:, span.start + first : span.stop + first] if index is None else ids[:, index.to(device) + first]
-        return ids if ids.shape[0] == 1 else ids[at.batch_ids.to(device)]
+        ids = self._ids if device.type == "cpu" else self._copies.of(self._ids, device)
+        if index is None:
+            ids = ids[:, span.start + first : span.stop + first]
+        else:
+            ids = ids[:, to_device(index, device) + first]
+        if ids.shape[0] == 1:
+            return ids
+        return ids[at.b.flatten() if device == at.device else at.batch_ids]
 
 
 def _integers(mask: str, label: str, value: Lengths, fix: str) -> Tensor:

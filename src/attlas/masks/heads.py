@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, OutOfRangeError, counted, kind
 from attlas.foundation.checks import heads_of_three_axes, is_integer
+from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Combined, Mask, _boolean
 from attlas.masks.local import Window
@@ -104,7 +106,10 @@ class Heads(Combined):
         for place, owner in enumerate(owners):
             places[id(owner)].append(place)
         known = {id(owner): owner for owner in (*owners, self.default)}
-        return [(p, known[i], replace(at, heads=range(len(p)), head_ids=at.head_ids[p])) for i, p in places.items()]
+        return [
+            (p, known[i], replace(at, heads=range(len(p)), head_ids=at.head_ids[_in_a_row(p) or p]))
+            for i, p in places.items()
+        ]
 
     def allows(self, at: Tile) -> Tensor:
         return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
@@ -140,6 +145,12 @@ class Heads(Combined):
         return "\n".join([self.name(), *map(repr, self.parts)])
 
 
+def _in_a_row(places: list[int]) -> slice | None:
+    """Return places that follow each other as a slice; None where they do not."""
+    first, stop = (places[0], places[-1] + 1) if places else (0, 0)
+    return slice(first, stop) if stop - first == len(places) else None
+
+
 def _merged(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -> Tensor:
     """Join tensors of some heads into one of all heads of a tile.
 
@@ -159,5 +170,6 @@ def _merged(parts: Sequence[tuple[list[int], Tensor]], sizes: tuple[int, ...]) -
     batch = max(t.shape[0] if t.ndim > len(sizes) else 1 for _, t in parts)
     merged = parts[0][1].new_empty(batch, *sizes)
     for places, t in parts:
-        merged[:, places] = t
+        where = _in_a_row(places)
+        merged[:, to_device(torch.tensor(places, device="cpu"), t.device) if where is None else where] = t
     return merged

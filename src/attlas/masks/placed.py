@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from attlas.foundation.compat import cached_property
+from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.placed import original_tile
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, edges
@@ -89,7 +91,7 @@ class Placed(Mask):
         return replace(self.original(at), columns=range(len(self.columns)), column_index=None)
 
     def allows(self, at: Tile) -> Tensor:
-        return self.inner.allows(self.original(at)).to(at.device)
+        return to_device(self.inner.allows(self.original(at)), at.device)
 
     def coverage(self, at: Tile) -> BlockState:
         return self.inner.coverage(self.original(at))
@@ -100,7 +102,7 @@ class Placed(Mask):
         runs = self.inner.allowed_runs(self._all_columns(at))
         if runs is None:
             return None
-        first, stop = (t.to(at.device) + self.columns.start for t in runs)
+        first, stop = (to_device(t, at.device) + self.columns.start for t in runs)
         return first, stop
 
     def first_query(self, m: int, n: int) -> int | None:
@@ -167,7 +169,7 @@ class Stacked(Mask):
         for number in owner.unique().tolist():
             some = (owner == number).nonzero().flatten()
             part = replace(at, rows=range(len(some)), row_index=rows[some])
-            out[:, :, some.to(at.device)] = self._of(self.blocks[number], part).expand(part.shape)
+            out[:, :, to_device(some, at.device)] = self._of(self.blocks[number], part).expand(part.shape)
         return out
 
     def _of(self, block: Block, at: Tile) -> Tensor:
@@ -289,8 +291,12 @@ class Positions:
 
     def has(self, positions: Tensor) -> Tensor:
         """Return which of some positions are among these."""
-        table = torch.tensor(self.edges, dtype=torch.int64, device=positions.device)
-        return torch.searchsorted(table, positions, right=True) % 2 == 1
+        edges, copies = self._table
+        return torch.searchsorted(copies.of(edges, positions.device), positions, right=True) % 2 == 1
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, DeviceCopies]:
+        return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
     def state(self, first: int, last: int) -> BlockState:
         """Return how much of a range of positions, its last one included, is among these."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import ShapeError, TooLargeError, public
+from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import cells_of
@@ -47,7 +49,8 @@ class Runs(Mask):
     Notes
     -----
     Memory: 8 bytes per row and 8 to 16 per run, linear where a mask is causal, a window, chunks, packed documents
-    or blocks of an image. A tile costs two searches a row and one cumulative sum.
+    or blocks of an image. A tile costs two searches a row and one cumulative sum. A GPU that asks for tiles gets a copy
+    of the runs, and searches for each pair.
 
     Examples
     --------
@@ -73,6 +76,7 @@ class Runs(Mask):
         rows = torch.repeat_interleave(torch.arange(self._counts.numel(), device="cpu"), self._counts.flatten())
         self._line_starts = rows * (n + 1) + starts
         self._line_stops = rows * (n + 1) + stops
+        self._copies = DeviceCopies(), DeviceCopies()
         inner = rows[1:] == rows[:-1]
         if bool((starts >= stops).any()) or bool((inner & (starts[1:] <= stops[:-1])).any()):
             found = "a run that is empty, or that touches the one before"
@@ -99,12 +103,16 @@ class Runs(Mask):
 
     def allows(self, at: Tile) -> Tensor:
         rows = self._rows(at, at.row_index)
-        if not at.scattered:
-            return self._summed(rows, at).to(at.device)
+        if not at.scattered and at.device.type == "cpu":
+            return self._summed(rows, at)
         # The last run that begins at a key or before it has the key, if it ends after it.
-        line = (rows * (self.n + 1)).unsqueeze(-1) + at.j.cpu()
-        run = torch.searchsorted(self._line_starts, line, right=True) - 1
-        return ((run >= 0) & (functional.pad(self._line_stops, (0, 1))[run] > line)).to(at.device)
+        starts, stops = (
+            copies.of(t, at.device)
+            for copies, t in zip(self._copies, (self._line_starts, self._line_stops), strict=True)
+        )
+        line = (to_device(rows, at.device) * (self.n + 1)).unsqueeze(-1) + at.j
+        run = torch.searchsorted(starts, line, right=True) - 1
+        return (run >= 0) & (functional.pad(stops, (0, 1))[run] > line)
 
     def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
         """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU."""
@@ -181,9 +189,14 @@ class RunPerRow(Mask):
     def __init__(self, first: Tensor, stop: Tensor) -> None:
         self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))
 
-    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
-        first, stop = (cells_of(t.unsqueeze(-1), at).squeeze(-1).to(at.device) for t in (self.first, self.stop))
+    def _runs(self, at: Tile) -> tuple[Tensor, Tensor]:
+        """Return the runs of a tile's rows where they are stored."""
+        first, stop = (cells_of(t.unsqueeze(-1), at).squeeze(-1) for t in (self.first, self.stop))
         return first, stop
+
+    def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor]:
+        first, stop = self._runs(at)
+        return to_device(first, at.device), to_device(stop, at.device)
 
     def allows(self, at: Tile) -> Tensor:
         first, stop = (t.unsqueeze(-1) for t in self.allowed_runs(at))
@@ -192,7 +205,7 @@ class RunPerRow(Mask):
     def coverage(self, at: Tile) -> BlockState:
         if at.scattered or self.first.device.type != "cpu":
             return BlockState.PARTIAL
-        (first, stop), columns = self.allowed_runs(at), at.columns
+        (first, stop), columns = self._runs(at), at.columns
         if bool(((stop <= columns.start) | (first >= columns.stop) | (first >= stop)).all()):
             return BlockState.EMPTY
         whole = bool(((first <= columns.start) & (stop >= columns.stop)).all())
@@ -243,9 +256,14 @@ class Bits(Mask):
         cells = self.packed
         for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
             cells = cells.index_select(axis, ids) if cells.shape[axis] > 1 else cells
-        cells = cells.index_select(2, at.i.flatten().cpu())
-        j = at.j.flatten().cpu()
-        return ((cells.index_select(3, j // 8) >> (j % 8).to(torch.uint8)) & 1).bool().to(at.device)
+        here = replace(at, device=torch.device("cpu"))
+        cells, j = cells.index_select(2, here.i.flatten()), here.j.flatten()
+        if at.device.type == "cpu":
+            return ((cells.index_select(3, j // 8) >> (j % 8).to(torch.uint8)) & 1).bool()
+        # Eight keys a byte are copied, and taken apart there.
+        first, last = (int(end) // 8 for end in j.aminmax()) if len(j) else (0, -1)
+        cells, j = to_device(cells[..., first : last + 1], at.device), at.j.flatten()
+        return ((cells.index_select(3, j // 8 - first) >> (j % 8).to(torch.uint8)) & 1).bool()
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
         _check_sizes("Bits()", (*self.packed.shape[:3], self.n), batch, heads, m, n)

@@ -14,6 +14,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, describe, public
 from attlas.foundation.checks import as_plain, whole_number
 from attlas.foundation.compat import tracing
+from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.scores.position import heads_of
@@ -61,8 +62,9 @@ class Selected(Mask):
     and GLM-5, blocks in MiniMax-M3, MoBA [2]_ and NSA. Combine it with `Causal`, as these models do: a choice of k
     keys fills up with later keys where a query has fewer than k before it.
 
-    Memory: 4 bytes per entry, batch · groups · m · k of them, and no tensor of m · n. A tile costs one search per row
-    and its chosen keys. Tiles that no query of theirs chose are skipped.
+    Memory: 4 bytes per entry, batch · groups · m · k of them, and as many on each device that asks for tiles; no
+    tensor of m · n. A tile costs one search per row and its chosen keys. Tiles that no query of theirs chose are
+    skipped.
 
     References
     ----------
@@ -100,6 +102,7 @@ class Selected(Mask):
         self.axes = tuple(t.shape)
         t = t[None, None] if t.ndim == 2 else t[:, None] if t.ndim == 3 else t.flatten(0, -4)
         self.entries = _ascending(t)
+        self._copies = DeviceCopies()
 
     @property
     def indices(self) -> Tensor:
@@ -117,15 +120,15 @@ class Selected(Mask):
             return self._of_groups(replace(at, head_ids=torch.arange(groups))).repeat_interleave(self.group, dim=1)
         own, places = torch.unique_consecutive(ids, return_inverse=True)
         allowed = self._of_groups(replace(at, head_ids=own))
-        return allowed if len(own) == len(ids) else allowed[:, places.to(allowed.device)]
+        return allowed if len(own) == len(ids) else allowed[:, to_device(places, allowed.device)]
 
     def _of_groups(self, at: Tile) -> Tensor:
         """Return the allowed pairs of a tile whose heads are groups."""
-        rows = self._rows(at)
+        rows = self._rows(at, at.device)
         if not rows.shape[-1]:
             return torch.zeros(1, len(at.head_ids), 1, 1, dtype=torch.bool, device=at.device)
         if at.column_index is not None:
-            return self._among(rows, at.column_index.to(rows.device)).to(at.device)
+            return self._among(rows, to_device(at.column_index, at.device))
         first, stop = self._blocks(at)
         begin, end = self._ends(rows, first, stop)
         # On a GPU, and where torch traces, the number of entries cannot be read: all are looked at.
@@ -140,7 +143,7 @@ class Selected(Mask):
         if self.block > 1:
             start = at.columns.start - first * self.block
             blocks = blocks.repeat_interleave(self.block, dim=-1)[..., start : start + len(at.columns)]
-        return blocks.to(at.device)
+        return blocks
 
     def _among(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return whether each of some single keys was chosen."""
@@ -148,13 +151,13 @@ class Selected(Mask):
         places = torch.searchsorted(rows, asked).clamp(max=rows.shape[-1] - 1)
         return rows.gather(-1, places) == asked
 
-    def _rows(self, at: Tile) -> Tensor:
-        """Return the entries of a tile's rows, shape (batches or 1, groups or 1, rows or 1, k)."""
-        t = heads_of(self.entries, at)
+    def _rows(self, at: Tile, device: torch.device) -> Tensor:
+        """Return the entries of a tile's rows on a device, shape (batches or 1, groups or 1, rows or 1, k)."""
+        t = heads_of(self._copies.of(self.entries, device), at)
         if t.shape[2] == 1:
             return t.contiguous()
         if at.row_index is not None:
-            return t.index_select(2, at.row_index.to(t.device))
+            return t.index_select(2, to_device(at.row_index, device))
         return t[:, :, at.rows.start : at.rows.stop].contiguous()
 
     def _blocks(self, at: Tile) -> tuple[int, int]:
@@ -164,14 +167,20 @@ class Selected(Mask):
     @staticmethod
     def _ends(rows: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return where the entries from `first` up to `stop` begin and end in each row."""
-        asked = torch.tensor([first, stop], dtype=rows.dtype, device=rows.device)
+        settings: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}  # made there: a copy would wait
+        asked = (
+            torch.arange(first, stop + 1, stop - first, **settings)
+            if stop > first
+            else torch.full((2,), first, **settings)
+        )
         begin, end = torch.searchsorted(rows, asked.expand(*rows.shape[:-1], 2).contiguous()).unbind(-1)
         return begin, end
 
     def coverage(self, at: Tile) -> BlockState:
         if at.scattered or 0 in at.shape or self.entries.device.type != "cpu" or tracing():
             return BlockState.PARTIAL
-        rows = self._rows(replace(at, head_ids=torch.unique_consecutive(at.head_ids // self.group)))
+        own = replace(at, head_ids=torch.unique_consecutive(at.head_ids // self.group))
+        rows = self._rows(own, self.entries.device)
         first, stop = self._blocks(at)
         begin, end = self._ends(rows, first, stop)
         # No row has an entry twice, so their number says how many blocks of the tile are chosen.
@@ -186,6 +195,7 @@ class Selected(Mask):
             return None
         own = self.entries if self.entries.shape[2] == 1 else self.entries[:, :, rows.start : rows.stop]
         moved = copy.copy(self)
+        moved._copies = DeviceCopies()
         moved.entries = own - columns.start // self.block if columns.start else own
         moved.axes = tuple(moved.entries.shape)
         return moved

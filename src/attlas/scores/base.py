@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from attlas.errors import DtypeError, ShapeError, counted, kind, public
 from attlas.foundation.checks import check_floating, heads_of_three_axes
 from attlas.foundation.compat import tracing
+from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.stored import Stored
+from attlas.foundation.tables import of_heads
 from attlas.foundation.tiles import Tile
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
@@ -345,16 +347,15 @@ class ScaledByTensor(Derived):
     @public("tensor * score")
     def __init__(self, inner: Score, factor: Tensor) -> None:
         super().__init__(inner)
-        found = f"{factor.ndim} axes"
         check_floating("the factor must be of floating point.", "factor", factor, "factor.float()")
         if factor.ndim > 1:
             rule = "the factor is one number, or one for each head."
-            raise ShapeError(rule, found, "factor.flatten()", factor=factor)
-        self.factor = factor
+            raise ShapeError(rule, f"{factor.ndim} axes", "factor.flatten()", factor=factor)
+        self.factor, self._copies = factor, DeviceCopies()
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         logits = self.inner(q, k, at)
-        factor = self._of_heads(at.head_ids).to(logits)
+        factor = of_heads(self.factor, at, logits.dtype, self._copies).reshape(-1, 1, 1)
         if self.finite:
             return logits * factor
         # -inf stays, and adds nothing to the gradient of the factor: 0 times -inf is NaN.
@@ -365,8 +366,9 @@ class ScaledByTensor(Derived):
         dot = self.inner.as_dot(q, k)
         if dot is None or self.factor.numel() > 1 or dot.bias is not None or dot.cap:
             return None  # the tokens do not say which heads they are
-        if tracing() or (torch.is_grad_enabled() and self.factor.requires_grad):
-            factor = self.factor.reshape(()).to(dot.q)
+        # The number of a device is not read.
+        if tracing() or self.factor.device.type != "cpu" or (torch.is_grad_enabled() and self.factor.requires_grad):
+            factor = to_device(self.factor.reshape(()), dot.q.device, dot.q.dtype)
             return Dot(dot.q * factor, dot.k, dot.scale, None if dot.row is None else dot.row * factor)
         return dot.scaled(float(self.factor))
 
@@ -377,10 +379,6 @@ class ScaledByTensor(Derived):
             found = f"{counted(self.factor.numel(), 'number')}, {counted(heads, 'head')}"
             fix = heads_of_three_axes(len(self.factor), tuple(q.shape[:-2])) or f"a tensor of shape () or ({heads},)."
             raise ShapeError(rule, found, fix, arguments={"factor": self.factor, "q (..., m, d)": q}, where="attend()")
-
-    def _of_heads(self, head_ids: Tensor) -> Tensor:
-        factor = self.factor if self.factor.numel() == 1 else self.factor[head_ids.to(self.factor.device)]
-        return factor.reshape(-1, 1, 1)
 
     def extra_repr(self) -> str:
         return f"factor={tuple(self.factor.shape)}"

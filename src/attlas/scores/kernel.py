@@ -14,6 +14,7 @@ from torch.nn import functional
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_floats, as_plain
 from attlas.foundation.compat import tracing
+from attlas.foundation.devices import DeviceCopies
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters
@@ -119,6 +120,7 @@ class _Kernel(Score):
         super().__init__()
         value = checked_bandwidth(bandwidth)
         self.size = value.shape[0] if value.ndim else None
+        self._copies = DeviceCopies()
         self.log_bandwidth: Tensor | None
         if not learn:
             self.register_parameter("log_bandwidth", None)
@@ -180,7 +182,9 @@ class _Kernel(Score):
 
     def _unit(self, like: Tensor) -> Tensor:
         h = self.bandwidth
-        return h.to(like) if h.ndim else h  # one number works with every dtype and device, and needs no copy
+        return (
+            self._copies.of(h, like.device, like.dtype) if h.ndim else h
+        )  # one number works with every dtype and device, and needs no copy
 
 
 class Gaussian(_Kernel):

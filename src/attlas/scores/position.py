@@ -19,6 +19,8 @@ from attlas.foundation.checks import (
     whole_number,
 )
 from attlas.foundation.compat import tracing
+from attlas.foundation.devices import DeviceCopies, to_device
+from attlas.foundation.tables import of_heads
 from attlas.foundation.tiles import Tile
 from attlas.scores.base import Score, with_parameters
 
@@ -74,6 +76,7 @@ class Alibi(Score):
     @public("Alibi()")
     def __init__(self, slopes: int | Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
+        self._copies = DeviceCopies()
         self.slopes: Tensor | None
         if is_integer(slopes):
             self.slopes = _paper_slopes(whole_number("slopes", slopes))
@@ -85,7 +88,7 @@ class Alibi(Score):
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
         distance = (at.i + (at.n - at.m) - at.j).abs().to(at.dtype)
-        return distance * -_of_heads(slopes, at).view(1, -1, 1, 1)
+        return distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1, 1)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         if self.slopes is None:
@@ -172,6 +175,7 @@ class RelativeBias(Score):
         self.bidirectional = bidirectional
         if self.buckets is not None:
             _check_buckets(self.buckets, self.max_distance, bidirectional)
+        self._copies = DeviceCopies()
         rows = self.buckets or (2 * max_distance + 1 if bidirectional else max_distance + 1)
         self.weight = nn.Parameter(torch.zeros(rows, heads))
 
@@ -207,7 +211,7 @@ class RelativeBias(Score):
         return first + torch.where(distance < exact, distance, wide)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        table = _of_heads(self.weight.mT, at)
+        table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
         shift = at.n - at.m
         if at.scattered:
             return table[:, self.bucket(at.j - at.i - shift)].unsqueeze(0)
@@ -288,7 +292,7 @@ class TensorBias(Score):
         return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        return cells_of(self.t[(None,) * (4 - self.t.ndim)], at).to(at.device, at.dtype)
+        return to_device(cells_of(self.t[(None,) * (4 - self.t.ndim)], at), at.device, at.dtype)
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> TensorBias | None:
         sizes = (1, 1, *self.t.shape)[-2:]
@@ -341,13 +345,8 @@ def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
     if t.shape[axis] == 1:
         return t
     if index is not None:
-        return t.index_select(axis, index.to(t.device))
+        return t.index_select(axis, to_device(index, t.device))
     return t.narrow(axis, span.start, len(span))
-
-
-def _of_heads(table: Tensor, at: Tile) -> Tensor:
-    """Return the rows of a table (heads, ...) that belong to the heads of a tile."""
-    return table[at.head_ids.to(table.device)].to(at.device, at.dtype)
 
 
 def _paper_slopes(heads: int) -> Tensor:
