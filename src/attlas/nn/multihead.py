@@ -309,10 +309,12 @@ class _WithAppended(Mask):
         self.tokens, self.n = tokens, n
 
     def allows(self, at: Tile) -> Tensor:
-        is_token = at.j.flatten() < self.n
+        is_token: Tensor | slice
         if at.column_index is None:
             part = at.narrow(range(at.columns.start, max(at.columns.start, min(at.columns.stop, self.n))))
+            is_token = slice(0, len(part.columns))
         else:
+            is_token = at.j.flatten() < self.n
             index = at.column_index[is_token.to(at.column_index.device)]
             part = replace(at, columns=range(len(index)), column_index=index)
         seen = self.tokens.allows(replace(part, n=self.n))
