@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attlas.engine.outputs import Blocks
 from attlas.engine.problem import Problem
+from attlas.foundation.devices import to_device
 
 
 def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -56,9 +57,10 @@ def cells_of_diagonals(problem: Problem) -> Tensor:
 
 def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     """Return how many cells of each block are allowed, (batch or 1, heads or 1, height, width); NaN if unknown."""
-    rows, columns = torch.tensor(blocks[0], device=problem.device), torch.tensor(blocks[1], device=problem.device)
+    rows, columns = torch.tensor(blocks[0], device="cpu"), torch.tensor(blocks[1], device="cpu")
     if problem.mask is None:
-        return (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
+        cells = (rows.diff().unsqueeze(-1) * columns.diff()).to(problem.dtype)[None, None]
+        return cells if problem.device.type == "cpu" else to_device(cells, problem.device)
     runs = problem.allowed_runs
     if runs is None:
         return _unknown(problem, len(rows) - 1, len(columns) - 1)
@@ -66,6 +68,8 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     inside = slice(blocks[0][0], blocks[0][-1])
     bands, edges = len(rows) - 1, len(columns)
     band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)
+    if problem.device.type != "cpu":
+        band, columns = to_device(band, problem.device), to_device(columns, problem.device)
     # Left of an edge c a run has max(c - first, 0) - max(c - stop, 0) cells: of each band it is enough to know how many
     # runs begin and end before each edge, and where, which takes far fewer numbers than rows times edges.
     sums = first.new_zeros(2, *first.shape[:2], bands * (edges + 1))

@@ -16,6 +16,7 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Part, Statistic
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
+from attlas.foundation.devices import DeviceCopies
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
 from attlas.stats.rows import zeros_for_rows
@@ -172,17 +173,22 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
 def name_unseen(indices: Tensor) -> None:
     """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
     k = indices.shape[-1]
-    if not bool((indices < 0).any()):
+    on_device = indices.device.type != "cpu"  # then all rows are looked at: which have such a place is not asked
+    if not on_device and not bool((indices < 0).any()):
         return
     some = (indices < 0).any(dim=-1)
-    rows = indices[some]
+    rows = indices.flatten(0, -2) if on_device else indices[some]
     # Of the keys 0 to k - 1, those already taken are marked; all others fall into one last place.
     taken = torch.zeros(len(rows), k + 1, dtype=torch.int8, device=rows.device)
     taken.scatter_(-1, torch.where((rows < 0) | (rows > k), k, rows), 1)
     free = taken[:, :k].sort(dim=-1, stable=True).indices
     open_places = rows < 0
     rank = (open_places.cumsum(dim=-1) - 1).clamp(min=0)
-    indices[some] = torch.where(open_places, free.gather(-1, rank), rows)
+    named = torch.where(open_places, free.gather(-1, rank), rows)
+    if on_device:
+        indices.copy_(named.view(indices.shape))
+    else:
+        indices[some] = named
 
 
 class ArgMax(TopK):
@@ -334,7 +340,9 @@ class Coverage(Statistic):
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
+        self._copies = DeviceCopies()
         if self.levels and all(_is_share(level) for level in self.levels):
+            self._left_out = torch.tensor([1.0 - level for level in self.levels], dtype=torch.float64, device="cpu")
             return
         rule = "levels must be numbers above 0 and at most 1."
         raise ShapeError(rule, f"levels = {self.levels!r}", "Coverage((0.9, 0.95, 0.99))", where="Coverage()")
@@ -348,8 +356,7 @@ class Coverage(Statistic):
         # The number of smallest weights that may be left out: first in blocks, then within one block.
         blocks = ordered.unflatten(-1, (-1, _BLOCK))
         mass = blocks.sum(dim=-1).cumsum(dim=-1)
-        left_out = [1.0 - level for level in self.levels]
-        spare = mass[..., -1:] * torch.tensor(left_out, dtype=mass.dtype, device=mass.device)
+        spare = mass[..., -1:] * self._copies.of(self._left_out, mass.device, mass.dtype)
         spare = spare * (1.0 + 64.0 * torch.finfo(mass.dtype).eps)
         whole = torch.searchsorted(mass, spare, right=True).clamp_(max=mass.shape[-1] - 1)
         before = torch.nn.functional.pad(mass, (1, 0)).gather(-1, whole)

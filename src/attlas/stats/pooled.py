@@ -134,7 +134,9 @@ class Picture(Statistic):
         if self.pool == "mean":
             # Heads that share a mask share the cells: it costs less to mark these than the table.
             return results["picture_sum"] / cells.masked_fill_(empty, torch.nan)
-        return results["picture_max"].masked_fill(empty, torch.nan) if bool(empty.any()) else results["picture_max"]
+        # A device is not asked whether there is one.
+        some = empty.device.type != "cpu" or bool(empty.any())
+        return results["picture_max"].masked_fill(empty, torch.nan) if some else results["picture_max"]
 
     def _edges(self, problem: Problem) -> Blocks:
         """Return the first row and the first column of each block, and the ends."""
@@ -178,7 +180,9 @@ class _Blocks:
                 continue
             into = self.cells[b, h, high, column_bands.touched(across)]
             if cells is None:
-                into += row_bands.sizes(rows).to(into).unsqueeze(-1) * column_bands.sizes(across).to(into)
+                sizes = (band.sizes(span, into.device) for band, span in ((row_bands, rows), (column_bands, across)))
+                high_sizes, wide_sizes = (t.to(into.dtype) for t in sizes)
+                into += high_sizes.unsqueeze(-1) * wide_sizes
             else:
                 some = tile_window(cells, visible_tile, rows, across).to(into.dtype)
                 into += pool_tile(some, rows, across, self.bands, torch.sum)

@@ -15,6 +15,8 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer
+from attlas.foundation.compat import cached_property
+from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
 
@@ -68,6 +70,10 @@ class Bands:
     def __len__(self) -> int:
         return len(self.edges) - 1
 
+    @cached_property
+    def _table(self) -> tuple[Tensor, DeviceCopies]:
+        return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
+
     def inside(self, places: range) -> range:
         """Return the part of `places` that the bands cover, perhaps nothing."""
         start = max(places.start, self.edges[0])
@@ -116,9 +122,11 @@ class Bands:
         runs = self.runs(places)
         return slice(runs[0][0], runs[-1][0] + runs[-1][1])
 
-    def sizes(self, places: range | None = None) -> Tensor:
-        """Return how many of `places` lie in each band that they touch; of all places without."""
-        places = range(self.edges[0], self.edges[-1]) if places is None else places
+    def sizes(self, places: range, device: torch.device | None = None) -> Tensor:
+        """Return how many of `places` lie in each band that they touch, as int64 on a device, by default the CPU."""
+        if device is not None and device.type != "cpu":
+            touched, (edges, copies) = self.touched(places), self._table
+            return copies.of(edges, device)[touched.start : touched.stop + 1].clamp(places.start, places.stop).diff()
         sizes = [len(run) // count for _, count, run in self.runs(places) for _ in range(count)]
         return torch.tensor(sizes, device="cpu")
 
@@ -242,10 +250,11 @@ class _Pieces:
 
     def memberships(self, mean: bool) -> tuple[Tensor, Tensor]:
         """Return which pieces of rows and of columns each span takes together, or averages over its rows."""
-        left = _membership(self.rows, self.bands[0], self.mass)
+        left = _membership(self.rows, self.bands[0], self.mass.dtype)
         if mean:
             left /= left.new_tensor([max(len(span), 1) for span in self.rows]).unsqueeze(-1)
-        return left, _membership(self.columns, self.bands[1], self.mass)
+        right = _membership(self.columns, self.bands[1], self.mass.dtype)
+        return to_device(left, self.mass.device), to_device(right, self.mass.device)
 
 
 def spread_blocks(table: Tensor, bands: tuple[Bands, Bands], part: Part) -> Tensor:
@@ -256,7 +265,8 @@ def spread_blocks(table: Tensor, bands: tuple[Bands, Bands], part: Part) -> Tens
         b, h, _ = at.place
         some = table[b, h, bands[0].touched(rows), bands[1].touched(columns)].to(out.dtype)
         for dim, band, places in ((-2, bands[0], rows), (-1, bands[1], columns)):
-            some = some.repeat_interleave(band.sizes(places).to(some.device), dim=dim)
+            sizes = band.sizes(places, some.device)
+            some = some.repeat_interleave(sizes, dim=dim, output_size=len(places))
         tile_window(out, at, rows, columns).copy_(some)
     return out
 
@@ -273,12 +283,12 @@ def _cut_at_ends(spans: list[range]) -> Bands:
     return Bands(edges or [0])  # spans without a cell make no band
 
 
-def _membership(spans: list[range], bands: Bands, like: Tensor) -> Tensor:
-    """Return 1 where a piece belongs to a span, shape (spans, pieces)."""
+def _membership(spans: list[range], bands: Bands, dtype: torch.dtype) -> Tensor:
+    """Return 1 where a piece belongs to a span, shape (spans, pieces), on the CPU."""
     edges = torch.tensor(bands.edges, device="cpu")
     ends = torch.tensor([(span.start, span.stop) for span in spans], dtype=torch.int64, device="cpu")
     starts, stops = ends.view(-1, 2, 1).unbind(1)
-    return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(like)
+    return ((edges[:-1] >= starts) & (edges[1:] <= stops)).to(dtype)
 
 
 spans = function_of(Spans, Tensor, "shape (..., len(rows), len(columns))")
