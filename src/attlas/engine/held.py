@@ -27,10 +27,10 @@ _CELLS = 1 << 16  # cells of a matrix that is asked for whole, where a function 
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
     """Return the tensors that a score or a mask and its parts hold, each once."""
-    return _parts_and_tensors(owner)[1]
+    return parts_and_tensors(owner)[1]
 
 
-def _parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], list[Tensor]]:
+def parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], list[Tensor]]:
     """Return a score or a mask with the modules and masks that it is made of, and the tensors of all, each once.
 
     A part that is shared comes several times.
@@ -63,7 +63,7 @@ def holds_all(owner: nn.Module | Mask) -> bool:
     That is so for the classes of attlas and of torch, but for those that call a function of the user. What code of the
     user reads is found only by running it.
     """
-    return all(map(_reads_its_own, _parts_and_tensors(owner)[0]))
+    return all(map(_reads_its_own, parts_and_tensors(owner)[0]))
 
 
 def _reads_its_own(part: nn.Module | Mask) -> bool:
@@ -125,7 +125,7 @@ def held_and_read(
     read : tuple of Tensor
         None where the code fails: it will fail again at the first tile.
     """
-    parts, held = _parts_and_tensors(owner)
+    parts, held = parts_and_tensors(owner)
     if 0 in shape or all(map(_reads_its_own, parts)):
         return held, ()
     return held, _read_by(run, shape, tile, (*given, *held))

@@ -341,8 +341,9 @@ class Problem:
             b = torch.arange(batches.start, batches.stop, device="cpu")
             h = torch.arange(heads.start, heads.stop, device="cpu")
         else:  # a view takes as long as the rest of a tile
-            b = self.batch_ids if len(batches) == batch else self.batch_ids[batches.start : batches.stop]
-            h = self.head_ids if len(heads) == all_heads else self.head_ids[heads.start : heads.stop]
+            b, h = self.ids or (self.batch_ids, self.head_ids)
+            b = b if len(batches) == batch else b[batches.start : batches.stop]
+            h = h if len(heads) == all_heads else h[heads.start : heads.stop]
             copies = self.id_copies if self.device.type != "cpu" and self.has_numbers else None
         return Tile(batches, heads, rows, columns, m, n, b, h, self.device, self.dtype, id_copies=copies, **index)
 
