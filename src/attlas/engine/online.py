@@ -14,12 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.foundation.checks import all_finite
+from attlas.foundation.checks import accumulation_dtype, surely_finite, waits_for
 from attlas.foundation.compat import tracing
 
 SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
 OF_16_BITS = 32.0  # the same for tokens of 16 bits, whose products are exact: weights are wrong by 1e-6 of themselves
+LARGE = 16.0  # a log-sum-exp from which on a read computes that of its rows again, where that costs little
 LARGEST = 2.0**14  # from here on the roundings of two kernels may lie a whole weight apart
+
+CODE = 1 << 12  # counts of fewer than this many keys fit twice into the 24 bits of a float32
 
 CACHED = 1 << 17  # numbers that a core keeps at hand between one step over them and the next
 
@@ -60,6 +63,11 @@ def exact(lse: Tensor, bound: float = 2 * SMALL) -> Tensor | None:
     return lse.double() if lse.dtype is torch.float64 or not exceeds(lse, bound) else None
 
 
+def is_imprecise(lse: Tensor) -> bool:
+    """Return whether a log-sum-exp may be wrong for the logits that tiles compute, by the rounding of either."""
+    return exceeds(lse, LARGEST if lse.dtype is torch.float64 else 2 * SMALL)
+
+
 def exceeds(lse: Tensor, bound: float) -> bool:
     """Return whether the log-sum-exp of any row is larger than a bound.
 
@@ -75,10 +83,13 @@ def share_of(own: Tensor, lse: Tensor) -> Tensor:
 
 
 def split_lse(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it does not matter."""
+    """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it is known not to matter.
+
+    Where the host would have to wait to know it, the second number is always given.
+    """
     shift = finite_shift(lse)
     high = shift.to(dtype)
-    if dtype is torch.float64 or not exceeds(lse, SMALL):
+    if dtype is torch.float64 or not (waits_for(lse.device) or exceeds(lse, SMALL)):
         return high, None
     return high, (shift - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
 
@@ -125,12 +136,12 @@ def absorb(state: Running, logits: Tensor, values: Tensor | None, keep: Tensor |
 def product(weights: Tensor, values: Tensor, seen: Callable[[], Tensor]) -> Tensor:
     """Return ``weights @ values``, in which NaN and infinity reach the rows that see their key, and no others.
 
-    In a matrix product a weight of 0 times NaN is NaN, so that a value reaches rows whose mask hides it. `seen` is
-    asked only where there are such values.
+    In a matrix product a weight of 0 times NaN is NaN, so that a value reaches rows whose mask hides it. On the CPU
+    `seen` is asked only where there are such values.
     """
-    if tracing() or all_finite(values):
+    if tracing() or surely_finite(values):
         return torch.matmul(weights, values)
-    return torch.matmul(weights, finite_part(values)) + special_part(seen(), values)
+    return torch.matmul(weights, finite_part(values)) + special_part(seen(), special_codes(values))
 
 
 def finite_part(values: Tensor) -> Tensor:
@@ -138,20 +149,29 @@ def finite_part(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), values, 0.0)
 
 
-def special_part(seen: Tensor, values: Tensor) -> Tensor:
+def special_codes(values: Tensor) -> Tensor:
+    """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest."""
+    dtype = accumulation_dtype(values.dtype)
+    return (values == math.inf).to(dtype) + CODE * (values == -math.inf) + 64 * CODE**2 * values.isnan()
+
+
+def special_part(seen: Tensor, codes: Tensor) -> Tensor:
     """Return the sum of NaN and infinite values over the keys that each row sees; 0 where it sees none.
 
     Parameters
     ----------
     seen : Tensor of bool, shape (..., r, c)
         True where a row sees a key, however small its weight is.
-    values : Tensor, shape (..., c, e)
-        Values.
+    codes : Tensor, shape (..., c, e)
+        What `special_codes` makes of the values.
     """
-    kinds = torch.cat([values.isnan(), values == math.inf, values == -math.inf], dim=-1)
-    nan, above, below = (torch.matmul(seen.to(values.dtype), kinds.to(values.dtype)) > 0).chunk(3, dim=-1)
-    infinite = torch.where(above, math.inf, 0.0) - torch.where(below, math.inf, 0.0)
-    return torch.where(nan, math.nan, infinite).to(values.dtype)
+    most = CODE - 1  # keys that one product may count
+    if seen.shape[-1] > most:
+        pairs = zip(seen.split(most, dim=-1), codes.split(most, dim=-2), strict=True)
+        return sum((special_part(*pair) for pair in pairs), torch.zeros((), dtype=codes.dtype, device=codes.device))
+    count = torch.matmul(seen.to(codes.dtype), codes)
+    infinite = torch.where(count % CODE > 0, math.inf, 0.0) - torch.where(count >= CODE, math.inf, 0.0)
+    return torch.where(count >= 64 * CODE**2, math.nan, infinite)
 
 
 def merge(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:

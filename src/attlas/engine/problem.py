@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.held import held_and_read, holds_all, runs_of_rows, tensors_of
 from attlas.errors import ModifiedError, public
-from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers
+from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, waits_for
 from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.devices import IdCopies, to_device
 from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
@@ -292,10 +292,11 @@ class Problem:
     def has_small_logits(self) -> bool:
         """Whether all logits are small, by the norms of queries and keys: then exp needs no maximum subtracted.
 
-        That saves two passes over each tile. With few queries, looking at all keys would cost more.
+        That saves two passes over each tile. With few queries, looking at all keys would cost more. False where the
+        host would have to wait for the answer.
         """
         dot = self.plain_dot
-        if dot is None or 0 in self.shape or self.shape[2] < _MANY_QUERIES:
+        if dot is None or 0 in self.shape or self.shape[2] < _MANY_QUERIES or waits_for(self.device):
             return False
         with torch.no_grad():
             q, k = (torch.linalg.vector_norm(t, dim=-1, dtype=self.dtype).amax() for t in (dot.q, dot.k))
@@ -310,6 +311,11 @@ class Problem:
         if not self.score.finite or self.has_small_logits:
             return self.score.finite
         return all_finite(*tree_flatten(self.tokens))
+
+    @property
+    def has_surely_finite_logits(self) -> bool:
+        """The same, but False where the host would have to wait for the answer."""
+        return not waits_for(self.device) and self.has_finite_logits
 
     @cached_property
     def allowed_runs(self) -> tuple[Tensor, Tensor] | None:

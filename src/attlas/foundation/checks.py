@@ -28,10 +28,27 @@ def all_finite(*tensors: Tensor) -> bool:
     """Return whether no number is NaN or infinite.
 
     A finite sum has finite terms only, and takes a tenth of the time of a check of each number. If the sum overflows,
-    each number is checked.
+    each number is checked. Elsewhere than on the CPU each number is checked at once, so that the host waits only once.
     """
+    if tensors and tensors[0].device.type != "cpu":
+        return bool(torch.stack([t.isfinite().all() for t in tensors]).all())
     sums = (t.sum(dtype=accumulation_dtype(t.dtype)) for t in tensors)
     return all(bool(s.isfinite()) or bool(t.isfinite().all()) for s, t in zip(sums, tensors, strict=True))
+
+
+def surely_finite(*tensors: Tensor) -> bool:
+    """Return whether no number is NaN or infinite; False where the host would have to wait for the answer."""
+    return tensors[0].device.type == "cpu" and all_finite(*tensors)
+
+
+def waits_for(device: torch.device) -> bool:
+    """Return whether the host waits for a device where it reads a number: everywhere but on the CPU."""
+    return device.type != "cpu"
+
+
+def moved(t: Tensor, device: torch.device) -> Tensor:
+    """Return a few numbers, such as places, on a device; for a GPU of NVIDIA or AMD the host does not wait."""
+    return t.to(device, non_blocking=device.type == "cuda")
 
 
 def holds_numbers(t: Tensor) -> bool:

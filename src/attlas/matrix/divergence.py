@@ -11,12 +11,17 @@ from torch import Tensor
 from attlas import stats
 from attlas.engine import operations
 from attlas.engine.gradient import CellGradient
+from attlas.engine.online import LARGE, finite_shift
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind, public
+from attlas.foundation.checks import waits_for
 from attlas.foundation.tiles import Tile
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.stats.counts import interval_of
+
+# Whether the log-sum-exps of each of two matrices are large; None where each tile is asked.
+Large: TypeAlias = "list[bool] | None"
 
 Distance: TypeAlias = Literal["kl", "cross_entropy", "squared", "squared_logits"]
 
@@ -91,12 +96,13 @@ def divergence(
         return _of_dense(A, B, kind, mean)
     if not mean and kind in ("kl", "cross_entropy") and (quick := _by_products(A, B, kind)) is not None:
         return quick
-    rows = _RowDivergence(A, B, kind, mean, swapped=False)
+    large = _large(A, B)
+    rows = _RowDivergence(A, B, kind, mean, large, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.weights.needs_graph:
         # The gradient in B is that of a number which is 0, recorded beside.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
-        other = _RowDivergence(A, B, kind, mean, swapped=True)
+        other = _RowDivergence(A, B, kind, mean, large, swapped=True)
         (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _lse_of(B)))
         beside = B.axes.restore(beside)
         beside = beside.mean(dim=-2, keepdim=True) if mean else beside
@@ -107,6 +113,17 @@ def divergence(
 def _lse_of(A: AttentionMatrix) -> Tensor:
     """Return the log-sum-exp of each row in float64, without a graph."""
     return A.softmax_weights.lse()
+
+
+def _large(A: AttentionMatrix, B: AttentionMatrix) -> Large:
+    """Return whether the log-sum-exps of each matrix are large, with one wait for both; None on the CPU.
+
+    There each tile is asked.
+    """
+    if not waits_for(A.device):
+        return None
+    largest = torch.stack([finite_shift(_lse_of(matrix)).abs().amax() for matrix in (A, B)])
+    return (largest > LARGE).tolist()
 
 
 def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
@@ -213,10 +230,13 @@ class _RowDivergence(stats.Statistic):
     axis = "rows"
     whole_rows = True
 
-    def __init__(self, A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool, *, swapped: bool) -> None:
+    def __init__(
+        self, A: AttentionMatrix, B: AttentionMatrix, distance: str, mean: bool, large: Large, *, swapped: bool
+    ) -> None:
         self.distance, self.mean, self.swapped = distance, mean, swapped
         self.of_logits = distance == "squared_logits"
         self.own, self.other = (B, A) if swapped else (A, B)
+        self.large = large[::-1] if swapped and large is not None else large
         with torch.no_grad():  # kept for all tiles
             self.lse = _lse_of(self.own), _lse_of(self.other)
 
@@ -256,12 +276,15 @@ class _RowDivergence(stats.Statistic):
             weights = part.weights.mean(dim=1, keepdim=True)
             own = _Cells(weights, weights.log())
         elif self.mean:
-            own = self._cells(self.own, self.lse[0], at, range(part.problem.shape[1]))
-        other = self._cells(self.other, self.lse[1], at, heads if self.mean else at.heads)
+            own = self._cells(0, at, range(part.problem.shape[1]))
+        other = self._cells(1, at, heads if self.mean else at.heads)
         return (other, own) if self.swapped else (own, other)
 
-    def _cells(self, matrix: AttentionMatrix, lse: Tensor, at: Tile, heads: range) -> _Cells:
-        """Return cells of a matrix at the places of a tile of either."""
+    def _cells(self, number: int, at: Tile, heads: range) -> _Cells:
+        """Return cells at the places of a tile of either matrix: of its own matrix (0) or of the other (1)."""
+        matrix = (self.own, self.other)[number]
+        large = self.large is not None and self.large[number] and not matrix.problem.partial
+        lse = None if large else self.lse[number]  # it is computed again with the tile
         place = matrix.problem.tile(at.batches, heads, at.rows, at.columns)
         logs = operations.cells(matrix.problem, place, matrix.plan, lse, "logits" if self.of_logits else "log weights")
         if self.of_logits:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
+from attlas.foundation.checks import moved, waits_for
 from attlas.foundation.tiles import Tile, cut
 
 
@@ -26,6 +27,34 @@ class LogSumExp(Statistic):
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         return CellGradient(lse=grad, delta=torch.zeros_like(grad))
+
+
+class _Ordered(NamedTuple):
+    """Places in ascending order: on the CPU, where they are compared, and on the device, where they are used.
+
+    Parameters
+    ----------
+    places : Tensor of int64, shape (count,)
+        The places, on the CPU; they may repeat.
+    there : Tensor of int64, shape (2, count)
+        The same and where each stood, on the device.
+    """
+
+    places: Tensor
+    there: Tensor
+
+    def within(self, span: range) -> tuple[Tensor, Tensor]:
+        """Return where the places of a span stood, and the places counted from its start; both on the device."""
+        first, stop = torch.searchsorted(self.places, torch.tensor([span.start, span.stop], device="cpu")).tolist()
+        places, order = self.there[:, first:stop]
+        return order, places - span.start
+
+
+def _ordered(places: Sequence[Tensor], device: torch.device) -> list[_Ordered]:
+    """Put several lists of places in order, with one copy to the device."""
+    pairs = [torch.stack(t.sort(stable=True)) for t in places]
+    there = moved(torch.cat(pairs, dim=1), device).split([len(t) for t in places], dim=1)
+    return [_Ordered(own[0].contiguous(), copy) for own, copy in zip(pairs, there, strict=True)]
 
 
 class Cells(Statistic):
@@ -49,17 +78,19 @@ class Cells(Statistic):
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         cells = part.logits if self.of_logits else part.weights
-        return cells[:, :, self.rows][..., self.columns]  # the definition is one part
+        rows, columns = moved(self.rows, cells.device), moved(self.columns, cells.device)
+        return cells[:, :, rows][..., columns]  # the definition is one part
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # In order of place, so that those of a tile are a slice, which is found without a question to the device.
+        rows, columns = _ordered((self.rows, self.columns), problem.device)
+
         def of_tile(part: Part) -> Any:
             at = part.at
-            rows, columns = self.rows - at.rows.start, self.columns - at.columns.start
-            inside = [(t >= 0) & (t < some) for t, some in zip((rows, columns), part.shape[2:], strict=True)]
-            i, j = (flags.nonzero().squeeze(-1) for flags in inside)
+            (i, own_rows), (j, own_columns) = rows.within(at.rows), columns.within(at.columns)
             out = part.scratch("cells").zero_()
             own = grad[at.place[:2]][:, :, i][..., j].to(out.dtype).permute(2, 3, 0, 1)
-            out.permute(2, 3, 0, 1).index_put_((rows[i].unsqueeze(-1), columns[j]), own, accumulate=True)
+            out.permute(2, 3, 0, 1).index_put_((own_rows.unsqueeze(-1), own_columns), own, accumulate=True)
             return out.masked_fill_(part.hidden, 0.0) if self.of_logits else out
 
         taken = torch.zeros(problem.shape[2], dtype=torch.bool, device="cpu").index_fill_(0, self.rows, True)
@@ -109,7 +140,8 @@ class _CellFunction(Statistic):
         batch, heads, m, n = problem.shape
         zero = torch.zeros(1, 1, 1, 1, dtype=problem.dtype, device=problem.device)
         tiles = (problem.tile(range(batch), range(heads), rows, range(n)) for rows in cut(m, 64))
-        return all(bool((self.cells(zero, at) == 0).all()) for at in tiles)
+        answers = ((self.cells(zero, at) == 0).all() for at in tiles)
+        return bool(torch.stack(list(answers)).all()) if waits_for(problem.device) else all(map(bool, answers))
 
     def weight_gradient(self, part: Part, grad: Tensor) -> Tensor:
         """Return the gradient in the weights of a part, from that in its numbers."""

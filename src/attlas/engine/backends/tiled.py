@@ -27,7 +27,7 @@ from attlas.engine.problem import Problem, full_precision, spread_heads, tree_fl
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, cut_heads, row_blocks, sizes
 from attlas.errors import ShapeError
-from attlas.foundation.checks import all_finite
+from attlas.foundation.checks import moved, surely_finite, waits_for
 from attlas.foundation.precision import products_in_float32, sums_in_float32
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt
@@ -49,7 +49,7 @@ class Tiled(Backend):
         batch, heads, m, _ = problem.shape
         out = v.new_empty(batch, heads, m, v.shape[-1])
         lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
-        space, finite = _workspace(problem, tokens), all_finite(v)
+        space, (v, codes) = _workspace(problem, tokens), _finite_and_special(v, problem.dtype)
         for row_block in row_blocks(problem, request.plan, wide=False):
             state = _initial_state(problem, row_block.at, v.shape[-1])
             special = torch.zeros((), dtype=problem.dtype, device=problem.device)
@@ -58,10 +58,9 @@ class Tiled(Backend):
                 values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
                 logits = _logits(problem, tokens, at, block, space=space)
-                if not finite:
+                if codes is not None:
                     seen = logits != -math.inf if keep is None else (logits != -math.inf) & (keep > 0)
-                    special = special + online.special_part(seen, values)
-                    values = online.finite_part(values)
+                    special = special + online.special_part(seen, _tokens_of_columns(codes, problem, at))
                 state = online.absorb(state, logits, values, keep)
             pooled, total = online.finish(state)
             out[row_block.at.place] = pooled + special  # cast back to the dtype of v
@@ -72,20 +71,21 @@ class Tiled(Backend):
         problem, tokens = request.problem, request.tokens
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
-        space, finite = _workspace(problem, tokens), all_finite(x)
+        space, (x, codes) = _workspace(problem, tokens), _finite_and_special(x, problem.dtype)
         for _, block, at in _tiles(problem, request.plan):
             logits, rows = _logits(problem, tokens, at, block, space=space), x[at.place].to(problem.dtype)
-            seen = None if finite else logits.mT != -math.inf
+            seen = None if codes is None else logits.mT != -math.inf
             weights = _weights(logits, lse[at.place]).mT
-            pooled = torch.matmul(weights, online.finite_part(rows) if seen is not None else rows)
-            pooled = pooled if seen is None else pooled + online.special_part(seen, rows)
+            pooled = torch.matmul(weights, rows)
+            if seen is not None and codes is not None:
+                pooled = pooled + online.special_part(seen, codes[at.place])
             out[at.place[0], at.place[1], at.columns.start : at.columns.stop] += pooled
         return out
 
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
         whole_rows = not gradient.is_product  # tiles then hold whole rows, so that they have the sums over a row
-        if not whole_rows and (online.exact(lse) is None or online.exceeds(lse, online.LARGEST)):
+        if not whole_rows and online.is_imprecise(lse):
             lse = self.forward(request, gradient.product[1][..., :0])[1]
         dtype, (batch, heads, m, n) = problem.dtype, problem.shape
         q_flat, k_flat = tree_flatten(tokens[0]), tree_flatten(tokens[1])
@@ -97,7 +97,7 @@ class Tiled(Backend):
         left = gradient.left
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
-        finite = gradient.right is None or all_finite(gradient.right)
+        finite = gradient.right is None or surely_finite(gradient.right)
         for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows):
             b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
@@ -134,15 +134,19 @@ class Tiled(Backend):
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
         problem, plan = request.problem, request.plan
         out = torch.empty(at.shape, dtype=problem.dtype, device=problem.device)
+        # On the CPU each tile is asked. Elsewhere the matrix is, once; of log-weights the caller knows it.
+        asks_tiles = not waits_for(problem.device)
+        large = not asks_tiles and lse is not None and form == "weights" and online.exceeds(lse, online.LARGE)
         for tile, place in _tiles_of_cells(problem, at, plan):
             if form == "logits":
                 out[place] = _logits_of_cells(problem, tile)
                 continue
             b, h, rows = tile.place
-            index: Any = rows if tile.row_index is None else tile.row_index.to(problem.device)
+            index: Any = rows if tile.row_index is None else moved(tile.row_index, problem.device)
             known = None if lse is None else lse[b, h, index]
             # Another kernel rounds large logits in its own way.
-            if known is None or (online.exceeds(known, 16.0) and _lse_is_cheap(problem, tile, form)):
+            again = known is not None and (large or (asks_tiles and online.exceeds(known, online.LARGE)))
+            if known is None or (again and _lse_is_cheap(problem, tile, form)):
                 known = _lse_of(problem, tile, plan)
             logits = _logits_of_cells(problem, tile)
             if form == "weights":
@@ -181,7 +185,8 @@ def collect(
     space = Workspace(problem.dtype, problem.device)
     new_lse, complete = _lse_without_keys(problem), True
     whole_rows = any(statistic.whole_rows for statistic in statistics)
-    for row_block in row_blocks(problem, plan, whole_rows=whole_rows, wide=lse is None):
+    wide = lse is None or waits_for(problem.device)  # narrow tiles stay in the caches of a CPU
+    for row_block in row_blocks(problem, plan, whole_rows=whole_rows, wide=wide):
         for part in parts(problem, row_block, lse, space):
             carries = [s.step(c, part, part.at) for s, c in zip(statistics, carries, strict=True)]
             if part.knows_lse:
@@ -257,6 +262,13 @@ def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, sp
 def _lse_without_keys(problem: Problem) -> Tensor:
     """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
     return _initial_state(problem, problem.tile(*map(range, problem.shape)), 0).largest.double()
+
+
+def _finite_and_special(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return values without NaN and infinity, and the codes of these: None where there surely are none."""
+    if surely_finite(values):
+        return values, None
+    return online.finite_part(values), online.special_codes(values.to(dtype))
 
 
 def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
@@ -373,7 +385,9 @@ def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
 
 def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
     """Return keys or values at a tile's columns, one head for each query head of the tile."""
-    index: Any = slice(at.columns.start, at.columns.stop) if at.column_index is None else at.column_index.to(t.device)
+    index: Any = (
+        slice(at.columns.start, at.columns.stop) if at.column_index is None else moved(at.column_index, t.device)
+    )
     part = t[at.batches.start : at.batches.stop, _key_heads(problem, at, t.shape[1]), index]
     return spread_heads(part, len(at.heads))
 
@@ -381,7 +395,7 @@ def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
 def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
     """Return the queries and the keys of a tile."""
     b, h, rows = at.place
-    row_index: Any = rows if at.row_index is None else at.row_index.to(problem.device)
+    row_index: Any = rows if at.row_index is None else moved(at.row_index, problem.device)
     q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
     k = tree_map(lambda t: _tokens_of_columns(t, problem, at).to(problem.dtype), tokens[1])
     return q, k
@@ -423,7 +437,7 @@ def _logits(
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
         logits = _writable(problem, _score(problem, _tokens_of_tile(problem, tokens, at), at))
-    if fill != -math.inf and not problem.has_finite_logits:
+    if fill != -math.inf and not problem.has_surely_finite_logits:
         logits.clamp_(min=fill)
     return _masked(problem, logits, at, block, fill)
 
