@@ -11,7 +11,7 @@ from tests.stats.definitions import allowed_by_mask
 from torch import Tensor
 
 import attlas
-from attlas import Plan
+from attlas import Plan, stats
 from attlas.engine.online import finite_shift
 from attlas.engine.statistic import Part, Statistic, lowest
 
@@ -138,3 +138,14 @@ def test_the_number_that_stands_for_nothing_is_finite() -> None:
         assert bool((2 * x).isfinite())
         assert float(torch.exp(x)) == 0.0
         assert float(0 * x) == 0.0
+
+
+@pytest.mark.parametrize("first", [stats.ColumnMass(), stats.Entropy()], ids=["column mass", "entropy"])
+def test_the_mass_of_rows_whose_weights_a_step_before_has_used(first: stats.Statistic) -> None:
+    """Where the log-sum-exp is known and large, weights have a factor, which must not count twice."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, 64, 16, generator=generator) for _ in range(2))
+    A = attlas.attend(q * 300, k, plan=attlas.Plan("tiled", cells=1 << 10))
+    assert float(A.lse.abs().max()) > 500
+    mass = A.collect(first, stats.RowMass())[1]
+    torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0.0, atol=2e-6)

@@ -180,7 +180,11 @@ class Part:
     @cached_property
     def mass(self) -> Tensor:
         """Sum of each row's weights in this part, shape (B, H, r)."""
-        return self._exp_sums if self._row_factor is None else self._exp_sums * self._row_factor
+        if self._row_factor is None:
+            return self._exp_sums
+        if "weights" in self.__dict__ and "_exp_sums" not in self.__dict__:
+            return self.weights.sum(dim=-1)  # they have taken the place of what `_exp_sums` would sum
+        return self._exp_sums * self._row_factor
 
     @cached_property
     def _logits(self) -> Tensor:
