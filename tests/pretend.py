@@ -126,6 +126,10 @@ class PretendDevice(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if name == "__get__":
             return self._attribute(func, args)
+        if func is torch.device:
+            return self.device if args and self._is_own(args[0]) else func(*args, **kwargs)
+        if name == "_parse_to":  # what the arguments of `to` say
+            return func(*args, **kwargs)
         if name in ("grad", "backward"):  # functions of Python, whose inner operations are to be seen too
             on = any(map(self.holds, _pytree.tree_leaves((args, kwargs))))
             with self._in_backward():

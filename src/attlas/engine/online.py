@@ -3,6 +3,15 @@
 Of each row it keeps the largest logit so far, the sum of ``exp(logit - largest)`` and the sum of
 ``exp(logit - largest) * value``. `merge` is associative, so that parts of a row computed anywhere can be
 joined in any order.
+
+The log-sum-exp of rows is one tensor in one of three forms:
+
+- exact: float64, shape (batch, heads, r).
+- exact on a device without float64: two numbers of float32, shape (batch, heads, r, 2), of which it is the sum. The
+  first is a large logit of the row, as it is, and the second the logarithm of a sum, which is small.
+- rounded: float32, shape (batch, heads, r), as kernels of torch give it.
+
+Any of them may be indexed by its first axes. Functions here tell them apart, so that nothing else has to.
 """
 
 from __future__ import annotations
@@ -14,7 +23,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.foundation.checks import accumulation_dtype, surely_finite, waits_for
+from attlas.foundation.checks import (
+    WITHOUT_FLOAT64,
+    accumulation_dtype,
+    has_float64,
+    sum_dtype,
+    surely_finite,
+    waits_for,
+)
 from attlas.foundation.compat import tracing
 
 SMALL = 4.0  # a log-sum-exp up to which rounding it to float32 changes weights by no more than rounding them
@@ -58,14 +74,76 @@ def finite_shift(largest: Tensor) -> Tensor:
     return largest.masked_fill(largest == -math.inf, 0.0)
 
 
+def empty_lse(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return an exact log-sum-exp of rows, shape (batch, heads, r), that is to be written into."""
+    whole = shape if has_float64(device) else (*shape, 2)
+    return torch.empty(whole, dtype=sum_dtype(device), device=device)
+
+
+def lse_of(shift: Tensor, total: Tensor) -> Tensor:
+    """Return the exact log-sum-exp of rows from their sums of ``exp(logit - shift)``; -inf where a sum is 0."""
+    nothing = total == 0
+    if total.device.type in WITHOUT_FLOAT64:
+        return torch.stack([torch.where(nothing, -math.inf, shift), torch.where(nothing, 1.0, total).log()], dim=-1)
+    return torch.where(nothing, -math.inf, shift + torch.log(torch.where(nothing, 1.0, total.double())))
+
+
+def is_exact(lse: Tensor) -> bool:
+    """Return whether a log-sum-exp was not rounded to one float32."""
+    return lse.dtype is torch.float64 or lse.ndim == 4
+
+
+def widened(lse: Tensor) -> Tensor:
+    """Return a log-sum-exp in the exact form of its device, as if it had not been rounded."""
+    if lse.ndim == 4 or has_float64(lse.device):
+        return lse if lse.ndim == 4 else lse.double()
+    return torch.stack([lse, torch.zeros_like(lse)], dim=-1)
+
+
+def rounded(lse: Tensor) -> Tensor:
+    """Return a log-sum-exp as one number a row, shape (batch, heads, r): float64 where it is that, else float32."""
+    return lse.sum(dim=-1) if lse.ndim == 4 else lse
+
+
+def moved_lse(lse: Tensor, device: torch.device) -> Tensor:
+    """Return a log-sum-exp on a device, an exact one in the form that it has there."""
+    if lse.ndim == 4 and has_float64(device):
+        return lse.to(device).double().sum(dim=-1)
+    if lse.dtype is torch.float64 and not has_float64(device):
+        high = lse.float()
+        lse = torch.stack([high, (lse - high).nan_to_num(0.0, 0.0, 0.0).float()], dim=-1)
+    return lse.to(device)
+
+
+def high_part(lse: Tensor) -> Tensor:
+    """Return one finite number a row that is close to its log-sum-exp: 0 where it sees nothing."""
+    return finite_shift(lse[..., 0] if lse.ndim == 4 else lse)
+
+
+def sees_keys(lse: Tensor) -> Tensor:
+    """Return True for each row with a log-sum-exp above -inf, shape (batch, heads, r): it sees a key or a sink."""
+    return (lse[..., 0] if lse.ndim == 4 else lse) > -math.inf
+
+
+def above(lse: Tensor, shift: Tensor) -> Tensor:
+    """Return how far a log-sum-exp lies above a number of each row; it counts as 0 where a row sees nothing."""
+    if lse.ndim == 4:
+        return high_part(lse) - shift + lse[..., 1]
+    return finite_shift(lse) - shift
+
+
 def exact(lse: Tensor, bound: float = 2 * SMALL) -> Tensor | None:
-    """Return a log-sum-exp in float64, or None where it is too large for the float32 that a kernel of torch gave."""
-    return lse.double() if lse.dtype is torch.float64 or not exceeds(lse, bound) else None
+    """Return a log-sum-exp in its exact form, or None where it is too large for the float32 that a kernel gave."""
+    if lse.dtype is torch.float64 or lse.ndim == 4:
+        return lse
+    if exceeds(lse, bound):
+        return None
+    return widened(lse) if lse.device.type in WITHOUT_FLOAT64 else lse.double()
 
 
 def is_imprecise(lse: Tensor) -> bool:
     """Return whether a log-sum-exp may be wrong for the logits that tiles compute, by the rounding of either."""
-    return exceeds(lse, LARGEST if lse.dtype is torch.float64 else 2 * SMALL)
+    return exceeds(lse, LARGEST if is_exact(lse) else 2 * SMALL)
 
 
 def exceeds(lse: Tensor, bound: float) -> bool:
@@ -74,11 +152,15 @@ def exceeds(lse: Tensor, bound: float) -> bool:
     Two kernels round the logits of one cell differently. What a log-sum-exp of one makes of the logits of another is
     wrong by that rounding, which grows with the logits.
     """
-    return bool((finite_shift(lse).abs() > bound).any())
+    one = lse.sum(dim=-1) if lse.ndim == 4 else lse
+    return bool((finite_shift(one).abs() > bound).any())
 
 
 def share_of(own: Tensor, lse: Tensor) -> Tensor:
     """Return the part of each row's weight that some of its keys have, from their log-sum-exp and that of all."""
+    if own.ndim == 4 or lse.ndim == 4:
+        (high, low), (of_all, rest) = (t.unbind(dim=-1) if t.ndim == 4 else (t, 0.0) for t in (own, lse))
+        return torch.where(high == -math.inf, 0.0, torch.exp(high - finite_shift(of_all) + (low - rest)))
     return torch.where(own == -math.inf, 0.0, torch.exp(own - finite_shift(lse)))
 
 
@@ -87,6 +169,8 @@ def split_lse(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
     Where the host would have to wait to know it, the second number is always given.
     """
+    if lse.ndim == 4:
+        return high_part(lse), lse[..., 1]
     shift = finite_shift(lse)
     high = shift.to(dtype)
     if dtype is torch.float64 or not (waits_for(lse.device) or exceeds(lse, SMALL)):
@@ -188,11 +272,10 @@ def merge(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def finish(state: Running) -> tuple[Tensor, Tensor]:
-    """Return the output, shape (..., r, e), and the log-sum-exp in float64, shape (..., r).
+    """Return the output, shape (..., r, e), and the exact log-sum-exp.
 
     A large log-sum-exp rounded to float32 would leave each weight of its row wrong by as much.
     """
-    nothing = state.total == 0
-    lse = torch.where(nothing, -math.inf, state.largest.double() + state.total.double().log())
     # A row that has seen no key has total 0 and pooled 0: its output is 0.
-    return state.pooled / torch.where(nothing, torch.ones_like(state.total), state.total).unsqueeze(-1), lse
+    total = torch.where(state.total == 0, torch.ones_like(state.total), state.total)
+    return state.pooled / total.unsqueeze(-1), lse_of(state.largest, state.total)

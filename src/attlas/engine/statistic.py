@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import CACHED, exp, finite_shift, split_lse
+from attlas.engine.online import CACHED, above, exp, finite_shift, high_part, lse_of, rounded, sees_keys, split_lse
 from attlas.engine.problem import Problem
 from attlas.engine.tiling import ColumnBlock, allowed_cells
 from attlas.errors import DtypeError, kind
@@ -141,7 +141,7 @@ class Part:
     def shift(self) -> Tensor:
         """The number of each row that `shifted` subtracts from its logits, shape (B, H, r)."""
         if self.row_lse is not None:
-            return finite_shift(self.exact_lse).to(self.problem.dtype)
+            return high_part(self.exact_lse).to(self.problem.dtype)
         if self.problem.has_small_logits:
             return torch.zeros(self.shape[:3], dtype=self.problem.dtype, device=self.at.device)
         # Weights do not depend on it, and so neither do gradients.
@@ -151,15 +151,17 @@ class Part:
     @property
     def lse(self) -> Tensor:
         """Log-sum-exp of the whole rows, shape (B, H, r)."""
-        return self.exact_lse.to(self.problem.dtype)
+        return rounded(self.exact_lse).to(self.problem.dtype)
 
     @cached_property
     def exact_lse(self) -> Tensor:
-        """The log-sum-exp in float64."""
-        if self.row_lse is not None:
-            return self.row_lse()
-        empty, total = self._exp_totals == 0, self._exp_totals.double()
-        return torch.where(empty, -math.inf, self.shift + torch.log(torch.where(empty, 1.0, total)))
+        """The log-sum-exp in its exact form, see `attlas.engine.online`: float64 where the device has it."""
+        return lse_of(self.shift, self._exp_totals) if self.row_lse is None else self.row_lse()
+
+    @property
+    def lse_minus_shift(self) -> Tensor:
+        """Log-sum-exp of the whole rows minus `shift`, shape (B, H, r)."""
+        return above(self.exact_lse, self.shift).to(self.problem.dtype)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -169,7 +171,7 @@ class Part:
     @cached_property
     def log_weights(self) -> Tensor:
         """Logarithms of the weights, at least -1e4, so that a weight of 0 times its logarithm is 0."""
-        lse_minus_shift = (finite_shift(self.exact_lse) - self.shift).to(self.shifted.dtype).unsqueeze(-1)
+        lse_minus_shift = self.lse_minus_shift.unsqueeze(-1)
         return torch.sub(self.shifted, lse_minus_shift, out=self.scratch("log weights")).clamp_(min=-1e4)
 
     @property
@@ -232,8 +234,8 @@ class Part:
             low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)
         # Asking for the log-sum-exp makes it known, at little cost: it is made of the same sums.
-        empty = self.exact_lse == -math.inf
-        return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, self._exp_totals))
+        seen = sees_keys(self.exact_lse)
+        return torch.where(seen, 1 / torch.where(seen, self._exp_totals, 1.0), 0.0)
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return a buffer of the part's shape; a later call with the same name returns the same memory."""

@@ -18,10 +18,22 @@ from attlas.foundation.indexing import Axes
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
+WITHOUT_FLOAT64 = ("mps",)  # kinds of devices
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that scores and sums are computed in: float64 for float64, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; Apple's GPUs do not."""
+    return device.type not in WITHOUT_FLOAT64
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the most precise dtype in which a device sums: float64, or float32 where it has no other."""
+    return torch.float64 if has_float64(device) else torch.float32
 
 
 def all_finite(*tensors: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas import stats
 from attlas.engine import operations
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import LARGE, finite_shift
+from attlas.engine.online import LARGE, high_part
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part
 from attlas.errors import DtypeError, GradientError, ShapeError, kind, public
@@ -111,7 +111,7 @@ def divergence(
 
 
 def _lse_of(A: AttentionMatrix) -> Tensor:
-    """Return the log-sum-exp of each row in float64, without a graph."""
+    """Return the log-sum-exp of each row in its exact form, without a graph."""
     return A.softmax_weights.lse()
 
 
@@ -122,7 +122,7 @@ def _large(A: AttentionMatrix, B: AttentionMatrix) -> Large:
     """
     if not waits_for(A.device):
         return None
-    largest = torch.stack([finite_shift(_lse_of(matrix)).abs().amax() for matrix in (A, B)])
+    largest = torch.stack([high_part(_lse_of(matrix)).abs().amax() for matrix in (A, B)])
     return (largest > LARGE).tolist()
 
 

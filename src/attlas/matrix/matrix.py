@@ -737,7 +737,7 @@ class AttentionMatrix(LazyTensor):
         self.weights.check_numbers()
         sample = torch.randperm(m, generator=torch.Generator().manual_seed(0), device="cpu")[:rows].sort().values
         found, expected = self.weights.cells(sample, range(n)), self.weights.defined_cells(sample)
-        return float((found.double() - expected).abs().max())
+        return float((found.to(expected.device).double() - expected).abs().max())
 
     def plot(
         self,

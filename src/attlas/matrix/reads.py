@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
+from attlas.engine.online import rounded
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
-from attlas.foundation.checks import moved, waits_for
+from attlas.foundation.checks import moved, sum_dtype, waits_for
 from attlas.foundation.tiles import Tile, cut
 
 
 class LogSumExp(Statistic):
-    """The log-sum-exp of each row of logits, in float64."""
+    """The log-sum-exp of each row of logits, in float64 where the device has it."""
 
     def start(self, problem: Problem) -> Tensor:
-        return torch.full(problem.shape[:3], -torch.inf, dtype=torch.float64, device=problem.device)
+        return torch.full(problem.shape[:3], -torch.inf, dtype=sum_dtype(problem.device), device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
-        carry[at.place] = part.exact_lse
+        carry[at.place] = rounded(part.exact_lse)
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
@@ -201,7 +202,7 @@ class CellSums(_CellFunction):
         if self.f is None or self._varies:
             return total
         # Cells that nothing may see are not visited, and have weight 0.
-        dtype = total.dtype if total.is_floating_point() else torch.float64
+        dtype = total.dtype if total.is_floating_point() else sum_dtype(total.device)
         zero = torch.zeros(1, 1, 1, dtype=dtype, device=total.device)
         each, hidden = self.f(zero, *(t.flatten(2) if t.ndim else t for t in self.tensors)), size - visited
         return total + torch.where(hidden > 0, hidden * each, 0).to(total.dtype)

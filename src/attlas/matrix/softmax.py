@@ -15,11 +15,12 @@ from attlas.engine import operations
 from attlas.engine.autodiff import graph
 from attlas.engine.backend import Form
 from attlas.engine.dropout import Dropout
-from attlas.engine.online import OF_16_BITS, exact, share_of
+from attlas.engine.online import OF_16_BITS, exact, is_exact, moved_lse, rounded, sees_keys, share_of, widened
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, public
+from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import cached_property, tracing, transforming
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
@@ -64,6 +65,8 @@ class SoftmaxWeights(Weights):
         self.queries, self.keys, self.key_heads = problem.q, problem.k, problem.k.shape[1]
         self.mask = problem.mask
         self.are_shares, self.counts_other_keys = are_shares, problem.partial
+        if lse is not None and (lse.device != self.device or lse.ndim == 4):
+            lse = moved_lse(lse, self.device)  # it may come from a device that has no float64, or go to one
         self._lse = lse  # as it was computed; `known_lse` has the precision for weights
         self._whole = whole
 
@@ -113,7 +116,7 @@ class SoftmaxWeights(Weights):
         runs = interval_of(self.problem)
         if runs is not None and self.problem.has_finite_logits:  # no pass over the matrix
             return runs[0] < runs[1]
-        return self.lse() > -torch.inf
+        return sees_keys(self.lse())
 
     def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
         return self.problem.tile(batches, heads, rows, columns)
@@ -140,21 +143,28 @@ class SoftmaxWeights(Weights):
 
     @public("A.lse")
     def lse(self) -> Tensor:
-        """Return the log-sum-exp of each row in float64, shape (batch, heads, m), without a graph; it is kept."""
+        """Return the exact log-sum-exp of each row without a graph; it is kept.
+
+        It has a form of `attlas.engine.online`: float64 and shape (batch, heads, m) where the device has float64.
+        """
         lse = self.known_lse
         if lse is None:
             self.problem.check_unchanged()
             lse = self._lse = operations.log_sum_exp(self.problem, self.plan)
         return lse
 
+    def lse_on_cpu(self) -> Tensor:
+        """Return the exact log-sum-exp of each row on the CPU, float64 of shape (batch, heads, m)."""
+        return moved_lse(self.lse(), torch.device("cpu"))
+
     @property
     def known_lse(self) -> Tensor | None:
-        """The log-sum-exp in float64, shape (batch, heads, m), if one is known that is precise enough for weights."""
+        """The log-sum-exp in its exact form, as `lse` gives it, if one is known that is precise enough for weights."""
         lse = self._lse
         if lse is None or lse.dtype is torch.float64:
             return lse
         if self.problem.partial:  # it counts keys outside of this window, so that it cannot be computed again
-            self._lse = lse.double()
+            self._lse = widened(lse)
         elif self.problem.q.dtype.itemsize == 4:
             self._lse = exact(lse)
         else:  # on a CPU, torch's kernel sums the weights after it has rounded them to 16 bits
@@ -168,10 +178,10 @@ class SoftmaxWeights(Weights):
         if self.is_symbolic:
             return graph.dense(self.problem).lse
         if not self.needs_graph:
-            return self.lse()
+            return rounded(self.lse())
         self.gradient.mark_incomplete("the log-sum-exp was read")
         lse = self.lse()
-        found = [lse.clone()], lse
+        found = [rounded(lse).clone()], lse
         results, _ = operations.record(self.problem, [reads.LogSumExp()], self.plan, lambda: found)
         recorded: Tensor = results[0]
         return recorded
@@ -179,7 +189,7 @@ class SoftmaxWeights(Weights):
     @property
     def lse_is_rounded(self) -> bool:
         """Whether a log-sum-exp is stored that a kernel has rounded."""
-        return self._lse is not None and self._lse.dtype is not torch.float64
+        return self._lse is not None and not is_exact(self._lse)
 
     def forget_lse(self) -> None:
         """Forget the log-sum-exp, so that the next read computes a more precise one."""
@@ -245,9 +255,10 @@ class SoftmaxWeights(Weights):
         return self.problem.tile(range(batch), range(heads), high, wide, row_index=i, column_index=j)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
-        _, own_lse, weights = operations.defined(self.problem, rows)
+        there = self if has_float64(self.device) else self.moved(torch.device("cpu"), None) or self
+        _, own_lse, weights = operations.defined(there.problem, rows)
         if self.problem.partial:  # the definition normalizes rows over the keys of the part alone
-            weights = weights * share_of(own_lse, self.lse()[:, :, rows]).unsqueeze(-1)
+            weights = weights * share_of(own_lse, there.lse()[:, :, rows]).unsqueeze(-1)
         return weights
 
     # ----------------------------------------------------------------------------------------------------- statistics
@@ -374,7 +385,7 @@ class SoftmaxWeights(Weights):
             return None
         self.problem.check_unchanged()
         # The log-sum-exp of a part counts keys outside of the part, so that it cannot be computed again.
-        lse = self.lse().to(device) if problem.partial else None
+        lse = self.lse() if problem.partial else None
         score = problem.score if device == self.device else copy.deepcopy(problem.score).to(device)
         sink = None if problem.sink is None else problem.sink.to(device, dtype)
         q, k = problem.q.to(device, dtype), problem.k.to(device, dtype)

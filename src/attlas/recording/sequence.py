@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine.online import moved_lse
 from attlas.foundation.compat import cached_property
 from attlas.masks.placed import Block
 from attlas.matrix import AttentionMatrix, softmax_matrix
@@ -197,7 +198,8 @@ class RecordedSequence:
         if self.policy.tokens:
             mask = kept_mask(problem, self.policy.device)
             self._q.append(problem.q)
-            self._lse.append(part.softmax_weights.lse())  # in float64: weights need it
+            lse = part.softmax_weights.lse()  # in its exact form: weights need it
+            self._lse.append(lse if lse.ndim == 3 else self._kept_lse(lse))
         self._append_keys(call)
         row = self.next_row - self.first_query
         self.blocks.append(Block(mask, range(row, row + rows), range(column, column + n)))
@@ -224,6 +226,11 @@ class RecordedSequence:
     def key_count(self) -> int:
         """Number of keys of the whole text."""
         return self.key_stop - self.first_key
+
+    def _kept_lse(self, lse: Tensor) -> Tensor:
+        """Return a log-sum-exp in the form of the device where it is kept, which may have float64."""
+        parts = self._lse.parts
+        return moved_lse(lse, parts[-1].device if parts else self.policy.device or lse.device)
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
@@ -294,5 +301,5 @@ def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
     lse = part.softmax_weights.known_lse
     if lse is None or part.sink is not None or not heads:
         return torch.ones(batch, rows, dtype=torch.bool) if given is None else given
-    seeing = (lse > -torch.inf).any(dim=1)
+    seeing = ((lse[..., 0] if lse.ndim == 4 else lse) > -torch.inf).any(dim=1)
     return seeing if given is None else given.to(seeing.device, non_blocking=True) & seeing

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
-from attlas.engine.online import finite_shift, product
+from attlas.engine.online import product
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
 from attlas.errors import ShapeError, public
@@ -133,7 +133,7 @@ class Entropy(PerRow):
     def of(self, part: Part) -> Tensor:
         # -ln A = (lse - shift) - shifted. Where masked, weight 0 meets a finite number, and the product is 0.
         products = part.row_products(part.weights, part.shifted)
-        return (finite_shift(part.exact_lse) - part.shift).to(products) * part.mass - products
+        return part.lse_minus_shift * part.mass - products
 
     def finish(self, carry: Tensor) -> Tensor:
         return carry.clamp_(min=0.0)

@@ -62,9 +62,10 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
     if lse is not None and A.weights.are_shares:
         # The new denominator is the old one times (1 - the weight of key 0). Where that weight is nearly 1, rounding
         # leaves nothing of the difference; it is at least the sum over the other keys of this part.
-        first_weight = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].double()
-        lse_of_others_here = softmax_matrix(replace(problem, partial=False), A.plan).softmax_weights.lse()
-        lse = torch.maximum(lse + torch.log1p(-first_weight.clamp(max=1.0)), lse_of_others_here)
+        first_weight = A.window(range(m), range(1)).to_dense(limit=None)[..., 0].cpu().double()
+        lse_of_others_here = softmax_matrix(replace(problem, partial=False), A.plan).softmax_weights.lse_on_cpu()
+        lse = A.softmax_weights.lse_on_cpu() + torch.log1p(-first_weight.clamp(max=1.0))
+        lse = torch.maximum(lse, lse_of_others_here)
     return AttentionMatrix(A.softmax_weights.replaced(problem, lse))
 
 
@@ -147,13 +148,13 @@ class Head:
                 continue
             check_wanted(wanted)
             some = range(block * _ROWS, min((block + 1) * _ROWS, self.m))
-            self._lse[..., some.start : some.stop] = self.A.window(some).softmax_weights.lse().cpu()
+            self._lse[..., some.start : some.stop] = self.A.window(some).softmax_weights.lse_on_cpu()
             self._known[block] = True  # after the numbers: other threads may read them from now on
         return self._lse[..., rows.start : rows.stop]
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
-        lse = self.lse(rows, wanted).to(self._weights.device)
+        lse = self.lse(rows, wanted)
         return self.A.with_weights(self._weights.window(rows, columns, lse))
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
@@ -224,7 +225,7 @@ class Head:
 
     def rows(self, i: int) -> Array:
         """Return the weights of one query in each of the heads, float64 of shape (heads, n)."""
-        return _array(self.A.window(range(i, i + 1)).to_dense(limit=None)[0, :, 0].double())
+        return _array(self.A.window(range(i, i + 1)).to_dense(limit=None)[0, :, 0].cpu().double())
 
     def allowed(self, rows: range, columns: range) -> Array:
         """Return which cells of a window any head may attend to, bool of shape (rows, columns)."""
@@ -247,7 +248,7 @@ class Head:
         if fused and (problem.mask is None or problem.allowed_runs is not None):
             return _table(_some_rows(self.A, rows), edges)
         at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
-        weights = _array(self.A[..., rows, :][0].double().mean(0))
+        weights = _array(self.A[..., rows, :][0].cpu().double().mean(0))
         return _reduced(weights, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:
@@ -340,7 +341,7 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
 def _table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
     """Return blocks of a window: the mean over its heads, which may all see the same keys."""
     found = A.collect(Blocks(*edges))[0]
-    total, largest = found.sum[0].double().mean(0), found.max[0].double().mean(0)
+    total, largest = found.sum[0].cpu().double().mean(0), found.max[0].cpu().double().mean(0)
     return Table(_array(total), _array(largest), _array(found.cells[0, 0]))
 
 

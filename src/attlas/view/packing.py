@@ -227,7 +227,7 @@ class Packer:
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
             unit = 1.0
-        weights = values.double().cpu().numpy() / unit
+        weights = values.cpu().double().numpy() / unit
         gaps = torch.arange(m)[:, None] - keys.cpu()
         self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
@@ -290,7 +290,7 @@ def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Arr
     m, n = entry.shape[2:]
     if not isinstance(picture, Tensor) or largest is None:
         return None
-    blocks, top = picture[batch, head].double(), float(largest.values[batch, head].max())
+    blocks, top = picture[batch, head].cpu().double(), float(largest.values[batch, head].max())
     if max(blocks.shape) > TILE or abs(float(blocks.nan_to_num().max()) - top) > 1e-3 * top:  # means are no maxima
         return None
     pixels = []

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine import online
 from attlas.engine.backends import reference, tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
@@ -61,7 +62,7 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
     """Return statistics of a dense tensor of weights, shape (batch, heads, m, n), with their graph."""
     weights = weights.to(problem.dtype)
     logits = torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
-    zeros = torch.zeros(problem.shape[:3], dtype=torch.float64, device=problem.device)
+    zeros = online.empty_lse(problem.shape[:3], problem.device).zero_()
     part = _part(problem, logits, range(problem.shape[2]), lambda: zeros)
     vars(part)["_exp_shifted"] = weights  # they have a gradient also where they are 0, and their logarithm has none
     return _collected(part, statistics)

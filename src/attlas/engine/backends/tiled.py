@@ -48,7 +48,7 @@ class Tiled(Backend):
         problem, tokens, dropout = request.problem, request.tokens, request.dropout
         batch, heads, m, _ = problem.shape
         out = v.new_empty(batch, heads, m, v.shape[-1])
-        lse = torch.empty(batch, heads, m, dtype=torch.float64, device=problem.device)
+        lse = online.empty_lse((batch, heads, m), problem.device)
         space, (v, codes) = _workspace(problem, tokens), _finite_and_special(v, problem.dtype)
         for row_block in row_blocks(problem, request.plan, wide=False):
             state = _initial_state(problem, row_block.at, v.shape[-1])
@@ -152,7 +152,8 @@ class Tiled(Backend):
             if form == "weights":
                 out[place] = _weights(logits, known)
             else:
-                out[place] = logits - torch.where(known == -math.inf, 0.0, known).to(logits.dtype).unsqueeze(-1)
+                shift = online.finite_shift(online.rounded(known))
+                out[place] = logits - shift.to(logits.dtype).unsqueeze(-1)
         return out
 
     def log_sum_exp(self, request: Request) -> Tensor:
@@ -261,7 +262,7 @@ def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, sp
 
 def _lse_without_keys(problem: Problem) -> Tensor:
     """Return the log-sum-exp of rows that see no key: -inf, or the sink."""
-    return _initial_state(problem, problem.tile(*map(range, problem.shape)), 0).largest.double()
+    return online.widened(_initial_state(problem, problem.tile(*map(range, problem.shape)), 0).largest)
 
 
 def _finite_and_special(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

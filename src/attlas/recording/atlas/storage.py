@@ -218,7 +218,7 @@ class Writer:
             record["matrix"] = {
                 "q": self.put("q", problem.q),
                 "k": self.put("k", problem.k),
-                "lse": self.put("lse", entry.matrix.softmax_weights.lse()),
+                "lse": self.put("lse", entry.matrix.softmax_weights.lse_on_cpu()),
                 "sink": None if problem.sink is None else self.put("sink", problem.sink),
                 **({"partial": True} if problem.partial else {}),
                 **({} if entry.matrix.weights.are_shares else {"weighted": True}),

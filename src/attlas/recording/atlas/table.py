@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import OutOfRangeError, import_extra
-from attlas.foundation.checks import one_of
+from attlas.foundation.checks import has_float64, one_of
 from attlas.recording.atlas.entry import Entry
 from attlas.recording.atlas.padding import included_rows
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
@@ -128,7 +128,7 @@ def _weighted_columns(entry: Entry) -> dict[str, Column]:
     for name, result in entry.statistics.items():
         columns |= _columns(name, result, entry, rows)
     return {
-        name: Column(value.double().cpu(), None if weight is None else weight.double().cpu())
+        name: Column(value.cpu().double(), None if weight is None else weight.cpu().double())
         for name, (value, weight) in columns.items()
     }
 
@@ -171,7 +171,9 @@ def token_records(
     row_statistics = (Entropy(), EffectiveKeys(), MaxWeight(), ArgMax())
     results = matrix.collect(*row_statistics, *(ColumnMass(rows=(start, stop)) for start, stop in spans))
     entropy, effective, weight, top = (t[0, 0].tolist() for t in results[: len(row_statistics)])
-    mass = torch.stack([t[0, 0].double() for t in results[len(row_statistics) :]]).sum(0).tolist() if spans else []
+    mass = (
+        torch.stack([t[0, 0] for t in results[len(row_statistics) :]]).cpu().double().sum(0).tolist() if spans else []
+    )
     records_of_tokens: list[Record] = []
     for row in attending.nonzero().flatten().tolist():
         position, key = entry.queries[0] + row, entry.first_key + top[row]
@@ -233,6 +235,7 @@ def _masked(t: Tensor, query_mask: Tensor | None, other: float) -> Tensor:
 
 def _mean(t: Tensor, query_mask: Tensor | None) -> Column:
     """Return the mean over batch and counted queries of each head, and their number; 0 where no query counts."""
+    t = t if has_float64(t.device) else t.cpu()
     if query_mask is None:
         number = torch.full(t.shape[1:2], t.shape[0] * t.shape[2], dtype=torch.float64)
         return Column(t.mean((0, 2), dtype=torch.float64), number)
@@ -258,11 +261,11 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> t
     problem = entry.matrix.problem
     row_mass = torch.ones(entry.shape[:3], dtype=torch.float64)
     if problem.sink is not None:
-        row_mass = -torch.expm1(problem.sink.double().view(1, -1, 1) - entry.matrix.lse.double()).cpu()
+        row_mass = -torch.expm1(problem.sink.cpu().double().view(1, -1, 1) - entry.matrix.lse.cpu().double())
     row_mass = row_mass * (entry.matrix.lse > -math.inf).cpu()
     if not torch.allclose(row_mass.sum((0, 2)), total, rtol=1e-3, atol=1e-3):
         return None  # the mass of some queries only, and nothing says of which
-    column = torch.stack([entry.matrix[b, :, :, int(key)].double().cpu() for b, key in enumerate(first)])
+    column = torch.stack([entry.matrix[b, :, :, int(key)].cpu().double() for b, key in enumerate(first)])
     first_mass, all_mass = (torch.where(rows, t, 0.0).sum((0, 2)) for t in (column, row_mass))
     return torch.where(all_mass == 0, 0.0, first_mass / all_mass), all_mass
 
