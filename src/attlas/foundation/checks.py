@@ -58,11 +58,6 @@ def waits_for(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def moved(t: Tensor, device: torch.device) -> Tensor:
-    """Return a few numbers, such as places, on a device; for a GPU of NVIDIA or AMD the host does not wait."""
-    return t.to(device, non_blocking=device.type == "cuda")
-
-
 def holds_numbers(t: Tensor) -> bool:
     """Return whether a tensor has numbers in its own memory.
 

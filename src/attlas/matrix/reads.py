@@ -12,7 +12,8 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import rounded
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic
-from attlas.foundation.checks import moved, sum_dtype, waits_for
+from attlas.foundation.checks import sum_dtype, waits_for
+from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile, cut
 
 
@@ -54,7 +55,7 @@ class _Ordered(NamedTuple):
 def _ordered(places: Sequence[Tensor], device: torch.device) -> list[_Ordered]:
     """Put several lists of places in order, with one copy to the device."""
     pairs = [torch.stack(t.sort(stable=True)) for t in places]
-    there = moved(torch.cat(pairs, dim=1), device).split([len(t) for t in places], dim=1)
+    there = to_device(torch.cat(pairs, dim=1), device).split([len(t) for t in places], dim=1)
     return [_Ordered(own[0].contiguous(), copy) for own, copy in zip(pairs, there, strict=True)]
 
 
@@ -79,7 +80,7 @@ class Cells(Statistic):
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         cells = part.logits if self.of_logits else part.weights
-        rows, columns = moved(self.rows, cells.device), moved(self.columns, cells.device)
+        rows, columns = to_device(self.rows, cells.device), to_device(self.columns, cells.device)
         return cells[:, :, rows][..., columns]  # the definition is one part
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:

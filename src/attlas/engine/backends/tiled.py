@@ -27,7 +27,8 @@ from attlas.engine.problem import Problem, full_precision, spread_heads, tree_fl
 from attlas.engine.statistic import Part, Statistic, Workspace, lowest
 from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, cut_heads, row_blocks, sizes
 from attlas.errors import ShapeError
-from attlas.foundation.checks import moved, surely_finite, waits_for
+from attlas.foundation.checks import surely_finite, waits_for
+from attlas.foundation.devices import to_device
 from attlas.foundation.precision import products_in_float32, sums_in_float32
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt
@@ -142,7 +143,7 @@ class Tiled(Backend):
                 out[place] = _logits_of_cells(problem, tile)
                 continue
             b, h, rows = tile.place
-            index: Any = rows if tile.row_index is None else moved(tile.row_index, problem.device)
+            index: Any = rows if tile.row_index is None else to_device(tile.row_index, problem.device)
             known = None if lse is None else lse[b, h, index]
             # Another kernel rounds large logits in its own way.
             again = known is not None and (large or (asks_tiles and online.exceeds(known, online.LARGE)))
@@ -387,7 +388,7 @@ def _key_heads(problem: Problem, at: Tile, heads: int) -> slice:
 def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
     """Return keys or values at a tile's columns, one head for each query head of the tile."""
     index: Any = (
-        slice(at.columns.start, at.columns.stop) if at.column_index is None else moved(at.column_index, t.device)
+        slice(at.columns.start, at.columns.stop) if at.column_index is None else to_device(at.column_index, t.device)
     )
     part = t[at.batches.start : at.batches.stop, _key_heads(problem, at, t.shape[1]), index]
     return spread_heads(part, len(at.heads))
@@ -396,7 +397,7 @@ def _tokens_of_columns(t: Tensor, problem: Problem, at: Tile) -> Tensor:
 def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> tuple[Tokens, Tokens]:
     """Return the queries and the keys of a tile."""
     b, h, rows = at.place
-    row_index: Any = rows if at.row_index is None else moved(at.row_index, problem.device)
+    row_index: Any = rows if at.row_index is None else to_device(at.row_index, problem.device)
     q = tree_map(lambda t: t[b, h, row_index].to(problem.dtype), tokens[0])
     k = tree_map(lambda t: _tokens_of_columns(t, problem, at).to(problem.dtype), tokens[1])
     return q, k
