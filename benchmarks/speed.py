@@ -57,7 +57,10 @@ def attend_microseconds(q: torch.Tensor, k: torch.Tensor) -> dict[str, float]:
 @torch.no_grad()
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: int) -> dict[str, dict[str, float]]:
     """Return ratios of the output to SDPA's."""
-    lengths = torch.tensor([q.shape[-2] * 15 // 16])
+    lengths, heads = torch.tensor([q.shape[-2] * 15 // 16]), q.shape[1]
+    dot, table = attlas.ScaledDot(), torch.randn(q.shape[-2], k.shape[-2])
+    relative = attlas.RelativeBias(heads, 128, buckets=32)
+    relative.weight.normal_()
     cases = {
         "sdpa": lambda: sdpa(q, k, v),
         "sdpa, causal": lambda: sdpa(q, k, v, is_causal=True),
@@ -65,6 +68,9 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: int) -> d
         "A @ v, causal": lambda: attlas.attend(q, k, mask=attlas.Causal()) @ v,
         "A @ v, causal and padding": lambda: attlas.attend(q, k, mask=attlas.Causal() & attlas.Padding(lengths)) @ v,
         "A @ v, window of 512": lambda: attlas.attend(q, k, mask=attlas.Window(511, 0)) @ v,
+        "A @ v, causal ALiBi": lambda: attlas.attend(q, k, score=dot + attlas.Alibi(heads), mask=attlas.Causal()) @ v,
+        "A @ v, relative bias": lambda: attlas.attend(q, k, score=dot + relative) @ v,
+        "A @ v, bias of each pair": lambda: attlas.attend(q, k, score=dot + attlas.TensorBias(table)) @ v,
         "A @ v, Gaussian": lambda: attlas.attend(q, k, score=attlas.Gaussian(8.0)) @ v,
         "A @ v, tiled": lambda: attlas.attend(q, k, plan=attlas.Plan("tiled")) @ v,
     }

@@ -302,6 +302,7 @@ def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
         rule = "a score that says positional = True must not look at the tokens."
         found, fix = "other tokens, other log-weights", "leave `positional` at False."
         contract.check_close(rule, [_scores(contract, other, at)], [logits], fix, found)
+        _check_bias(contract, score, at, logits)
     with torch.no_grad():
         try:
             dot = score.as_dot(*problem.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
@@ -312,10 +313,27 @@ def _check_attributes_of_score(contract: _Contract, problem: Problem) -> None:
             return
         product = dot.scale * torch.matmul(dot.q, dot.k.mT)
         product = product if dot.row is None else product + dot.row.unsqueeze(-1)
-        product = product if dot.bias is None else product + dot.bias(problem.q, problem.k, at)
         product = torch.tanh(product / dot.cap) * dot.cap if dot.cap else product
+        product = product if dot.bias is None else product + dot.bias(problem.q, problem.k, at)
     rule, fix = "as_dot() must be the score that forward() gives.", "check scale, row, bias and cap; or return None."
     contract.check_close(rule, [product.expand(at.shape)], [logits], fix)
+
+
+def _check_bias(contract: _Contract, score: Score, at: Tile, logits: Tensor) -> None:
+    """Check what a score of places says that kernels may add, for the whole matrix and a window of it."""
+    rows, columns = at.rows[1:] or at.rows, at.columns[1:] or at.columns
+    for part in (at, replace(at, rows=rows), replace(at, columns=columns)):
+        with torch.no_grad():
+            bias = score.bias(part)
+            if bias is None:
+                continue
+            found = bias.cells(part).expand(part.shape)
+        wanted = logits.detach().expand(at.shape)[..., part.rows.start :, part.columns.start :]
+        rule, fix = (
+            "bias() must be the score that forward() gives.",
+            "count from at.rows and at.columns, or return None.",
+        )
+        contract.check_close(rule, [found], [wanted], fix)
 
 
 def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix], score: Score | None) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import attlas
 from attlas import Plan, explain, stats
 from attlas.engine.backend import Request
 from attlas.engine.backends.native import library
 from attlas.engine.backends.native.backend import FusedKernels
+from attlas.foundation.trees import tensors_in
+from attlas.scores.placed import translated_score
 
 NATIVE = Plan("native")
 DOTS = (
@@ -82,6 +87,140 @@ def test_every_dot_product(instruction_set: str, score: str, make: Any, sizes: A
         same(largest, logits.amax(-1), "largest logit")
         same(mass, weights.sum(-2), "mass of columns")
         same(top.values, weights.topk(5).values, "largest weights")
+
+
+class Places(attlas.Score):
+    """A score of places with a term of each kind; numbers of keys and queries are large, and their sums are not."""
+
+    positional = True
+
+    def __init__(self, s: Any) -> None:
+        super().__init__()
+        gates = 1e6 - s.random(s.batch, s.heads, max(s.m, s.n), seed=21).abs().cumsum(-1)
+        self.queries, self.keys = gates[..., : s.m], -gates[..., : s.n]
+        self.steps, self.t = s.random(s.heads, 4 * (s.m + s.n), seed=22), s.random(s.m, 1, seed=23)
+
+    def bias(self, at: attlas.Tile) -> attlas.scores.Bias:
+        b, h = at.batch_ids, at.head_ids
+        first, middle = at.columns.start - (at.rows.stop - 1), self.steps.shape[-1] // 2
+        steps = torch.arange(first, at.columns.stop - at.rows.start)
+        rows, columns = slice(at.rows.start, at.rows.stop), slice(at.columns.start, at.columns.stop)
+        key, query = (t[b][:, h][..., part] for t, part in ((self.keys, columns), (self.queries, rows)))
+        distance = self.steps[h][:, steps + middle].unsqueeze(0).to(at.dtype)
+        return attlas.scores.Bias(distance, key, query, self.t[rows].view(1, 1, -1, 1).to(at.dtype))
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        b, h, i, j = at.batch_ids.view(-1, 1, 1, 1), at.head_ids.view(1, -1, 1, 1), at.i, at.j
+        sums = self.queries[b, h, i] + self.keys[b, h, j]
+        return (sums + self.steps[h, j - i + self.steps.shape[-1] // 2] + self.t[i, 0]).to(at.dtype)
+
+
+def double(score: attlas.Score) -> attlas.Score:
+    """Return a score in float64, with parameters that are not at their start and get no gradient."""
+    torch.manual_seed(28)
+    for p in score.double().requires_grad_(False).parameters():
+        p.normal_()
+    return score
+
+
+def random_tensor(s: Any, *shape: int, dtype: torch.dtype = torch.float64) -> attlas.Score:
+    return attlas.TensorBias(s.random(*shape, seed=24).to(dtype))
+
+
+BIASES: dict[str, Callable[[Any], attlas.Score]] = {
+    "Alibi": lambda s: attlas.Alibi(s.heads),
+    "RelativeBias": lambda s: double(attlas.RelativeBias(s.heads, 9, buckets=8)),
+    "RelativeBias(clipped)": lambda s: double(attlas.RelativeBias(s.heads, 5)),
+    "TensorBias": lambda s: random_tensor(s, s.m, s.n),
+    "TensorBias(heads)": lambda s: random_tensor(s, s.batch, s.heads, s.m, s.n),
+    "TensorBias(16 bits)": lambda s: random_tensor(s, s.m, s.n, dtype=torch.bfloat16),
+    "TensorBias(half)": lambda s: random_tensor(s, s.m, s.n, dtype=torch.float16),
+    "TensorBias(float32)": lambda s: random_tensor(s, s.heads, s.m, s.n, dtype=torch.float32),
+    "TensorBias(across)": lambda s: attlas.TensorBias(s.random(s.n, s.m, seed=25).mT),
+    "TensorBias(keys)": lambda s: random_tensor(s, s.batch, 1, 1, s.n),
+    "TensorBias(queries)": lambda s: random_tensor(s, s.heads, s.m, 1),
+    "TensorBias(forbids)": lambda s: attlas.TensorBias(
+        s.random(s.m, s.n, seed=26).masked_fill(s.random(s.m, s.n, seed=27) > 0.6, -math.inf)
+    ),
+    "own": Places,
+    "sum": lambda s: 2.0 * attlas.Alibi(s.heads) - random_tensor(s, s.m, s.n),
+    "factors": lambda s: torch.linspace(0.5, 2, s.heads, dtype=torch.float64) * attlas.Alibi(s.heads),
+}
+
+
+def biased(
+    name: str, mask: str, make: Any, s: Any, *, sink: bool = True, cap: bool = False
+) -> tuple[Any, attlas.Score]:
+    """Return a case with a mask and sink, and a score with a bias."""
+    product = attlas.SoftCap(attlas.ScaledDot(), 1.5) if cap else attlas.ScaledDot()
+    return make("ScaledDot", mask, s, sink=sink), product + BIASES[name](s)
+
+
+def every_statistic() -> list[Any]:
+    return [
+        stats.Entropy(), stats.EffectiveKeys(), stats.MaxWeight(), stats.MaxLogit(), stats.LogitMoments(),
+        stats.RowMass(), stats.TopK(4), stats.ColumnMass(), stats.ColumnMax(), stats.Offsets(), stats.Picture(3, 4),
+        stats.Coverage(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", list(BIASES))
+def test_biases(instruction_set: str, name: str, dtype: torch.dtype, make: Any, sizes: Any, same: Any) -> None:
+    close = 1e-10 if dtype is torch.float64 else 2e-5
+    for place, mask in enumerate(("none", "Causal", "Window", "bool tensor(heads)", "Padding(left) & Causal")):
+        for m, n in ((19, 37), (41, 23), (3, 150)):
+            case, score = biased(name, mask, make, sizes(m, n), sink=place % 2 == 0, cap=dtype is torch.float32)
+            sink = None if case.sink is None else case.sink.detach()
+            exact = attlas.attend(case.q, case.k, score=score, mask=case.mask, sink=sink, plan=Plan("reference"))
+            q, k, v = (t.detach().to(dtype) for t in (case.q, case.k, case.v))
+            sink = None if sink is None else sink.to(dtype)
+            A = attlas.attend(q, k, score=score, mask=case.mask, sink=sink, plan=NATIVE)
+            with torch.no_grad():
+                where = f"{name}, {mask}, {m}x{n}"
+                for _ in range(2):  # the second time with a known log-sum-exp
+                    found, wanted = (list(map(tensors_in, M.collect(*every_statistic()))) for M in (A, exact))
+                    for statistic, one, other in zip(every_statistic(), found, wanted, strict=True):
+                        for x, y in zip(one, other, strict=True):
+                            if x.is_floating_point():
+                                same(x.double(), y.double(), f"{type(statistic).__name__}, {where}", close)
+                            elif isinstance(statistic, stats.TopK):
+                                seen = other[0] > 0  # a key of weight 0 may be any
+                                assert torch.equal(x[seen], y[seen]), where
+                            else:  # a share may fall on either side of its level
+                                assert int((x - y).abs().max()) <= (0 if dtype is torch.float64 else 1), where
+                    same((A @ v).double(), exact @ case.v, f"output, {where}", close)
+                same(A.lse.double(), exact.lse, f"lse, {where}", close)
+
+
+@pytest.mark.parametrize("name", ["Alibi", "RelativeBias", "TensorBias(heads)", "own"])
+def test_biases_of_windows(instruction_set: str, name: str, make: Any, sizes: Any, same: Any) -> None:
+    s = sizes(30, 44)
+    case, score = biased(name, "none", make, s, sink=False)
+    logits = attlas.attend(case.q, case.k, score=score, plan=Plan("reference")).logits[:, :].detach()
+    for rows, columns in ((range(30), range(44)), (range(7, 25), range(5, 44)), (range(29, 30), range(40))):
+        q, k, v = case.q[:, :, rows.start : rows.stop], case.k[:, :, columns.start : columns.stop], case.v
+        v = v[:, :, columns.start : columns.stop].detach()
+        moved = translated_score(score, rows, columns, 30, 44)
+        A = attlas.attend(q.detach(), k.detach(), score=moved, plan=NATIVE)
+        part = logits[..., rows.start : rows.stop, columns.start : columns.stop]
+        same(A.lse, part.logsumexp(-1), f"lse of {rows}, {columns}")
+        wanted = part.softmax(-1)
+        same(A @ v, wanted @ v.repeat_interleave(wanted.shape[1] // v.shape[1], dim=1), f"output of {rows}, {columns}")
+        same(A.collect(stats.MaxLogit())[0], part.amax(-1), f"largest logits of {rows}, {columns}")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, torch.finfo(torch.float32).min])
+def test_numbers_of_places_that_kernels_do_not_sum(instruction_set: str, number: float, same: Any) -> None:
+    torch.manual_seed(0)
+    q, k, v, t = torch.randn(1, 2, 70, 8), torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 3), torch.randn(70, 90)
+    t[3, 5:] = number
+    t[4] = number
+    found, wanted = (
+        attlas.attend(q, k, score=attlas.ScaledDot() + attlas.TensorBias(t), plan=Plan(name)) @ v
+        for name in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
 def test_soft_cap_in_float32(instruction_set: str, mask_name: str, make: Any, sizes: Any, same: Any) -> None:

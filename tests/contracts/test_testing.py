@@ -145,6 +145,18 @@ class NotThatDot(Pairs):
         return attlas.scores.Dot(q, k, 1.0)
 
 
+class NotThatBias(attlas.Score):
+    positional = True
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        return 0.1 * (at.j - at.i).to(at.dtype)
+
+    def bias(self, at: attlas.Tile) -> attlas.scores.Bias:
+        # It forgets where the tile begins.
+        steps = torch.arange(1.0 - at.shape[2], at.shape[3], dtype=at.dtype)
+        return attlas.scores.Bias(distance=0.1 * steps.view(1, 1, -1))
+
+
 class Detached(Pairs):
     def __init__(self) -> None:
         super().__init__()
@@ -179,6 +191,7 @@ WRONG_SCORES = {
     NotFinite: "a score that says finite = True must give finite log-weights",
     NotPositional: "a score that says positional = True must not look at the tokens",
     NotThatDot: "as_dot() must be the score that forward() gives",
+    NotThatBias: "bias() must be the score that forward() gives",
     Detached: "the gradients of forward() must be those of finite differences",
     WrongBackward: "the gradients of forward() must be those of finite differences",
 }

@@ -86,6 +86,16 @@ def test_a_score_that_torch_does_not_know_goes_to_the_kernels_or_to_tiles() -> N
     assert set(choice.others) == NAMES - {choice.backend}
 
 
+@torch.no_grad()
+def test_a_bias_of_many_cells_goes_to_the_kernels() -> None:
+    long = torch.randn(1, 4, 64, 8)
+    for bias in (attlas.Alibi(4), attlas.RelativeBias(4, 5), attlas.TensorBias(torch.zeros(64, 64))):
+        choice = attlas.explain(attlas.attend(long, long, score=attlas.ScaledDot() + bias, mask=attlas.Causal()))
+        assert choice.backend == ("native" if fast() else "sdpa")
+        few = attlas.attend(long[:, :, :63], long[:, :, :63], score=attlas.ScaledDot() + attlas.Alibi(4))
+        assert attlas.explain(few).backend == "sdpa"
+
+
 @pytest.mark.parametrize("setting", ["none", "baseline"])
 def test_narrow_vectors_leave_outputs_to_torch(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting != "none" and setting not in library.runnable():

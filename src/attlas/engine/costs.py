@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from attlas.engine.problem import Problem
+from attlas.scores.base import Score, Sum
+from attlas.scores.dot import ScaledDot
 
 Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics", "cells"]
 
@@ -68,6 +70,8 @@ GRADIENTS: Mapping[str, Least] = {"avx2": Least(0, 1 << 24), "avx512": Least(0, 
 #: Output and gradients, where they are the faster way and where not.
 FASTER = {"avx2": 0.9, "avx512": 0.6, "amx": 0.6}
 SLOWER = 1.2
+#: The same from so many cells on where places add to the logits: torch's kernel then reads a dense tensor of them.
+BIASED, BIASED_CELLS = 0.3, 1 << 12
 #: Statistics, for which tiles are the only other way. Fewer than `UNPACKED` queries read keys as they lie, which is
 #: faster with vectors of 256 bits and more. Without them, and of more queries, it is from 4 queries on, and from more
 #: where there are many keys, which take longer to pack than to read in a tile: from 10 queries for 1,024 keys, from 37
@@ -119,8 +123,19 @@ def _of_dot_products(problem: Problem, operation: Operation, instruction_set: st
         unpacked = m < UNPACKED and instruction_set in FEW_QUERIES_PRODUCTS
         small = not unpacked and (m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n)
         return STATISTICS_SMALL if small else STATISTICS
+    may_have_places = type(problem.score) is not ScaledDot and instruction_set in OUTPUTS
+    if may_have_places and problem.shape[2] * problem.shape[3] >= BIASED_CELLS and _adds_places(problem.score):
+        return BIASED
     faster = backward_is_faster if operation == "backward" else is_faster
     return FASTER[instruction_set] if faster(problem, instruction_set) else SLOWER
+
+
+def _adds_places(score: Score) -> bool:
+    """Return whether a score of places is added somewhere in a score."""
+    if isinstance(score, Sum):
+        return any(part.positional or _adds_places(part) for part in (score.left, score.right))
+    inner = getattr(score, "inner", None)
+    return isinstance(inner, Score) and _adds_places(inner)
 
 
 def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:

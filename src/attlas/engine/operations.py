@@ -145,6 +145,6 @@ def record(
 ) -> tuple[list[Any], Tensor]:
     """Return statistics with their graph, and the log-sum-exp; `compute` gives both, without a graph."""
     request = Request(problem, problem.project(), plan)
-    if request.dot is not None and request.dot.row is None and request.dot.bias is None:
+    if request.dot is not None and request.dot.row is None:
         request = request.as_fused()  # what depends on the constant of a row alone would have to follow it
     return autograd.collect(request, statistics, compute)

@@ -3,13 +3,14 @@
 from attlas.scores import additive, bilinear, dot, function, kernel, position
 from attlas.scores.additive import *
 from attlas.scores.base import Dot, Scaled, ScaledByTensor, Score, Sum, Tokens
+from attlas.scores.bias import Bias
 from attlas.scores.bilinear import *
 from attlas.scores.dot import *
 from attlas.scores.function import *
 from attlas.scores.kernel import *
 from attlas.scores.position import *
 
-__all__ = ["Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens"]
+__all__ = ["Bias", "Dot", "Scaled", "ScaledByTensor", "Score", "Sum", "Tokens"]
 __all__ += additive.__all__
 __all__ += bilinear.__all__
 __all__ += dot.__all__

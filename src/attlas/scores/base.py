@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.stored import Stored
 from attlas.foundation.tables import of_heads
 from attlas.foundation.tiles import Tile
+from attlas.scores.bias import Bias, added, scaled
 
 # What a score keeps of its queries (or keys) between `project` and `forward`: one tensor, or for a sum of
 # scores a tuple with the tokens of each part. Each tensor has shape (batch, heads, tokens, size).
@@ -32,7 +33,7 @@ _PROPERTIES = ("finite", "positional", "position_free", "rounds_tokens")
 class Dot:
     """A score written as ``scale * q · k + row + bias``, the form that fused kernels compute.
 
-    With a cap it is ``cap * tanh(scale * q · k / cap)``, and has neither `row` nor `bias`.
+    With a cap it is ``cap * tanh(scale * q · k / cap) + bias``, and has no `row`.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class Dot:
     bias : Score, optional
         A score of positions alone that is added.
     cap : float
-        Bound of the score, 0 for none.
+        Bound of the score without its bias, 0 for none.
     """
 
     q: Tensor
@@ -109,8 +110,8 @@ class Score(Stored, nn.Module):
         super().__init_subclass__(**kwargs)
         # A class with a formula of its own says it anew: what it inherits is about another formula.
         if "forward" in vars(cls):
-            for name in {"position_free", "rounds_tokens"} - vars(cls).keys():
-                setattr(cls, name, False)
+            for name in {"position_free", "rounds_tokens", "bias"} - vars(cls).keys():
+                setattr(cls, name, getattr(Score, name))
         if "as_dot" in vars(cls) and not cls.__module__.startswith("attlas."):
             cls.as_dot = _checked_dot(cls.as_dot)  # type: ignore[method-assign]
 
@@ -152,6 +153,22 @@ class Score(Stored, nn.Module):
         attlas.scores.Dot or None
             ``attlas.scores.Dot(q, k, scale=2.0)`` is the score ``2 q · k``, which fused kernels then compute. It must
             equal what `forward` gives. None is always right, and the default.
+        """
+        return None
+
+    def bias(self, at: Tile) -> Bias | None:
+        """Return what this score of places adds to the logits, in a form that fused kernels read; else None.
+
+        Parameters
+        ----------
+        at : Tile
+            Neighbouring rows and columns: the whole matrix, or the places of a window in the matrix of this score.
+
+        Returns
+        -------
+        attlas.scores.Bias or None
+            It must equal what `forward` gives. None is always right, and the default: the logits are then computed
+            tile by tile.
         """
         return None
 
@@ -263,9 +280,10 @@ class Sum(Score):
         # `side` is the place of the dot product's tokens in the pairs that `project` has made.
         side, of_tokens, bias = (1, self.right, self.left) if self.left.positional else (0, self.left, self.right)
         dot = of_tokens.as_dot(q[side], k[side])
-        if dot is None or dot.cap:  # a Dot with a cap has no bias
-            return None
-        return Dot(dot.q, dot.k, dot.scale, dot.row, bias if dot.bias is None else dot.bias + bias)
+        return None if dot is None else replace(dot, bias=bias if dot.bias is None else dot.bias + bias)
+
+    def bias(self, at: Tile) -> Bias | None:
+        return added(self.left.bias(at), self.right.bias(at))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         self.left.check(q, k, heads)
@@ -310,6 +328,9 @@ class Scaled(Derived):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
         return None if dot is None or self.factor == 0.0 else dot.scaled(self.factor)
+
+    def bias(self, at: Tile) -> Bias | None:
+        return scaled(self.inner.bias(at), self.factor)
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
@@ -371,6 +392,9 @@ class ScaledByTensor(Derived):
             factor = to_device(self.factor.reshape(()), dot.q.device, dot.q.dtype)
             return Dot(dot.q * factor, dot.k, dot.scale, None if dot.row is None else dot.row * factor)
         return dot.scaled(float(self.factor))
+
+    def bias(self, at: Tile) -> Bias | None:
+        return scaled(self.inner.bias(at), self._of_heads(at.head_ids).to(at.device, at.dtype))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         super().check(q, k, heads)

@@ -10,6 +10,7 @@ from torch import Tensor
 from attlas.foundation.placed import original_tile
 from attlas.foundation.tiles import Tile
 from attlas.scores.base import Dot, Score, Sum, Tokens
+from attlas.scores.bias import Bias
 
 
 def translated_score(score: Score, rows: range, columns: range, m: int, n: int) -> Score:
@@ -80,3 +81,6 @@ class PlacedScore(Score):
         if dot is None or dot.bias is None:
             return dot
         return replace(dot, bias=PlacedScore(dot.bias, self.rows, self.columns))
+
+    def bias(self, at: Tile) -> Bias | None:
+        return self.inner.bias(original_tile(at, self.rows, self.columns))

@@ -23,6 +23,7 @@ from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.tables import of_heads
 from attlas.foundation.tiles import Tile
 from attlas.scores.base import Score, with_parameters
+from attlas.scores.bias import Bias
 
 __all__ = ["Alibi", "RelativeBias", "TensorBias"]
 
@@ -89,6 +90,11 @@ class Alibi(Score):
         slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
         distance = (at.i + (at.n - at.m) - at.j).abs().to(at.dtype)
         return distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1, 1)
+
+    def bias(self, at: Tile) -> Bias:
+        slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
+        distance = _offsets(at).abs().to(at.dtype)
+        return Bias(distance=distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         if self.slopes is None:
@@ -212,16 +218,16 @@ class RelativeBias(Score):
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
-        shift = at.n - at.m
         if at.scattered:
-            return table[:, self.bucket(at.j - at.i - shift)].unsqueeze(0)
-        # A tile of r rows and c columns has only r + c - 1 offsets: row r holds a window of them, one place on
-        # from that of the row below.
-        first = at.columns.start - (at.rows.stop - 1) - shift
+            return table[:, self.bucket(at.j - at.i - (at.n - at.m))].unsqueeze(0)
         if not len(at.rows) or not len(at.columns):
             return table.new_zeros(1, table.shape[0], len(at.rows), len(at.columns))
-        offsets = torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
-        return table[:, self.bucket(offsets)].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
+        # A tile of r rows and c columns has only r + c - 1 offsets: row r holds a window of them, one place on
+        # from that of the row below.
+        return table[:, self.bucket(_offsets(at))].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
+
+    def bias(self, at: Tile) -> Bias:
+        return Bias(distance=of_heads(self.weight, at, at.dtype, self._copies, axis=1)[:, self.bucket(_offsets(at))].unsqueeze(0))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         fix = f"use score=RelativeBias({heads}, ...)."
@@ -294,6 +300,13 @@ class TensorBias(Score):
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
         return to_device(cells_of(self.t[(None,) * (4 - self.t.ndim)], at), at.device, at.dtype)
 
+    def bias(self, at: Tile) -> Bias | None:
+        m, n = (1, 1, *self.t.shape)[-2:]
+        inside = all(
+            size == 1 or (span.start >= 0 and span.stop <= size) for size, span in ((m, at.rows), (n, at.columns))
+        )
+        return Bias(cell=cells_of(self.t[(None,) * (4 - self.t.ndim)], at)) if inside else None
+
     def translate(self, rows: range, columns: range, m: int, n: int) -> TensorBias | None:
         sizes = (1, 1, *self.t.shape)[-2:]
         spans = [
@@ -347,6 +360,12 @@ def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
     if index is not None:
         return t.index_select(axis, to_device(index, t.device))
     return t.narrow(axis, span.start, len(span))
+
+
+def _offsets(at: Tile) -> Tensor:
+    """Return j - i' for all distances of a tile of neighbouring rows and columns, the smallest first."""
+    first = at.columns.start - (at.rows.stop - 1) - (at.n - at.m)
+    return torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
 
 
 def _paper_slopes(heads: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Backend, Gradients, Request
-from attlas.engine.backends.native import decode, dot, library
+from attlas.engine.backends.native import bias, decode, dot, library
 from attlas.engine.backends.native.additive import AdditiveKernels
 from attlas.engine.backends.native.distance import KERNELS, DistanceKernels
 from attlas.engine.backends.native.pairwise import PairwiseFamily
@@ -44,7 +44,7 @@ class FusedKernels(Backend):
             return kernels.why_not
         if problem.device.type != "cpu":
             return "it runs on the processor only"
-        if product is None or product.bias is not None:
+        if product is None:
             return "the score is not a dot product"
         if 0 in (*problem.shape, product.q.shape[-1]):
             return "there is nothing to compute"
@@ -52,6 +52,10 @@ class FusedKernels(Backend):
             return f"there is no kernel for {str(product.q.dtype).removeprefix('torch.')} with this score"
         if problem.sink is not None and product.row is not None:
             return "the sink needs the constant of each row"
+        if product.bias is not None and (reason := bias.unsupported(problem)) is not None:
+            return reason
+        if product.bias is not None and product.cap and operation == "backward":
+            return "it has no gradient of capped logits with a score of places"
         return _unsupported(request, operation, fused=True)
 
     def prepare(self, request: Request) -> Request:

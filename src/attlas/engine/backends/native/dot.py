@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native import bias, library, request
 from attlas.engine.backends.native.decode import TYPES
 from attlas.engine.costs import ONE_THREAD, threads_for
 from attlas.engine.outputs import NEEDS_LSE
@@ -57,7 +57,8 @@ def compute(
     def run(rows: slice, fields: dict[str, Any]) -> bool:
         part = q[:, :, rows]
         threads = threads_for(part, k.shape[2])
-        status = kernels.call("dot", **params(kernels, dot, part, k, v), threads=threads, **fields)
+        places, _buffers = ({}, []) if dot.bias is None else bias.fields(kernels, problem, rows)
+        status = kernels.call("dot", **params(kernels, dot, part, k, v), threads=threads, **places, **fields)
         return succeeded(kernels, status, dot)
 
     return request.compute(problem, wanted, run, v=v, lse=lse, rounded=int(rounded))
@@ -174,7 +175,8 @@ def backward(
         known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
         queries = q[slices]
-        fields = params(kernels, product, queries, k, values) | block.mask
+        places, _buffers = ({}, []) if product.bias is None else bias.fields(kernels, problem, slices[2])
+        fields = params(kernels, product, queries, k, values) | places | block.mask
         fields["threads"] = torch.get_num_threads() if queries.numel() * k.shape[2] > ONE_THREAD else 1
         fields |= {"lse": known[0].data_ptr(), "lse_known": 1}
         status = kernels.call(

@@ -14,12 +14,27 @@ struct Tensor4 {
   int64_t batch, head, row;  // strides; 0 where an axis is expanded
 };
 
+// A term of the logits that depends on places: a strided tensor (batch, heads, m, n), times a factor. The strides of a
+// number of each distance cancel: what column adds, row takes back.
+struct Bias {
+  const void* data;  // of the first query and key; null where there is no such term
+  int64_t batch, head, row, column;
+  double factor;
+  int32_t type;
+};
+
+// A term of each query or key in float64, (batch, heads, m) or (batch, heads, n); null where there is none.
+struct TokenBias {
+  const double* data;
+  int64_t batch, head;
+};
+
 // Statistics of each row, (batch, heads, m), in the dtype of the sums: sums of -p log p, p^2 and p (less than 1 with a
 // sink, or where lse is partial); largest, mean and variance of the allowed logits. RowStatistics computes them by name.
 #define ATTLAS_ROW_STATISTICS(X) X(entropy) X(squares) X(mass) X(max_logit) X(mean) X(variance)
 #define ATTLAS_POINTER(name) void* name;
 
-// softmax(scale * q . k), capped, masked, with a sink; what is not wanted is null.
+// softmax(scale * q . k), capped, plus terms of places, masked, with a sink; what is not wanted is null.
 struct AttentionParams {
   int64_t batch, heads, key_heads, m, n, d, e;
   Tensor4 q, k, v;
@@ -28,6 +43,9 @@ struct AttentionParams {
   double scale;
   double cap;       // bound of the logits, 0 for none
   const void* sink;  // (heads,), in the dtype of the sums
+  // Terms that are added after the cap.
+  Bias by_distance, by_cell;
+  TokenBias by_query, by_key;
   // Keys low <= j < high may be seen by a row; strides count elements, rows are contiguous.
   const int32_t* low;
   const int32_t* high;

@@ -136,7 +136,7 @@ class Backward {
   // of d numbers, or one sum each, or is added there where there is more. False, and nothing written, where they see none of
   // the keys.
   bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to, bool more) {
-    const MaskView mask(p_, b, h);
+    const PlaceView mask(p_, b, h);
     int64_t left, end;
     mask.hull(row, row + some, left, end);
     left = std::max(left, first_key_);
@@ -430,7 +430,7 @@ class Backward {
   int64_t key_ = 0, first_ = 0, stop_ = 0;               // of the block, and its columns that may be seen
   int64_t pauses_ = 1, pause_ = 0;
   Strip before_{};
-  const MaskView* mask_ = nullptr;
+  const PlaceView* mask_ = nullptr;
   const Number* packed_ = nullptr;
   Aligned<Number> columns_, values_, rows_;    // keys and values of the task as columns, and keys as rows
   Aligned<T> d_keys_, d_values_;               // their gradients

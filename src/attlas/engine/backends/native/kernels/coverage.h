@@ -43,7 +43,7 @@ class CoveragePass {
     const int64_t head = b * p_.heads + h;
     // What is known from other rows must not depend on which thread had them.
     for (Level& level : levels_) level.guess = T(0), level.density = 0;
-    const MaskView mask(p_, b, h);
+    const PlaceView mask(p_, b, h);
     int64_t left, end;
     mask.hull(first, first + some, left, end);
     left = left / M::COLUMNS * M::COLUMNS;

@@ -151,7 +151,7 @@ class Decode {
     void rectangle(int64_t x, int64_t from, int64_t to) {
       int64_t left = to, right = from;
       for (int r = 0; r < R; ++r) {
-        const MaskView mask(p, b, head(x + r));
+        const PlaceView mask(p, b, head(x + r));
         int64_t a, z;
         mask.hull((x + r) % p.m, (x + r) % p.m + 1, a, z);
         left = std::min(left, std::max(a, from));
@@ -203,7 +203,7 @@ class Decode {
       V inside = all(T(1));
       for (int64_t j = 0; j < size; j += W) inside *= load(logits + j) - load(logits + j) + T(1);  // NaN if one is not finite
       non_finite |= !(sum<T>(inside) == T(W));
-      finish_row<T>(logits, MaskView(p, b, head(x)), x % p.m, left, left + size, T(p.scale), T(p.cap));
+      finish_row<T>(logits, PlaceView(p, b, head(x)), x % p.m, left, left + size, T(p.scale), T(p.cap));
       for (int64_t j = right - left; j < size; ++j) logits[j] = -INF<T>;
       V tops = all(-INF<T>);
       for (int64_t j = 0; j < size; j += W) tops = larger<T>(tops, load(logits + j));
@@ -379,9 +379,8 @@ class Decode {
   // Finds the coverage of the rows of a head.
   void cover(int64_t head) {
     using M = Whole<T, 1>;
-    attlas::AttentionParams known = p_;
+    Finished<T> known(p_);
     if (!p_.lse_known) known.lse = lse_.data();
-    if (factor_of<T>(p_) == T(1)) known.scale = 1, known.cap = 0;  // a cap, and an unusual scale, are in the logits
     CoveragePass<M> pass(known, 1, 1, std::make_unique<Kept>(kept(head), stride_));
     for (int64_t i = 0; i < p_.m; i += M::ROWS)
       pass.run(head / p_.heads, head % p_.heads, i, std::min<int64_t>(M::ROWS, p_.m - i), nullptr);

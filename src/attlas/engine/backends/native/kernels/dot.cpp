@@ -158,7 +158,7 @@ struct KeptLogits final : LogitSource<T> {
   int64_t group = 0;  // the first of these rows
   int64_t prepared = 0, some = 0;  // the prepared rows: the first, counted from `group`, and how many
 
-  KeptLogits(int64_t count, int64_t n) : rows(size_t(count * n)), stride(n) { this->only_masked = true; }
+  KeptLogits(int64_t count, int64_t n, bool masked) : rows(size_t(count * n)), stride(n) { this->only_masked = masked; }
   void prepare_rows(int64_t, int64_t, int64_t first, int64_t count) override { prepared = first - group, some = count; }
   void fill(int64_t left, int64_t columns, T* to, int64_t to_stride) override {
     for (int64_t i = 0; i < some; ++i) std::copy_n(rows.at(size_t((prepared + i) * stride + left)), columns, to + i * to_stride);
@@ -183,7 +183,7 @@ class BothPasses {
   BothPasses(const Passes& passes, int64_t block)
       : known_(passes.given),
         group_(group_for(known_)),
-        kept_(new KeptLogits<T>(group_, Packed<M>::padded(known_.n))),
+        kept_(new KeptLogits<T>(group_, Packed<M>::padded(known_.n), !has_bias(passes.given))),
         forward_(passes.forward, group_, 1, 1, 1, 1),
         statistics_(known_, block, 1, 1, std::unique_ptr<LogitSource<T>>(kept_)) {
     forward_.keep_logits(kept_->rows.data, kept_->stride);
@@ -204,14 +204,7 @@ class BothPasses {
   }
 
  private:
-  // What is wanted of logits that have the scale and the cap in them, where those are not left to the statistics.
-  struct Known : AttentionParams {
-    explicit Known(const AttentionParams& p) : AttentionParams(p) {
-      if (cap > 0 || !usual(T(scale))) scale = 1, cap = 0;
-    }
-  };
-
-  const Known known_;
+  const Finished<T> known_;
   const int64_t group_;
   KeptLogits<T>* const kept_;  // belongs to the statistics
   Forward<M> forward_;
@@ -247,6 +240,7 @@ void run_coverage(const AttentionParams& p, Parts parts, const Packed<M>& packed
 template <class M, class Source>
 int32_t run(const AttentionParams& p, Parts parts) {
   using T = typename M::T;
+  if (has_bias(p) && !biases_in_range<T>(p)) return attlas::NOT_FINITE;
   if (Decode<T, Source>::suits(p)) return Decode<T, Source>(p).run();
   const Passes passes(p, p.entropy && !p.partial && Forward<M>::compares_few_logits(p));
   const bool both = passes.has_forward && passes.has_statistics && BothPasses<M>::group_for(p) > 0;

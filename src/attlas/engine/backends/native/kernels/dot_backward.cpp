@@ -149,6 +149,7 @@ template <class M>
 int32_t run(const AttentionBackwardParams& work, BackwardParts parts) {
   using T = typename M::T;
   const attlas::AttentionParams& p = work.of;
+  if (has_bias(p) && !biases_in_range<T>(p)) return attlas::NOT_FINITE;
   if (!in_range<T, T>(p.q, p.heads, 0, p.batch * p.heads, p.m, p.d, p.threads) ||
       !in_range<T, T>(p.k, p.key_heads, 0, p.batch * p.key_heads, p.n, p.d, p.threads) ||
       !in_range<T, T>(p.v, p.key_heads, 0, p.batch * p.key_heads, p.n, p.e, p.threads) ||

@@ -45,7 +45,7 @@ class Forward {
 
   // Whether most logits are not compared with the largest, as only output, log-sum-exp and entropy are wanted.
   static bool compares_few_logits(const attlas::AttentionParams& p) {
-    return IN_REGISTERS && p.cap == 0 && usual(T(p.scale)) && p.m >= 256 && p.n > CHUNK && !(row_sums_for(p) & ~(TOTALS | PLOGP));
+    return IN_REGISTERS && !transforms_logits<T>(p) && p.m >= 256 && p.n > CHUNK && !(row_sums_for(p) & ~(TOTALS | PLOGP));
   }
 
   Forward(const attlas::AttentionParams& problem, int64_t block, int q_parts, int k_parts, int p_parts, int v_parts)
@@ -54,7 +54,7 @@ class Forward {
         k_parts_(k_parts),
         p_parts_(p_parts),
         v_parts_(v_parts),
-        transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
+        transforms_logits_(transforms_logits<T>(problem)),
         wanted_(row_sums_for(problem) & ~MAXIMA),
         in_powers_of_two_(compares_few_logits(problem)),
         width_(round_up(problem.e, M::COLUMNS)),
@@ -87,7 +87,7 @@ class Forward {
     if (p_.out) std::memset(pooled_.data, 0, sizeof(T) * size_t(padded) * width_);
     std::fill(rows_.begin(), rows_.begin() + padded, Row<T>());
     largest_.clear();
-    const MaskView mask(p_, b, h);
+    const PlaceView mask(p_, b, h);
     mask_ = &mask;
     first_ = first;
     int64_t left, end;
@@ -179,7 +179,7 @@ class Forward {
 
   // Multiplies the strip of `rows` rows from r on with the keys [start, stop). Meanwhile the strip before becomes
   // weights, and the weights of the one before that are multiplied with the values.
-  void process_strip(const MaskView& mask, int64_t first, int64_t r, int64_t rows, int64_t start, int64_t stop,
+  void process_strip(const PlaceView& mask, int64_t first, int64_t r, int64_t rows, int64_t start, int64_t stop,
                      const Number* right, const Number* values) {
     int64_t left, end;
     mask.hull(first + r, first + r + rows, left, end);
@@ -190,7 +190,7 @@ class Forward {
     if (left >= end) return;
     int64_t inner_left, inner_end;
     mask.core(first + r, first + r + rows, inner_left, inner_end);
-    const bool has_masked = mask.allowed || left < inner_left || end > inner_end;
+    const bool has_masked = mask.allowed || mask.has_bias || left < inner_left || end > inner_end;
     T* logits = kept_ ? kept_ + r * stride_ + left : logits_.at(size_t(buffer_) * M::ROWS * STRIDE);
     const Strip next{logits, weights_at(logits), r, rows, left, end, 0, has_masked};
     if (!has_masked && norms_bound_logits(r, rows)) {
@@ -414,7 +414,7 @@ class Forward {
 
   const attlas::AttentionParams& p_;
   const int q_parts_, k_parts_, p_parts_, v_parts_;
-  const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
+  const bool transforms_logits_;
   const int wanted_;              // of RowSum; the largest logits are found anyway
   bool in_powers_of_two_;         // whether Row::max_logit counts in powers of 2, in eighths; few logits are compared then
   const int64_t width_;           // numbers of a row of pooled values
@@ -427,7 +427,7 @@ class Forward {
   typename M::Product key_product_, value_product_, *running_product_ = &key_product_;  // the pending products
   int64_t steps_ = 0, vectors_ = 1, pending_ = 0;  // steps_ steps of them are done during vectors_ vectors of to_weigh_
   int64_t first_ = 0;  // query of the task
-  const MaskView* mask_ = nullptr;
+  const PlaceView* mask_ = nullptr;
   const size_t weights_size_;
   Aligned<Number> weights_;  // of two strips: one is multiplied with the values while the other becomes weights
   Aligned<T> pooled_;

@@ -63,7 +63,7 @@ class StatisticsPass {
         k_parts_(k_parts),
         scale_(factor_of<T>(problem)),
         factor_(T(double(scale_) / Weight<T>::UNIT)),
-        transforms_logits_(problem.cap > 0 || !usual(T(problem.scale))),
+        transforms_logits_(transforms_logits<T>(problem)),
         span_(std::clamp<int64_t>((768 << 10) / (M::depth_of(problem.d) * k_parts * int64_t(sizeof(Number))) / CHUNK * CHUNK,
                                   CHUNK, SPAN)),
         queries_(source_ ? 0 : M::left_size(block, problem.d, q_parts)),
@@ -108,7 +108,7 @@ class StatisticsPass {
 
   void process_rows(int64_t from, int64_t to, const Number* right) {
     const Flush flush;
-    const MaskView mask(p_, batch_, head_ % p_.heads);
+    const PlaceView mask(p_, batch_, head_ % p_.heads);
     int64_t left, end;
     mask.hull(first_ + from, first_ + to, left, end);
     for (start_ = left / M::COLUMNS * M::COLUMNS; start_ < end; start_ += span_) {
@@ -175,7 +175,7 @@ class StatisticsPass {
 
   // Processes one strip: rows [r, r + rows) of the task and the columns of this span. The rows of one rectangle are
   // processed while the product of the next one is computed.
-  void process_strip(const MaskView& mask, int64_t r, int64_t rows, const Number* right) {
+  void process_strip(const PlaceView& mask, int64_t r, int64_t rows, const Number* right) {
     int64_t left, end, inner_left, inner_end;
     mask.hull(first_ + r, first_ + r + rows, left, end);
     mask.core(first_ + r, first_ + r + rows, inner_left, inner_end);
@@ -205,7 +205,7 @@ class StatisticsPass {
       next.left = left;
       next.end = std::min(left + chunk_, end);
       // A source may have logits of -infinity anywhere.
-      next.has_masked = (source_ && !source_->only_masked) || mask.allowed || left < inner_left || next.end > inner_end;
+      next.has_masked = (source_ && !source_->only_masked) || mask.allowed || mask.has_bias || left < inner_left || next.end > inner_end;
       const bool visible = start_rectangle(next, right);
       if (previous.logits) process_rectangle(previous);  // even if `next` is hidden: its memory is used again
       product_.finish();
@@ -358,7 +358,7 @@ class StatisticsPass {
   const std::unique_ptr<LogitSource<T>> source_;
   const int q_parts_, k_parts_;
   const T scale_, factor_;  // what a product is multiplied by, to become a logit, or a logit in the unit of Weight
-  const bool transforms_logits_;  // a cap or an unusual scale: logits are not just multiples of products
+  const bool transforms_logits_;
   const int64_t span_;  // columns of a span: so few that their packed keys stay in the cache
   int wanted_ = 0;      // of RowSum and ColumnSum
   AddRows add_rows_[2][2] = {};  // the inner loop: [whether some logits may be -infinity][whether for several rows]
@@ -367,7 +367,7 @@ class StatisticsPass {
   int64_t start_ = 0, stop_ = 0;                                 // the span: columns [start_, stop_)
   int64_t strip_row_ = 0, strip_rows_ = 0, left_ = 0, end_ = 0;  // the strip: its rows in the task, columns [left_, end_)
   const double* lse_ = nullptr;  // of the rows of the task
-  const MaskView* mask_ = nullptr;
+  const PlaceView* mask_ = nullptr;
   std::vector<double>* diagonals_ = nullptr;  // of the task
   typename M::Product product_;  // of the next rectangle; steps_ of it are done during vectors_ vectors of this one
   int64_t steps_ = 0, vectors_ = 1, pending_ = 0;

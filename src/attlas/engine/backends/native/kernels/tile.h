@@ -1,27 +1,50 @@
-// One rectangle of logits: a product, and then what the mask and the cap say.
+// One rectangle of logits: a product, and then what the cap, the terms of places and the mask say.
 #pragma once
 
 #include <algorithm>
 
 #include "abi.h"
+#include "bias.h"
 #include "whole.h"
 
 namespace ATTLAS_ISA {
 
-// Which keys the rows of one head may see.
-struct MaskView {
+// Whether products keep the order of logits, and neither squares of them nor what is divided by the scale leave the range.
+template <class T>
+ATTLAS_INLINE bool usual(T scale) {
+  return scale > T(1e-6) && scale < T(1e6);
+}
+
+// Whether logits are more than products times a usual scale.
+template <class T>
+bool transforms_logits(const attlas::AttentionParams& p) {
+  return p.cap > 0 || !usual(T(p.scale)) || has_bias(p);
+}
+
+// What is left to multiply logits by after finish_row: a usual scale is applied where they are used.
+template <class T>
+ATTLAS_INLINE T factor_of(const attlas::AttentionParams& p) {
+  return p.cap > 0 || !usual(T(p.scale)) ? T(1) : T(p.scale);
+}
+
+// What the places of one head say: which keys its rows may see, and which terms their logits have.
+struct PlaceView {
   const int32_t* low;
   const int32_t* high;
   const uint8_t* allowed;
   int64_t allowed_row;
   int64_t n;
+  bool has_bias;
+  BiasView bias;
 
-  MaskView(const attlas::AttentionParams& p, int64_t b, int64_t h)
+  PlaceView(const attlas::AttentionParams& p, int64_t b, int64_t h)
       : low(p.low ? p.low + b * p.span_batch + h * p.span_head : nullptr),
         high(p.high ? p.high + b * p.span_batch + h * p.span_head : nullptr),
         allowed(p.allowed ? p.allowed + b * p.allowed_batch + h * p.allowed_head : nullptr),
         allowed_row(p.allowed_row),
-        n(p.n) {}
+        n(p.n),
+        has_bias(ATTLAS_ISA::has_bias(p)),
+        bias(p, b, h, p.type == attlas::FLOAT64 ? factor_of<double>(p) : double(factor_of<float>(p))) {}
 
   ATTLAS_INLINE int64_t first(int64_t i) const { return low ? (low[i] > 0 ? low[i] : 0) : 0; }
   ATTLAS_INLINE int64_t last(int64_t i) const { return high ? (high[i] < n ? high[i] : n) : n; }
@@ -61,21 +84,9 @@ struct MaskView {
   }
 };
 
-// Whether products keep the order of logits, and neither squares of them nor what is divided by the scale leave the range.
-template <class T>
-ATTLAS_INLINE bool usual(T scale) {
-  return scale > T(1e-6) && scale < T(1e6);
-}
-
-// What is left to multiply logits by after finish_row: a usual scale is applied where they are used.
-template <class T>
-ATTLAS_INLINE T factor_of(const attlas::AttentionParams& p) {
-  return p.cap > 0 || !usual(T(p.scale)) ? T(1) : T(p.scale);
-}
-
 // Turn products into logits: `row` holds columns [from, to) of query i, a whole number of vectors.
 template <class T>
-ATTLAS_INLINE void finish_row(T* row, const MaskView& mask, int64_t i, int64_t from, int64_t to, T scale, T cap) {
+ATTLAS_INLINE void finish_row(T* row, const PlaceView& places, int64_t i, int64_t from, int64_t to, T scale, T cap) {
   if (cap > 0) {
     if constexpr (std::is_same_v<T, float>) {
       const T inner = scale / cap;
@@ -84,16 +95,26 @@ ATTLAS_INLINE void finish_row(T* row, const MaskView& mask, int64_t i, int64_t f
   } else if (!usual(scale)) {
     for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, load(row + j) * scale);
   }
-  int64_t first = mask.first(i), last = mask.last(i);
+  int64_t first = places.first(i), last = places.last(i);
   first = first < from ? from : first > to ? to : first;
   last = last < first ? first : last > to ? to : last;
+  if (places.has_bias) places.bias.add(row + (first - from), i, first, last);
   for (int64_t j = from; j < first; ++j) row[j - from] = -INF<T>;
   for (int64_t j = last; j < to; ++j) row[j - from] = -INF<T>;
-  if (mask.allowed) {
-    const uint8_t* cells = mask.allowed + i * mask.allowed_row;
+  if (places.allowed) {
+    const uint8_t* cells = places.allowed + i * places.allowed_row;
     for (int64_t j = first; j < last; ++j) row[j - from] = cells[j] ? row[j - from] : -INF<T>;
   }
 }
+
+// What is wanted of logits that finish_row has made: a cap, an unusual scale and terms of places are in them.
+template <class T>
+struct Finished : attlas::AttentionParams {
+  explicit Finished(const attlas::AttentionParams& p) : AttentionParams(p) {
+    if (cap > 0 || !usual(T(scale))) scale = 1, cap = 0;
+    by_distance = by_cell = {}, by_query = by_key = {};
+  }
+};
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Products with the keys of one block of columns become weights while they are in registers: the few instructions of that run
