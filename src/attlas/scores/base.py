@@ -394,7 +394,7 @@ class ScaledByTensor(Derived):
         return dot.scaled(float(self.factor))
 
     def bias(self, at: Tile) -> Bias | None:
-        return scaled(self.inner.bias(at), self._of_heads(at.head_ids).to(at.device, at.dtype))
+        return scaled(self.inner.bias(at), of_heads(self.factor, at, at.dtype, self._copies))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         super().check(q, k, heads)

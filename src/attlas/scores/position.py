@@ -227,7 +227,8 @@ class RelativeBias(Score):
         return table[:, self.bucket(_offsets(at))].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
 
     def bias(self, at: Tile) -> Bias:
-        return Bias(distance=of_heads(self.weight, at, at.dtype, self._copies, axis=1)[:, self.bucket(_offsets(at))].unsqueeze(0))
+        table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
+        return Bias(distance=table[:, self.bucket(_offsets(at))].unsqueeze(0))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         fix = f"use score=RelativeBias({heads}, ...)."
