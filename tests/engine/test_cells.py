@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attlas
 from attlas import Plan
-from attlas.engine import dispatch, operations
+from attlas.engine import operations
 from attlas.engine.backend import Backend, Form, Request
 from attlas.engine.backends import reference
 from attlas.engine.costs import Operation
@@ -84,7 +84,7 @@ def test_heads_are_cut_at_their_groups(heads: range, most: int, group: int) -> N
 class _Sevens(Backend):
     """A backend that reads 7 in each cell, but in logits."""
 
-    name, row, computes = "tiled", "sdpa", frozenset({"cells"})
+    name, row, computes = "sevens", "sdpa", frozenset({"cells"})
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         assert operation == "cells"
@@ -95,12 +95,9 @@ class _Sevens(Backend):
 
 
 @pytest.fixture
-def sevens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sevens(add_backend: Callable[..., None]) -> None:
     """Add a backend of cells that is cheaper than tiles."""
-    monkeypatch.setattr(dispatch, "BACKENDS", (_Sevens(), *dispatch.BACKENDS))
-    dispatch.allowed_backends.cache_clear()
-    yield
-    dispatch.allowed_backends.cache_clear()
+    add_backend("sevens", _Sevens())
 
 
 @pytest.mark.usefixtures("sevens")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from tests.pretend import PretendDevice
+from torch import Tensor
 
 import attlas
-from attlas import BackendError, Plan
+from attlas import BackendError, Plan, stats
+from attlas.engine.backend import Backend, Request
 from attlas.engine.backends.native import library
-from attlas.engine.costs import costs_of
-from attlas.engine.dispatch import BACKENDS
+from attlas.engine.costs import Operation, costs_of
+from attlas.engine.dispatch import backends_of
+from attlas.engine.plan import BACKENDS
 from attlas.matrix import softmax_matrix
 
 q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 11, 16), torch.randn(2, 2, 11, 3)
 FAR = 1e4 * torch.ones(16)
 
-NAMES = {backend.name for backend in BACKENDS}
+NAMES = set(BACKENDS)
 SDPA: dict[str, Callable[[], attlas.AttentionMatrix]] = {
     "plain": lambda: attlas.attend(q, k),
     "causal": lambda: attlas.attend(q, k, mask=attlas.Causal()),
@@ -163,7 +171,8 @@ def test_reads_go_to_the_kernels_where_packing_the_keys_pays_off(monkeypatch: py
 @pytest.mark.parametrize("backend", ["sdpa", "tiled", "reference"])
 def test_a_named_backend_is_kept(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for owner, name in product(map(type, BACKENDS), ("forward", "recorded")):
+    owners = [type(one) for own in BACKENDS for one in backends_of(own, "cpu")]
+    for owner, name in product(owners, ("forward", "recorded")):
         original = getattr(owner, name)
 
         def watched(self: Any, *args: object, _original: Any = original) -> object:
@@ -229,3 +238,78 @@ def test_a_statistic_that_changes_another_sees_the_tiles() -> None:
 
     A = attlas.attend(LONG, LONG, plan=Plan("native"))
     torch.testing.assert_close(A.collect(Doubled())[0], 2 * attlas.stats.entropy(A))
+
+
+def test_backends_are_imported_when_they_are_first_asked() -> None:
+    code = """
+        import sys, torch, attlas
+        name = "attlas.engine.backends.native"
+        A = attlas.attend(torch.ones(3, 4), torch.ones(5, 4))
+        assert name not in sys.modules
+        B = attlas.attend(torch.ones(3, 4, device="meta"), torch.ones(5, 4, device="meta"))
+        assert (B @ torch.ones(5, 2, device="meta")).shape == (3, 2)
+        assert name not in sys.modules
+        A @ torch.ones(5, 2)
+        assert name in sys.modules
+    """
+    subprocess.check_call([sys.executable, "-W", "error", "-c", textwrap.dedent(code)])
+
+
+class _OnGPU(Backend):
+    """A backend of GPUs that gives 7 as each output."""
+
+    name, row, computes = "gpu", "reference", frozenset({"output"})
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        return None
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        out = torch.full_like(request.problem.q, 7.0)
+        return out, out[..., 0].double()
+
+
+def test_a_backend_of_another_device_is_not_imported(add_backend: Callable[..., None]) -> None:
+    add_backend("gpu", devices=frozenset({"cuda"}))  # no module: to import it would raise an error
+    A, plan = attlas.attend(q, k), Plan("gpu")
+    assert attlas.explain(A).others["gpu"] == "it runs on cuda only"
+    A @ v
+    stats.entropy(A)
+    A[0, 0, 0]
+    with pytest.raises(BackendError, match="gpu does not run: it runs on cuda only"):
+        attlas.attend(q, k, plan=plan) @ v
+    torch.testing.assert_close(stats.entropy(attlas.attend(q, k, plan=plan)), stats.entropy(A))  # reads go to tiles
+    with PretendDevice() as device, pytest.raises(ModuleNotFoundError, match="gpu"):
+        attlas.attend(device.put(q), device.put(k), plan=plan) @ device.put(v)
+    add_backend("gpu", _OnGPU(), devices=frozenset({"cuda"}))
+    with PretendDevice() as device:
+        B = attlas.attend(device.put(q), device.put(k), plan=plan)
+        choice = attlas.explain(B)
+        assert (B @ device.put(v)).flatten().tolist() == [7.0] * q.numel()
+    assert choice.backend == "gpu"
+    assert choice.others["native"] == "it runs on cpu only"
+
+
+def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, current = [], [1]
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    for count in (1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with PretendDevice() as device:
+            A = attlas.attend(device.put(q), device.put(k))
+            A @ device.put(v)
+            stats.entropy(A)
+            A[0, 0, 0]
+        assert bool(entered) == (count > 1)
+    assert set(entered) == {torch.device("cuda", 0)}
+    entered.clear()
+    stats.entropy(attlas.attend(q, k))
+    assert not entered

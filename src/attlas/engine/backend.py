@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -153,12 +153,15 @@ class Backend(ABC):
         The operations that it computes of some requests: `unsupported` is asked about no other.
     takes_fused : bool
         Whether it computes requests that `Request.as_fused` has made.
+    kernels : callable, optional
+        Returns the compiled kernels on whose `instruction_set` its costs depend.
     """
 
     name: ClassVar[str]
     row: ClassVar[str]
     computes: ClassVar[frozenset[Operation]]
     takes_fused: ClassVar[bool] = False
+    kernels: ClassVar[Callable[[], Any] | None] = None
 
     @abstractmethod
     def unsupported(self, request: Request, operation: Operation) -> str | None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from attlas.engine.backend import Backend, Request
-from attlas.engine.backends.native import library
 from attlas.engine.costs import Operation, costs_of
-from attlas.engine.plan import BACKENDS as NAMES
+from attlas.engine.plan import BACKENDS
 from attlas.errors import BackendError
-
-BACKENDS: Sequence[Backend] = tuple(
-    backend for name in NAMES for backend in importlib.import_module(f"attlas.engine.backends.{name}").BACKENDS
-)
-#: The fallback: it supports every request.
-TILED = BACKENDS[-1]
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,11 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
         If the plan names a backend that cannot compute the output of this problem.
     """
     name = request.plan.backend
-    backends = allowed_backends(name, operation)
+    device = request.problem.device.type
+    backends = allowed_backends(name, operation, device)
     if len(backends) > 1:
-        costs = costs_of(_rows(backends), request.problem, operation, library.current().instruction_set)
+        rows, kernels = _rows(backends)
+        costs = costs_of(rows, request.problem, operation, "" if kernels is None else kernels().instruction_set)
         backends = _cheapest_first(backends, costs)
     first: Backend | None = None
     for backend in backends:
@@ -78,10 +74,11 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
     if first is None and operation == "output":
         rule = "the plan asks for a backend that cannot run this problem."
         given = {"plan": repr(request.plan), "score": type(request.problem.score).__name__}
-        found = f"{name} does not run: {_compare(request, backends)[1][name]}"
+        found = f"{name} does not run: {_compare(request, [name])[1][name]}"
         raise BackendError(rule, found, "leave the plan out, or Plan(backend='tiled').", arguments=given, where="A @ v")
-    if TILED not in backends or (first is not None and first.takes_fused):
-        yield TILED
+    (tiled,) = backends_of("tiled", device)
+    if tiled not in backends or (first is not None and first.takes_fused):
+        yield tiled
 
 
 def choose(request: Request) -> Choice:
@@ -106,15 +103,35 @@ def choose(request: Request) -> Choice:
 
 
 @cache
-def allowed_backends(name: str, operation: Operation) -> tuple[Backend, ...]:
-    """Return the backends of an operation that a plan with this name allows; ``"auto"`` allows all."""
-    return tuple(one for one in BACKENDS if name in ("auto", one.name) and operation in one.computes)
+def backends_of(name: str, device: str) -> tuple[Backend, ...]:
+    """Return the objects of a backend, whose module is imported now; none where it does not exist for a device.
+
+    Parameters
+    ----------
+    name : str
+        A name in `attlas.engine.plan.BACKENDS`.
+    device : str
+        Type of the device.
+    """
+    devices = BACKENDS[name]
+    if devices is not None and device not in devices:
+        return ()
+    found: tuple[Backend, ...] = importlib.import_module(f"attlas.engine.backends.{name}").BACKENDS
+    return found
 
 
 @cache
-def _rows(backends: tuple[Backend, ...]) -> tuple[str, ...]:
-    """Return the rows of backends in the table of costs."""
-    return tuple(backend.row for backend in backends)
+def allowed_backends(name: str, operation: Operation, device: str) -> tuple[Backend, ...]:
+    """Return the backends of an operation on a device that a plan with this name allows; ``"auto"`` allows all."""
+    names = BACKENDS if name == "auto" else (name,)
+    return tuple(one for own in names for one in backends_of(own, device) if operation in one.computes)
+
+
+@cache
+def _rows(backends: tuple[Backend, ...]) -> tuple[tuple[str, ...], Callable[[], Any] | None]:
+    """Return the rows of backends in the table of costs, and the kernels for whose instruction set they are."""
+    kernels = [type(backend).kernels for backend in backends]
+    return tuple(backend.row for backend in backends), next(filter(None, kernels), None)
 
 
 @cache
@@ -123,15 +140,19 @@ def _cheapest_first(backends: tuple[Backend, ...], costs: tuple[float, ...]) -> 
     return tuple(sorted(backends, key=dict(zip(backends, costs, strict=True)).__getitem__))
 
 
-def _compare(request: Request, backends: Iterable[Backend]) -> tuple[dict[Backend, float], dict[str, str]]:
+def _compare(request: Request, names: Iterable[str]) -> tuple[dict[Backend, float], dict[str, str]]:
     """Return the cost of each backend that computes the output, and the reason of each name that does not."""
     costs: dict[Backend, float] = {}
-    reasons: dict[str, str] = {}
-    instruction_set = library.current().instruction_set
-    for backend in backends:
+    device = request.problem.device.type
+    objects = {name: backends_of(name, device) for name in names}
+    reasons = {name: f"it runs on {' and '.join(sorted(BACKENDS[name] or ()))} only" for name in names}
+    reasons = {name: reason for name, reason in reasons.items() if not objects[name]}
+    for backend in chain.from_iterable(objects.values()):
         reason = backend.unsupported(request, "output")
         if reason is None:
-            (costs[backend],) = costs_of((backend.row,), request.problem, "output", instruction_set)
+            rows, kernels = _rows((backend,))
+            instruction_set = "" if kernels is None else kernels().instruction_set
+            (costs[backend],) = costs_of(rows, request.problem, "output", instruction_set)
         elif backend.name not in reasons or request.dot is None:  # two of one name: that for this kind of score
             reasons[backend.name] = reason
     return costs, reasons

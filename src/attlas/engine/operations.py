@@ -45,7 +45,7 @@ def _quick_product(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Ten
     """Return output and log-sum-exp of a plain scaled dot product by one call of a kernel; None for all else."""
     if problem.mask is not None or problem.sink is not None or type(problem.score) is not ScaledDot:
         return None
-    for backend in allowed_backends(plan.backend, "output"):
+    for backend in allowed_backends(plan.backend, "output", problem.device.type):
         if backend.has_fast_path(problem):
             return backend.fast_path(problem, v)
     return None

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 
-#: Modules and packages of `attlas.engine.backends`, each the backend of that name: its `BACKENDS` holds the objects.
-BACKENDS = ("native", "sdpa", "reference", "tiled")
+#: The backend of each name, and the types of the devices that it exists for; None for all. It is the module or package
+#: of this name in `attlas.engine.backends`, whose tuple `BACKENDS` holds its objects, and is imported when a problem on
+#: such a device is first computed.
+BACKENDS: Mapping[str, frozenset[str] | None] = {
+    "native": frozenset({"cpu"}),
+    "sdpa": None,
+    "reference": None,
+    "tiled": None,
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ class Plan:
     @public("Plan()")
     def __post_init__(self) -> None:
         if self.backend not in ("auto", *BACKENDS):
-            rule = "backend must be 'auto', " + ", ".join(map(repr, BACKENDS[:-1])) + f" or {BACKENDS[-1]!r}."
+            *names, last = BACKENDS
+            rule = "backend must be 'auto', " + ", ".join(map(repr, names)) + f" or {last!r}."
             fix = "leave backend out; attlas.explain(A) tells what runs."
             raise ShapeError(rule, f"backend = {self.backend!r}", fix)
         for name in ("rows", "columns", "cells", "gathered_bytes"):

@@ -29,15 +29,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def full_precision(f: F) -> F:
-    """Let a function of a problem or request multiply and sum in the problem's dtype.
+    """Let a function of a problem or request run on its device, and multiply and sum in the problem's dtype.
 
-    ``torch.autocast`` is switched off, and so are settings by which torch rounds the factors of float32 products. A
-    program that torch compiles keeps the latter: they are those of the process that runs it.
+    Kernels are launched on the current device, which may be another one of several GPUs. ``torch.autocast`` is switched
+    off, and so are settings by which torch rounds the factors of float32 products. A program that torch compiles keeps
+    the latter: they are those of the process that runs it.
     """
 
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
+        if kind == "cuda" and torch.cuda.device_count() > 1 and torch.cuda.current_device() != problem.device.index:
+            with torch.cuda.device(problem.device):
+                return run(problem, *args, **kwargs)
         if kind != "meta" and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return run(problem, *args, **kwargs)

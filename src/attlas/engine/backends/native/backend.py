@@ -37,13 +37,12 @@ class FusedKernels(Backend):
     row = "dot products"
     computes = frozenset({"output", "backward", "statistics"})
     takes_fused = True
+    kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         problem, product, kernels = request.problem, request.dot, library.current()
         if kernels.why_not is not None:
             return kernels.why_not
-        if problem.device.type != "cpu":
-            return "it runs on the processor only"
         if product is None:
             return "the score is not a dot product"
         if 0 in (*problem.shape, product.q.shape[-1]):
@@ -122,6 +121,7 @@ class PairwiseKernels(Backend):
     name = "native"
     row = "pairs"
     computes = frozenset({"output", "backward", "transposed", "statistics"})
+    kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         family = _FAMILIES.get(type(request.problem.score))

@@ -20,8 +20,6 @@ from attlas.foundation.checks import all_finite
 
 def unsupported_reason(problem: Problem) -> str | None:
     """Return why the kernels cannot compute this problem, whatever its score; None where they can."""
-    if problem.device.type != "cpu":
-        return "the tokens are not on the CPU"
     if (reason := library.current().why_not) is not None:
         return reason
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
