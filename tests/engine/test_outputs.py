@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import attlas
 from attlas import Plan, stats
 from attlas.engine import outputs
+from attlas.engine.backend import Backend, Request
 from attlas.engine.backends.native import library
+from attlas.engine.costs import Operation
 from attlas.engine.problem import Problem, tree_flatten
 from attlas.view.blocks import Blocks
 
@@ -120,3 +122,45 @@ def test_blocks_are_merged_without_a_number_of_a_tensor(name: str) -> None:
         found = outputs.collect(problem, lambda wanted, v, lse: outputs.zeros(problem, wanted), asked, None)
     assert found is not None
     assert all(t.shape[1] == 4 for t in tree_flatten(found[0][1]))
+
+
+def test_statistics_that_need_other_names_are_left_to_the_tiles() -> None:
+    problem, asked = problem_of(), [stats.Coverage((0.5,)), stats.RowMass(), Blocks([0, 9], [0, 13]), stats.Entropy()]
+    wanted: list[Mapping[str, Any]] = []
+
+    def read(names: Mapping[str, Any], v: Tensor | None, lse: Tensor | None) -> dict[str, Tensor]:
+        wanted.append(names)
+        return outputs.zeros(problem, names)
+
+    found = outputs.collect(problem, read, asked, None, {"lse", "mass", "entropy", "picture_sum"})
+    assert found is not None
+    assert [result is outputs.MISSING for result in found[0]] == [True, False, True, False]
+    assert set(wanted[0]) == {"lse", "mass", "entropy"}
+    assert outputs.collect(problem, read, asked[:1], None, {"lse", "mass"}) is None
+
+
+class _Entropies(Backend):
+    """A backend that reads 7 as each entropy, and the log-sum-exp."""
+
+    name, row, computes, reads = "entropies", "pairs", frozenset({"statistics"}), frozenset({"lse", "entropy"})
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        return None
+
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        assert wanted.keys() <= self.reads
+        logits = request.product.q.double() @ request.product.k.mT.double() * request.product.scale
+        return {"entropy": torch.full(logits.shape[:3], 7.0), "lse": logits.logsumexp(-1)}
+
+
+def test_a_backend_may_read_some_names(add_backend: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTLAS_NATIVE", "none")
+    add_backend("entropies", _Entropies())
+    q, k = torch.randn(300, 8), torch.randn(300, 8)
+    entropy, column, top = attlas.attend(q, k).collect(stats.Entropy(), stats.ColumnMass(), stats.TopK(2))
+    assert bool((entropy == 7).all())
+    dense = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
+    torch.testing.assert_close(top.values, dense.topk(2).values)
+    torch.testing.assert_close(column, dense.sum(0))

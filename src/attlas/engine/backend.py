@@ -153,6 +153,8 @@ class Backend(ABC):
         The operations that it computes of some requests: `unsupported` is asked about no other.
     takes_fused : bool
         Whether it computes requests that `Request.as_fused` has made.
+    reads : frozenset of str
+        The names of `attlas.engine.outputs` that `read` gives, by default all; ``lse`` is among them.
     kernels : callable, optional
         Returns the compiled kernels on whose `instruction_set` its costs depend.
     """
@@ -161,6 +163,7 @@ class Backend(ABC):
     row: ClassVar[str]
     computes: ClassVar[frozenset[Operation]]
     takes_fused: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset(outputs.OUTPUTS)
     kernels: ClassVar[Callable[[], Any] | None] = None
 
     @abstractmethod
@@ -224,10 +227,10 @@ class Backend(ABC):
     ) -> tuple[list[Any], Tensor | None] | None:
         """Return a result for each statistic, `MISSING` for one that is not computed, and the log-sum-exp if known.
 
-        By default statistics are made from what `read` gives.
+        By default statistics are made from what `read` gives; one that needs a name that is not in `reads` is missing.
         """
         problem = request.problem
-        found = outputs.collect(problem, partial(self.read, request), statistics, lse)
+        found = outputs.collect(problem, partial(self.read, request), statistics, lse, self.reads)
         return None if found is None or (not problem.partial and exceeds(found[1], LARGEST)) else found
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
@@ -261,7 +264,7 @@ class Backend(ABC):
         request : Request
             The matrix.
         wanted : mapping
-            Names and what goes with them, as `attlas.engine.outputs` lists them, but for ``out``.
+            Names in `reads` and what goes with them, as `attlas.engine.outputs` lists them, but for ``out``.
         v : Tensor, optional, shape (batch, value heads, n, e)
             Values; then ``out`` is found too.
         lse : Tensor, optional, shape (batch, heads, m)

@@ -30,7 +30,7 @@ name            value                            results, with their further axe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -113,18 +113,35 @@ def zeros(problem: Problem, wanted: Mapping[str, Any], m: int | None = None) -> 
 
 
 def collect(
-    problem: Problem, read: Read, statistics: Sequence[Statistic], lse: Tensor | None
+    problem: Problem,
+    read: Read,
+    statistics: Sequence[Statistic],
+    lse: Tensor | None,
+    names: Collection[str] = OUTPUTS,
 ) -> tuple[list[Any], Tensor] | None:
     """Compute the statistics that ask for outputs, all in one read; None where none does, or `read` gives None.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    read : callable
+        `Backend.read` of a backend, for one request.
+    statistics : sequence of Statistic
+        What is computed.
+    lse : Tensor, optional, shape (batch, heads, m)
+        Log-sum-exp of each row, if it is known.
+    names : collection of str
+        The names that `read` gives, by default all.
 
     Returns
     -------
     results : list
-        One for each statistic, `MISSING` for those that must see the tiles.
+        One for each statistic, `MISSING` for those that must see the tiles or need other names.
     lse : Tensor, shape (batch, heads, m)
         Log-sum-exp of each row.
     """
-    asked = _asked_outputs(problem, statistics)
+    asked = _asked_outputs(problem, statistics, names)
     made = [outputs for outputs in asked if outputs is not None]
     if not made:
         return None
@@ -144,14 +161,18 @@ def collect(
     return results, lse
 
 
-def _asked_outputs(problem: Problem, statistics: Sequence[Statistic]) -> list[Mapping[str, Any] | None]:
-    """Return the outputs that each statistic asks for; None for one that must see the tiles."""
+def _asked_outputs(
+    problem: Problem, statistics: Sequence[Statistic], names: Collection[str]
+) -> list[Mapping[str, Any] | None]:
+    """Return the outputs that each statistic asks for; None for one that must see the tiles, or needs other names."""
     asked: list[Mapping[str, Any] | None] = []
     levels: object = None
     # One set of values in one pass; backends normalize the rows of a window over its own keys.
     takes_values = not problem.partial
     for statistic in statistics:
         outputs = statistic.outputs(problem) if statistic.describes("outputs") else None
+        if outputs is not None and not all(map(names.__contains__, outputs)):
+            outputs = None
         if outputs is not None and "coverage" in outputs:
             levels = outputs["coverage"] if levels is None else levels
             outputs = outputs if outputs["coverage"] == levels else None  # one set of levels in one pass
