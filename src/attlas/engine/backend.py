@@ -231,7 +231,18 @@ class Backend(ABC):
         """
         problem = request.problem
         found = outputs.collect(problem, partial(self.read, request), statistics, lse, self.reads)
-        return None if found is None or (not problem.partial and exceeds(found[1], LARGEST)) else found
+        return None if found is None or (not problem.partial and exceeds(found.lse, LARGEST)) else found[:2]
+
+    def output_and_statistics(
+        self, request: Request, v: Tensor, statistics: Sequence[Statistic]
+    ) -> tuple[Tensor, Tensor, list[Any]] | None:
+        """Return ``A @ v``, log-sum-exp and `statistics` from one pass; None where that gives no statistic."""
+        if "out" not in self.reads:
+            return None
+        found = outputs.collect(request.problem, partial(self.read, request), statistics, None, self.reads, v)
+        if found is None or found.out is None or exceeds(found.lse, LARGEST):
+            return None
+        return found.out.to(v.dtype), found.lse, found.results
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
         """Return some cells of the matrix, shape ``at.shape``, in the dtype of the sums.

@@ -80,6 +80,20 @@ def _product_with_graph(
     return out.to(v.dtype), lse if lse is None or dot is None or dot.row is None else lse + dot.row.detach()
 
 
+@torch.no_grad()
+@full_precision
+def multiply_and_collect(
+    problem: Problem, v: Tensor, plan: Plan, statistics: Sequence[Statistic]
+) -> tuple[Tensor, Tensor, list[Any]] | None:
+    """Return ``A @ v``, the log-sum-exp and statistics from one call of a kernel; None where no kernel gives both.
+
+    A statistic that does not come from the same call is `MISSING`. There is no graph, no dropout, and no key outside of
+    the matrix.
+    """
+    request = Request(problem, problem.tokens, plan)
+    return next(candidates(request, "statistics")).output_and_statistics(request, v, statistics)
+
+
 @full_precision
 def multiply_transposed(problem: Problem, x: Tensor, lse: Callable[[], Tensor], plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e); `lse` gives the log-sum-exp where it is needed."""

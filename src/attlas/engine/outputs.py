@@ -51,6 +51,24 @@ Blocks: TypeAlias = tuple[Sequence[int], Sequence[int]]
 Read: TypeAlias = Callable[[Mapping[str, Any], Tensor | None, Tensor | None], Mapping[str, Tensor] | None]
 
 
+class Collected(NamedTuple):
+    """What comes from one read.
+
+    Parameters
+    ----------
+    results : list
+        One for each statistic, `MISSING` for those that must see the tiles or need other names.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp of each row.
+    out : Tensor or None, shape (batch, heads, m, e)
+        The product of the weights with the values that were given beside the statistics.
+    """
+
+    results: list[Any]
+    lse: Tensor
+    out: Tensor | None
+
+
 class Output(NamedTuple):
     """One result of a name.
 
@@ -118,8 +136,11 @@ def collect(
     statistics: Sequence[Statistic],
     lse: Tensor | None,
     names: Collection[str] = OUTPUTS,
-) -> tuple[list[Any], Tensor] | None:
-    """Compute the statistics that ask for outputs, all in one read; None where none does, or `read` gives None.
+    v: Tensor | None = None,
+) -> Collected | None:
+    """Compute the statistics that ask for outputs, and the product with `v` if it is given, all in one read.
+
+    Returns None where no statistic asks for outputs, or `read` gives None.
 
     Parameters
     ----------
@@ -133,23 +154,19 @@ def collect(
         Log-sum-exp of each row, if it is known.
     names : collection of str
         The names that `read` gives, by default all.
-
-    Returns
-    -------
-    results : list
-        One for each statistic, `MISSING` for those that must see the tiles or need other names.
-    lse : Tensor, shape (batch, heads, m)
-        Log-sum-exp of each row.
+    v : Tensor, optional, shape (batch, value heads, n, e)
+        Values, if no statistic has some.
     """
-    asked = _asked_outputs(problem, statistics, names)
+    # One set of values in one pass; backends normalize the rows of a window over its own keys.
+    asked = _asked_outputs(problem, statistics, names, takes_values=v is None and not problem.partial)
     made = [outputs for outputs in asked if outputs is not None]
     if not made:
         return None
     merged = _merge(made, problem.shape[2:])
-    v = merged.pop("out", None)
+    values = merged.pop("out", v)
     if lse is None:
         merged["lse"] = True
-    found = read(merged, v, lse)
+    found = read(merged, values, lse)
     if found is None:
         return None
     if lse is None:
@@ -158,17 +175,15 @@ def collect(
         MISSING if outputs is None else statistic.from_outputs(_select(found, outputs, merged), problem)
         for statistic, outputs in zip(statistics, asked, strict=True)
     ]
-    return results, lse
+    return Collected(results, lse, None if v is None else found["out"])
 
 
 def _asked_outputs(
-    problem: Problem, statistics: Sequence[Statistic], names: Collection[str]
+    problem: Problem, statistics: Sequence[Statistic], names: Collection[str], *, takes_values: bool
 ) -> list[Mapping[str, Any] | None]:
     """Return the outputs that each statistic asks for; None for one that must see the tiles, or needs other names."""
     asked: list[Mapping[str, Any] | None] = []
     levels: object = None
-    # One set of values in one pass; backends normalize the rows of a window over its own keys.
-    takes_values = not problem.partial
     for statistic in statistics:
         outputs = statistic.outputs(problem) if statistic.describes("outputs") else None
         if outputs is not None and not all(map(names.__contains__, outputs)):

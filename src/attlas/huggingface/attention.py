@@ -152,7 +152,8 @@ def attention_forward(
 
     def pool_step(weights: AttentionMatrix, values: Tensor) -> Tensor:
         out: Tensor | None = None
-        if weights is A and values is value:  # nothing is changed
+        # Nothing is changed, and no statistic is to come from the same call.
+        if weights is A and values is value and not A.weights.announced:
             out = _decode_step(query, key, value, attention_mask, scaling, chosen)
         return weights @ values if out is None else out
 

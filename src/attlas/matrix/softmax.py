@@ -16,6 +16,7 @@ from attlas.engine.autodiff import graph
 from attlas.engine.backend import Form
 from attlas.engine.dropout import Dropout
 from attlas.engine.online import OF_16_BITS, exact, is_exact, moved_lse, rounded, sees_keys, share_of, widened
+from attlas.engine.outputs import MISSING
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
@@ -67,6 +68,7 @@ class SoftmaxWeights(Weights):
         self.are_shares, self.counts_other_keys = are_shares, problem.partial
         if lse is not None and (lse.device != self.device or lse.ndim == 4):
             lse = moved_lse(lse, self.device)  # it may come from a device that has no float64, or go to one
+        self._kept: dict[Statistic, Any] = {}  # statistics that were announced, from the call that gave the product
         self._lse = lse  # as it was computed; `known_lse` has the precision for weights
         self._whole = whole
 
@@ -200,6 +202,8 @@ class SoftmaxWeights(Weights):
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
         problem = self.problem
         problem.check_unchanged()
+        if self.announced and dropout is None and (both := self._product_and_statistics(v)) is not None:
+            return both
         out, lse = operations.multiply(problem, v, self.plan, dropout)
         if problem.partial:  # backends normalize rows over the keys of the window alone
             window_lse = None if lse is None else exact(lse)
@@ -210,6 +214,21 @@ class SoftmaxWeights(Weights):
         if out.requires_grad and not tracing():
             keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
             self.gradient.add_product(out, v, keep=keep)
+        return out
+
+    def _product_and_statistics(self, v: Tensor) -> Tensor | None:
+        """Return ``A @ v``, and keep announced statistics that come from the same call of a kernel; None without."""
+        announced, self.announced = self.announced, ()
+        problem, n = self.problem, self.shape[3]
+        graph = torch.is_grad_enabled() and (v.requires_grad or problem.requires_grad)
+        if graph or problem.partial or problem.is_symbolic or not self.are_shares or v.dtype is not problem.q.dtype:
+            return None
+        statistics = [s for s in announced if s.k <= n and s.may_skip_tiles(problem)]
+        found = operations.multiply_and_collect(problem, v, self.plan, statistics) if statistics else None
+        if found is None:
+            return None
+        out, self._lse, results = found
+        self._kept = {s: result for s, result in zip(statistics, results, strict=True) if result is not MISSING}
         return out
 
     @public("A.mT @ x")
@@ -275,6 +294,11 @@ class SoftmaxWeights(Weights):
         return self._collected(statistics)
 
     def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
+        if self._kept and not self.needs_graph:
+            kept = {s: self._kept.pop(s) for s in statistics if s in self._kept}
+            others = [s for s in statistics if s not in kept]
+            kept |= zip(others, self._collected(others) if others else (), strict=True)
+            return [kept[s] for s in statistics]
         problem = self.problem
         values = [s.v for s in statistics if s.v is not None]
         values_need_graph = bool(values) and torch.is_grad_enabled() and any(v.requires_grad for v in values)

@@ -64,6 +64,8 @@ class Weights(ABC):
     head_ids: Tensor
     allowed_runs: tuple[Tensor, Tensor] | None
     gradient: WeightGradient
+    #: The statistics that are known to be collected after the next product: one call of a kernel may give them with it.
+    announced: tuple[Statistic, ...] = ()
 
     def check_shares(self) -> None:
         """Raise a ShapeError where the weights of a row are no shares of one: those are times the norms of values."""

@@ -19,6 +19,7 @@ from attlas.foundation.checks import check_probability, check_values
 from attlas.foundation.compat import in_backward
 from attlas.matrix import AttentionMatrix, observers
 from attlas.recording.module_call import ModuleCall, Place
+from attlas.stats import Statistic
 
 # From the weights of an attention and its values to the pooled values, shape (batch, heads, m, e).
 Pool: TypeAlias = "Callable[[AttentionMatrix, Tensor], Tensor]"
@@ -65,6 +66,9 @@ class AttentionCall(NamedTuple):
 
 class Listener(Protocol):
     """Interface of a recording: it is called with each matrix that is multiplied with values, or offered.
+
+    An attribute `announced`, if it has one, is a tuple of the statistics that it collects of each matrix: the call of a
+    kernel that multiplies then gives them too.
 
     Examples
     --------
@@ -242,6 +246,11 @@ def _pooled_at(
         change = change._replace(number=place.number, repeated=place.heard)
         for changer in changers:
             change = changer.change(place.module, change, first_query, first_key)
+    if not changers and not places[0].heard:
+        announced: tuple[Statistic, ...] = ()
+        for listener in _listeners.get():
+            announced += getattr(listener, "announced", ())
+        matrix.weights.announced = announced
     with observers.unheard():
         out, shown = change.pool(change.matrix, values), change.shown(change.matrix)
     for place in places:

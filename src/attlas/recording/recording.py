@@ -28,6 +28,7 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, is_recording
+from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
@@ -224,6 +225,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._folder = folder
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
+        # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
+        whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
+        self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
         self._known_heads: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # by path and sizes
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}

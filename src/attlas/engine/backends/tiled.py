@@ -41,6 +41,7 @@ class Tiled(Backend):
 
     name = row = "tiled"
     computes = frozenset(get_args(Operation))
+    reads = frozenset()
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         return None
