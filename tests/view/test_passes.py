@@ -503,6 +503,21 @@ def test_the_last_one_asked_for_goes_first() -> None:
     worker.close()
 
 
+def test_as_many_jobs_wait_as_the_queue_holds() -> None:
+    worker, gate = Worker(), threading.Event()
+
+    class Waiting:
+        def step(self) -> bool:
+            gate.wait()
+            return False
+
+    for number in range(20):
+        worker.ask(number, Waiting())
+        assert set(worker.jobs) == set(range(max(number - 15, 0), number + 1))
+    gate.set()
+    worker.close()
+
+
 def test_a_pass_that_fails_says_so(
     service: Service, long: attlas.AttentionMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ class Worker:
             old = self._jobs.pop(key, None)
             job = job if old is None else old
             self._jobs = {**self._jobs, key: job} if urgent else {key: job, **self._jobs}
-            for idle in list(self._jobs)[: len(self._jobs) - _QUEUE]:
+            for idle in list(self._jobs)[: max(len(self._jobs) - _QUEUE, 0)]:
                 del self._jobs[idle]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="attlas-view", daemon=True)
