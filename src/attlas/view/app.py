@@ -139,6 +139,7 @@ class SameOrigin:
         """Pass on one request, or refuse it with 403."""
         headers = Headers(scope=scope)
         is_post = scope.get("method") == "POST"
+        # A browser sends no Origin with the GET requests of the page itself, and one with every POST.
         origin_fits = headers.get("origin") in (*([] if is_post else [None]), f"http://{headers.get('host')}")
         site_fits = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
         is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")

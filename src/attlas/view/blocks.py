@@ -91,7 +91,7 @@ class Blocks(Statistic):
         if not (len(rows) and len(columns)):
             return carry
         bands, (b, h, _) = (self.rows, self.columns), at.place
-        high, wide = self.rows.touched(rows), self.columns.touched(columns)
+        high, wide = self.rows.touched(rows), self.columns.touched(columns)  # the blocks that the tile has cells of
         carry.sum[b, h, high, wide] += pool_tile(part.weights, rows, columns, bands, torch.sum)
         into = carry.max[b, h, high, wide]
         torch.maximum(into, pool_tile(part.weights, rows, columns, bands, torch.amax), out=into)

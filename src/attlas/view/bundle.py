@@ -21,7 +21,7 @@ DATA = "/*data*/"  # where the packed numbers go in the offline page
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"(\.\.?/[\w./]+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async function|function\*?|const|let|class) +([\w$]+))", re.M)
 _TYPES = re.compile(r"^ *(?:/\*\*|\*) @(?:param|returns|template|type)\b.*\n", re.M)  # comments that only say types
-_LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)
+_LEFT = re.compile(r"^(?:import\b|export\b|await\b).*", re.M)  # what a module within a function must not have
 _STYLES = ("style.css", "panels.css")
 _LANGUAGES = ("zh",)  # besides English, which is in the code
 _PAGES = {"offline": (), "corpus/offline": ("corpus.css",)}  # what starts a page without a server: its further styles
@@ -62,7 +62,7 @@ def script(entry: str) -> str:
 
 
 def _add(name: str, done: dict[str, str], path: tuple[str, ...]) -> None:
-    """Add a module behind those that it needs."""
+    """Add a module to `done`, texts by name, behind those that it needs; `path` are the modules that led to it."""
     if name in path:
         raise _error("no file may import itself, through others either.", " → ".join((*path, name)))
     if name in done:
@@ -103,6 +103,7 @@ def _names(imported: str) -> str:
 
 
 def _constant(name: str) -> str:
+    """Return the name of the constant that holds what a module exports: ``$corpus_offline``."""
     return "$" + re.sub(r"\W", "_", name.removesuffix(".js"))
 
 

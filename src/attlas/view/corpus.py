@@ -241,7 +241,7 @@ class CorpusService:
             raise QuestionError(404, f"this head has no sample of text {text}")
         model = self._corpora[at].config["model"]
         whole = len(self._tables[at]["layer"]) * len(sample.ids) <= _RECORDED
-        key = (at, text) if whole else (at, text, layer)
+        key = (at, text) if whole else (at, text, layer)  # a long text is recorded once for each layer that is opened
         with self._lock:  # one text at a time: a model is no thing for two threads
             number = next((each for each, found in self._opened.items() if found[0] == key), None)
             if number is None:
@@ -346,9 +346,14 @@ def _distribution(found: Mapping[str, Any], shares: Sequence[float]) -> dict[str
 
 
 def _below(found: Mapping[str, Any], values: Array) -> Array:
-    """Return how many texts have less than some numbers, the texts of a bin of the sketch spread over it evenly."""
+    """Return how many texts have less than each of `values`, which ascend from the least to the largest number.
+
+    `found` is a distribution: bins ``lower``, ``upper``, ``count``. The texts of a bin are spread over it evenly.
+    """
     lower, upper = (np.clip(found[side], found["min"], found["max"]) for side in ("lower", "upper"))
     total = np.cumsum(found["count"], dtype=np.float64)
+    # At the lower edge of a bin are the texts of the bins before it, at its upper edge its own, too. A bin whose edges
+    # are one number gets the next number as its upper edge, so that the marks ascend.
     marks = np.stack([lower, np.maximum(upper, np.nextafter(lower, np.inf))], axis=1).ravel()
     below = np.stack([total - found["count"], total], axis=1).ravel()
     result: Array = np.interp(values, marks, below)
@@ -358,7 +363,10 @@ def _below(found: Mapping[str, Any], values: Array) -> Array:
 
 
 def _intervals(peaks: Mapping[str, Any], count: int) -> list[tuple[float, float]]:
-    """Return the ends of the intervals of the largest weight, each of which has the same share of the texts."""
+    """Return the ends of `count` intervals of the largest weight, each of which has the same share of the texts.
+
+    `peaks` is the distribution of the largest weight of a text.
+    """
     lower, upper = np.asarray(peaks["lower"], np.float64), np.asarray(peaks["upper"], np.float64)
     if not len(lower):
         return []
@@ -375,6 +383,7 @@ def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float
     edges = [0, *(1 << k for k in range(max(1, math.ceil(math.log2(max(last, 2))) + 1)))]
     values = [0.0] * (len(edges) - 1)
     for each in distances:
+        # Bin b > 0 begins at 2 ** (b - 1), the least number of b bits.
         values[each["lower"].bit_length()] += each["weight"]
     return {"edges": [float(edge) for edge in edges], "values": values}
 
@@ -382,7 +391,7 @@ def _by_distance(distances: Sequence[Mapping[str, Any]]) -> dict[str, list[float
 def _tokens(
     pairs: Sequence[tuple[str, float]], side: str, distances: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, float]]:
-    """Return tokens with their shares of the weight: of all of it, or of what was kept."""
+    """Return tokens with their weight as a share: of all weight for the side "key_mass", else of the kept weight."""
     total = sum(each["weight" if side == "key_mass" else "kept_weight"] for each in distances)
     return [(token, weight / total) for token, weight in pairs] if total > 0 else []
 

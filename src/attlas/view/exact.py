@@ -101,6 +101,9 @@ class Head:
         The head; of several heads the mean weight is meant, masked cells counted as 0.
     skip_first : bool
         Whether key 0 is left out and the rows are softmax over the keys that remain.
+    unit : float, default 1.0
+        What pictures of the head divide its weights by, so that they are at most 1: for value-weighted weights the
+        largest norm of a value.
 
     Notes
     -----
@@ -293,7 +296,7 @@ class Head:
         return Band(table, unknown, unknown, unknown, _array(mass[0].mean(0).float()), columns)
 
     def _dense_band(self, rows: range, size: int, wanted: Wanted) -> Band:
-        """Do the same from the mean weights of several heads, which are written out some rows at a time."""
+        """Return what `band` does of the mean weights of several heads, which are written out some rows at a time."""
         shape = len(edges_of(len(rows), size)) - 1, len(edges_of(self.n, size)) - 1
         table = Table(*(np.zeros(shape, dtype) for dtype in ("f8", "f4", "i8")))
         numbers = np.full((3, len(rows)), np.nan, dtype=np.float32)
@@ -339,14 +342,14 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
 
 
 def _table(A: AttentionMatrix, edges: tuple[Sequence[int], Sequence[int]]) -> Table:
-    """Return blocks of a window: the mean over its heads, which may all see the same keys."""
+    """Return the blocks of A, the mean over its heads, which may all see the same keys; `edges` as of `Head.pooled`."""
     found = A.collect(Blocks(*edges))[0]
     total, largest = found.sum[0].cpu().double().mean(0), found.max[0].cpu().double().mean(0)
     return Table(_array(total), _array(largest), _array(found.cells[0, 0]))
 
 
 def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Array | list[int]) -> Table:
-    """Pool weights that are written out; `high` and `wide` are the first row and column of each block."""
+    """Pool weights, shape (rows, columns), in blocks of which `high` and `wide` are the first rows and columns."""
     total, cells = (
         reduce_blocks(values, high, wide, np.add, kind) for values, kind in ((weights, "f8"), (allowed, "i8"))
     )

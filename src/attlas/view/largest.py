@@ -47,6 +47,7 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
     """
     if len(rows) * len(columns) <= _SMALL:
         return _of_window(head, rows, columns, count, wanted)
+    # The `count` largest cells lie in the `count` blocks of largest maximum.
     best = np.zeros((0, 3))  # maximum, row and column of blocks
     for first, maxima, cells in _maxima(head, rows, columns, known, wanted):
         seen = np.flatnonzero(cells.ravel())
@@ -79,6 +80,7 @@ def _maxima(
 
 
 def _fits(span: range, size: int) -> bool:
+    """Return whether a span of an axis of `size` places consists of whole blocks."""
     return span.start % _BLOCK == 0 and (span.stop % _BLOCK == 0 or span.stop == size)
 
 

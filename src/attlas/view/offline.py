@@ -116,6 +116,7 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     before, _, after = bundle.offline_page(start).partition(bundle.DATA)
     readable = escape(title.encode("utf-8", "replace").decode())  # the name of a folder may hold bytes that are no text
     before = before.replace("<title>attlas</title>", f"<title>{readable} · attlas</title>", 1)
+    # Without "<" nothing in the data ends the element of the page that holds them.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return save_text(f"{before}{text}{after}", path)
 

@@ -26,7 +26,7 @@ from attlas.view.patches import marked_cells, patch_about
 from attlas.view.pyramid import TILE, TRACKS, levels_of, pad
 from attlas.view.source import Place, Source
 
-_TILE = 2 * TILE**2
+_TILE = 2 * TILE**2  # bytes of a tile of 16-bit codes
 DETAIL = 3 << 20  # bytes before compression, for the pictures of the heads in detail
 _EXACT = 4 << 20  # of the weights of a matrix that is kept exactly
 _OVERVIEWS = 6 << 20  # for those of the other heads,
@@ -153,6 +153,7 @@ class Packer:
             time.sleep(_PAUSE)
 
     def _put(self, key: str, values: bytes | Array, width: int) -> None:
+        """Add numbers of `width` bytes each to the parts of the page, under a name that its script knows."""
         self._parts[key] = packed(values if isinstance(values, bytes) else values.tobytes(), width)
 
     # ------------------------------------------------------------------------------------------------ one head
@@ -183,7 +184,10 @@ class Packer:
         return {"finest": levels[-1], "block": None, "exact": exact}
 
     def _overview(self, place: tuple[int, int], heads: int, room: int) -> dict[str, Any] | None:
-        """Put one picture of a head and two tracks; None where there is no room, or nothing to draw."""
+        """Put one picture of a head and two tracks; None where there is no room, or nothing to draw.
+
+        `heads` is the number of heads of the page, `room` the bytes that are left for overviews.
+        """
         entry, info, name = self._entry(place), self._info["entries"][place[0]], f"{place[0]}:{place[1]}"
         level, (batch, _, m, n) = info["levels"] - 1, entry.shape
         if 0 in (m, n) or self.batch >= batch:
@@ -207,10 +211,14 @@ class Packer:
                 self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
         if entry.matrix is None and found:
             info.update(readable=True, causal=_looks_causal(entry, found[1]))
-        return {"finest": level, "block": found and found[0], "exact": False}
+        block = found and found[0]  # cells of a side of a recorded block
+        return {"finest": level, "block": block, "exact": False}
 
     def _largest(self, place: tuple[int, int], heads: int, room: int) -> int:
-        """Put the largest weights of each query of a head, and return how many of each; 0 where there is no room."""
+        """Put the largest weights of each query of a head, and return how many of each; 0 where there is no room.
+
+        `heads` is the number of heads of the page, `room` how many weights it may still take.
+        """
         entry, name = self._entry(place), f"{place[0]}:{place[1]}"
         m, n = entry.shape[2:]
         count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
@@ -260,7 +268,10 @@ class Packer:
 
 
 def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
-    """Return the levels whose tiles take at most `limit` bytes, from the coarsest on, which is always there."""
+    """Return the levels whose tiles take at most `limit` bytes, from the coarsest on, which is always there.
+
+    `entry` has the facts of an entry, as `Shown.info`.
+    """
     chosen: list[int] = []
     for level in reversed(range(entry["levels"])):
         limit -= _TILE * len(_tiles_of(entry, level))
@@ -271,7 +282,10 @@ def levels_that_fit(entry: Mapping[str, Any], limit: int) -> list[int]:
 
 
 def _tiles_of(entry: Mapping[str, Any], level: int) -> list[tuple[int, int]]:
-    """Return row and column of the tiles of a level; those above the diagonal of a causal matrix are left out."""
+    """Return row and column of the tiles of a level; those above the diagonal of a causal matrix are left out.
+
+    `entry` has the facts of an entry, as `Shown.info`.
+    """
     side, last = TILE << level, entry["first_query"] - 1
     return [
         (y, x)
@@ -304,7 +318,7 @@ def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Arr
 
 
 def _looks_causal(entry: Entry, tile: Array) -> bool:
-    """Tell from the picture's corner and from the largest weights whether queries see no later key."""
+    """Tell from the upper right corner of a picture and from the largest weights whether queries see no later key."""
     found, (m, n) = entry.statistics.get("top_k"), entry.shape[2:]
     width = -(-n // (1 << levels_of(m, n) - 1))
     ahead = found is not None and bool(((found.indices > torch.arange(m)[:, None]) & (found.values > 0)).any())

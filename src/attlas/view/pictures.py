@@ -88,6 +88,7 @@ class Pictures:
 
 def _cut(length: int, size: int) -> tuple[list[int], Array]:
     """Cut an axis into at most `size` blocks: their edges, and the block of each pixel."""
+    # Where there are more pixels than places, some blocks are empty: their pixels show the block that begins there.
     edges, block = np.unique(block_edges(range(length), size)[:-1], return_inverse=True)
     return [*edges.tolist(), length], block
 

@@ -118,9 +118,9 @@ class Pass:
         factor = 1 << (level - BASE)
         rows, columns = (place_of(level, at, size) for at, size in ((y, self.m), (x, self.n)))
         high, wide = (slice(span.start >> BASE, -(-span.stop // (1 << BASE))) for span in (rows, columns))
-        bands = np.repeat(self.done, self.height >> BASE)[high]
-        # Before the numbers: what is done later is not in them.
-        known = np.logical_and.reduceat(bands, np.arange(0, len(bands), factor)) if len(bands) else bands
+        is_done = np.repeat(self.done, self.height >> BASE)[high]  # of each row of the pass's own blocks
+        # Read before the numbers: a band that is done after this line is not in them.
+        known = np.logical_and.reduceat(is_done, np.arange(0, len(is_done), factor)) if len(is_done) else is_done
         weights, allowed = self._blocks(high, wide, factor, pool)
         codes = encode(weights / unit, allowed)
         codes[~known] = PENDING

@@ -89,5 +89,6 @@ def on_text(own: Pattern, head: Head, *, elsewhere: bool) -> dict[str, Any] | No
         value = {"kind": own.name, "share": head.of(own), "chance": None}
     if not elsewhere or (value is not None and value["share"] >= own.threshold / 2):
         return value
+    # On this text the head hardly does what it is known for: say what it does here, if that is the pattern of a kind.
     shown = next((kind for kind in head.patterns if kind.measure and kind.measure not in BLOCK_MEASURES), None)
     return value if shown is None else {"kind": shown.name, "share": head.of(shown), "chance": None}

@@ -182,7 +182,7 @@ class Source:
         self._heads: Cache[Head] = Cache(_HEADS)
 
     def _add(self, atlas: Atlas, tokens: list[list[str]] | None = None, recording: str = "") -> None:
-        """Add the entries of a recording and its texts, or those that the user gave."""
+        """Add the entries of a recording and its texts; the user may have given `tokens` of each sequence instead."""
         named = atlas
         if tokens is not None:
             named = copy(atlas)
@@ -194,6 +194,7 @@ class Source:
             known[id(text)] = self._number(Text(text))
         for entry in atlas.entries:
             sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
+            # The texts of the query and of the key of each sequence; None where there is no text.
             each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
             self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording))
 
@@ -263,7 +264,7 @@ class Source:
         if norms is None:
             return None
         if place.head != "mean":
-            head = place.head * norms.shape[1] // shown.entry.shape[1]
+            head = place.head * norms.shape[1] // shown.entry.shape[1]  # several heads may share the values of one
             norms = norms[:, head : head + 1]
         return norms[place.batch : place.batch + 1]
 
@@ -289,7 +290,9 @@ def atlas_of(A: AttentionMatrix) -> Atlas:
     whole = A if A.shape == weights.shape else AttentionMatrix(weights)
     first = 0 if A.mask is None else max(A.mask.first_query(m, n) or 0, 0)
     heads = tuple(int(head) for head in weights.head_ids)
-    return Atlas([Entry("matrix", 0, "self", 0, heads, (first, first + m), 0, weights.shape, whole)])
+    queries = first, first + m
+    place: dict[str, Any] = {"layer": 0, "kind": "self", "call": 0, "first_key": 0}
+    return Atlas([Entry("matrix", heads=heads, queries=queries, shape=weights.shape, matrix=whole, **place)])
 
 
 def _has_two_texts(A: AttentionMatrix) -> bool:

@@ -119,7 +119,7 @@ class HeadTable:
             found = self._known(number, shown.entry, end)
             heads = shown.entry.shape[1]
             computed = len(self._parts) if number == next(iter(self._missing), None) else 0
-            known += heads if found is not None else min(computed, heads - 1)
+            known += heads if found is not None else min(computed, heads - 1)  # a whole entry only with its columns
             values = {} if found is None else found.columns
             names |= dict.fromkeys(values)
             for head in range(heads):
@@ -145,6 +145,7 @@ class HeadTable:
     def _describe(self, number: int, head: int) -> tuple[KnownHead | None, dict[str, Any]]:
         """Return the kinds of a head, None where they are not known, and its record for the page."""
         shown, ready = self._source.entries[number], self._ready.get(number)
+        # What was measured elsewhere is about the first recording, and not about the one that it is compared with.
         elsewhere = self._known_heads and not shown.recording and self._known_heads.of(shown.entry, head)
         measured = ready.heads[head] if ready is not None and ready.heads else None
         known_head = elsewhere or (KnownHead.measured(measured) if measured else None)
@@ -164,7 +165,7 @@ class HeadTable:
         return [(number, head) for _, number, head in sorted(ranked, key=lambda found: found[0], reverse=True)]
 
     def _known(self, number: int, entry: Entry, end: float) -> _Measured | None:
-        """Return the measures of an entry; None where they are not known yet and there is no time now."""
+        """Return the measures of an entry; None while they are computed, or where `time.monotonic()` is past `end`."""
         if number not in self._ready:
             if number in self._missing or time.monotonic() > end:
                 return None
@@ -172,7 +173,7 @@ class HeadTable:
         return self._ready[number]
 
     def _look(self, number: int, entry: Entry, atlas: Atlas) -> _Measured:
-        """Return each column of an entry's heads, and the measures of each head."""
+        """Return the columns and the measures of an entry's heads, from statistics that were recorded or computed."""
         entry = replace(entry, statistics={**self._found.get(number, {}), **entry.statistics})
         columns = columns_of(entry)
         measured = measure_entry(atlas, entry) if entry.shape[0] * entry.shape[2] else ()

@@ -146,7 +146,7 @@ def _spread(items: list[Any], count: int) -> list[Any]:
 
 def _png(picture: NDArray[np.uint16], n: int) -> bytes:
     """Return codes as a PNG of indexed colours."""
-    low = max(-40.0, -math.ceil(math.log2(max(n, 2))) - 4.0)
+    low = max(-40.0, -math.ceil(math.log2(max(n, 2))) - 4.0)  # log2 of the least weight with a colour: about 1 / (16 n)
     log2 = codes.LOG2_MIN + (picture.astype(np.float64) - codes.FIRST) * -codes.LOG2_MIN / (codes.LAST - codes.FIRST)
     colours = np.rint(255 * pictures.palette()[::2]).astype(np.uint8)
     place = np.clip((log2 - low) / -low, 0, 1)
