@@ -281,7 +281,10 @@ class Run:
     def read(
         self, source: TextSource | None, batch: int, failures: float, every: float, progress: Progress | None
     ) -> None:
-        """Read what this process has to."""
+        """Read those batches of a source whose number modulo `world` is `rank`; without a source there are none.
+
+        What was read is committed every `every` seconds. `failures` is the share of texts that may fail.
+        """
         if source is None:
             return
         self._check_known(source)
@@ -289,6 +292,7 @@ class Run:
         with Journal(self.folder / PARTS, self.rank, self.checksum) as journal:
             try:
                 texts, number = source.texts(self.begun), self._first
+                # Batches begin at multiples of `batch`, so that all processes cut them alike.
                 while unit := list(enumerate(islice(texts, batch - number % batch), number)):
                     batch_number, number = number // batch, number + len(unit)
                     unread = [(at, text) for at, text in unit if not self._is_known(at, text, new=True)]
@@ -327,6 +331,7 @@ class Run:
     def _check_known(self, source: TextSource) -> None:
         """Compare what was read before with the source, before anything is read that does not belong to it."""
         if source.again and len(self._known):
+            # The keys are numbers of texts, ascending. A text of the source that is another one now raises.
             for number, text in zip(range(self._first, int(self._known.keys[-1]) + 1), source.texts(), strict=False):
                 self._is_known(number, text)
             self._check_all_there()
@@ -391,7 +396,7 @@ class Run:
         raise RecordingError(rule, found, fix, folder=str(self.folder), where="corpus()")
 
     def finish(self, failures: float) -> Corpus | None:
-        """Write the result if all processes are done, and return it."""
+        """Write the result if all processes are done, and return it; `failures` is the share of texts that may fail."""
         from attlas.corpus.extending import is_written
         from attlas.corpus.folder import open_folder
 

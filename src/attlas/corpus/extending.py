@@ -57,9 +57,9 @@ class FinishedCorpus:
         in_place = (folder / CONFIG).is_file()
         self.corpus = open_finished(folder if in_place else folder / PARTS / BASE, verify=not in_place)
         self.checksum = sha256_of(self.corpus.folder / CONFIG)
-        # What is compared is whole; the sums are looked at when they are needed.
+        # Only the files that are compared with the source are checked here, the others where they are read.
         check_files(self.corpus.folder, self.corpus.config, ("texts.parquet", "failed.jsonl"))
-        self.first = 0
+        self.first = 0  # `_entries` raises it
         self._known = KnownTexts.of(self._entries())
 
     def _entries(self) -> Iterator[tuple[int, int, bool]]:
@@ -144,6 +144,8 @@ def keep(folder: Path, result: str) -> None:
         If these files are damaged, and the result was written anew in part, so that there are no others.
     """
     base = folder / PARTS / BASE
+    # It may be kept already, also where the result was replaced since. A damaged copy is made again, if there is still
+    # something to make it of.
     if result_of(folder) != result or result_of(base) == result:
         try:
             open_base(folder, result)

@@ -66,9 +66,14 @@ def merged(sources: Sequence[Source]) -> State:
 
 
 def failed_rows(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """Return the rows of texts that failed, without those that were read since, or failed again, as other ones."""
+    """Return the rows of texts that failed, by ascending number.
+
+    A text that was read since is left out. So is the row of a finished corpus whose place has another row in a part:
+    the text was changed since, and was then read or failed again.
+    """
     found = {row["text"]: row for source in sources for row in source.lines("failed")}
-    places: dict[tuple[str, int], list[int]] = {}  # in a finished corpus, whose texts have other numbers than theirs
+    # Of a finished corpus, the numbers of failed texts by their places: in parts the same text has another number.
+    places: dict[tuple[str, int], list[int]] = {}
     for row in (row for source in sources if isinstance(source, Finished) for row in source.lines("failed")):
         places.setdefault((row["source"], row["start"]), []).append(row["text"])
     for part in (source for source in sources if found and isinstance(source, Part)):
@@ -156,7 +161,7 @@ def _write_samples(
             raise RecordingError("each sampled text must be there.", f"no text {text}", fix)
         heads = state.samples.heads_of(text)
         order = {tuple(place): at for at, place in enumerate(held["heads"].tolist())}
-        places = torch.tensor([order[state.heads[head]] for head in heads])
+        places = torch.tensor([order[state.heads[head]] for head in heads])  # a source may have kept it for more heads
         some: dict[str, Tensor] = {name: held[name][places].contiguous() for name in ("heads", "keys", "weights")}
         with whole_file(folder / "samples" / payload_name(text)) as file:
             save_file(some | {"ids": held["ids"]}, file)

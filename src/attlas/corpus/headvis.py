@@ -198,7 +198,7 @@ def _distances(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
 def _histogram(activation: dict[str, Any]) -> dict[str, Any]:
     """Return how many texts have their largest weight in each of `_BARS` bins of equal width."""
     edges = edges_of("unit")
-    group = (len(edges) - 1) // _BARS
+    group = (len(edges) - 1) // _BARS  # bins of the corpus that make up one
     middles = (np.array(activation["lower"]) + np.array(activation["upper"])) / 2
     values, _ = np.histogram(middles, edges[::group], weights=activation["count"])
     return {"bin_edges": edges[::group].tolist(), "bin_values": values.astype(int).tolist()}

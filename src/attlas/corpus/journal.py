@@ -63,7 +63,7 @@ class Part:
                 raise store.damaged("what another run has read")
             self.generation, self.has_state = int(head["generation"]), bool(head["state"])
             self.kept = [int(text) for text in head["kept"]]
-            self.totals = {kind: [0, 0] for kind in _KINDS}
+            self.totals = {kind: [0, 0] for kind in _KINDS}  # of the rows of a kind: their number, a sum of identities
             self.known = KnownTexts.of(self._entries())
             if self.totals != head["totals"]:
                 raise store.damaged("fewer or more texts than were committed")

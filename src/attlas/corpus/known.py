@@ -109,7 +109,7 @@ class KnownTexts:
         return False
 
     def count(self, identities: NDArray[np.uint64], first: int) -> int:
-        """Return how many of the texts from number `first` on are known as they are."""
+        """Return how many of the texts ``first``, ``first + 1``, ... are known, with `identities` as theirs."""
         inside = (self.keys >= first) & (self.keys < first + len(identities))
         places = (self.keys[inside] - np.uint64(first)).astype(np.int64)
         return len(np.unique(places[self.identities[inside] == identities[places]]))

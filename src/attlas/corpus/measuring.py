@@ -123,7 +123,8 @@ class _Rows:
         n, keys = len(first), stop - first
         i, d = torch.arange(n), torch.arange(SINGLE)[:, None]
         self.keys, self.several = keys.clamp(min=1), keys > 1
-        near = torch.minimum(stop, i + NEAR) - torch.maximum(first, i - NEAR + 1)
+        near = torch.minimum(stop, i + NEAR) - torch.maximum(first, i - NEAR + 1)  # how many near keys a row sees
+        # For each score the rows that see one of its keys, and those that see another key, too: they have a choice.
         targets = {
             "current": (sees(i), self.several),
             "previous": (sees(i - 1), self.several),
@@ -216,11 +217,12 @@ def _measure(
 
 
 def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> TextNumbers:
-    """Return the numbers of one text from the statistics of its matrix."""
+    """Return the numbers of one text; `found` has the statistics of its matrix by the names that `_measure` gives."""
     entropy, effective, columns, diagonals = (
         found[name] for name in ("entropy", "effective_keys", "columns", "offsets")
     )
     heads, n = entropy.shape
+    # `diagonals` has the weight of each j - i, from -(n - 1) to n - 1.
     by_distance = diagonals[:, n - 1 :].copy()  # |j - i| from 0 to n - 1
     by_distance[:, 1:] += diagonals[:, : n - 1][:, ::-1]
     each = np.arange(n, dtype=np.float64)
@@ -274,20 +276,24 @@ def _total(x: Tensor) -> NDArray[np.float64]:
 
 def _max_activation(keys: Tensor, weights: Tensor) -> NDArray[np.float64]:
     """Return the largest weight of each head without query 0 and key 0, shape (heads,)."""
-    other = weights[:, 1:, :2] * (keys[:, 1:, :2] != 0)
+    other = weights[:, 1:, :2] * (keys[:, 1:, :2] != 0)  # of the two largest keys of a row one is not key 0
     return other.flatten(1).amax(1).double().numpy()
 
 
 def _kept(
     keys: Tensor, weights: Tensor
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the kept keys of each row and their weights, and these weights by query, by key and by distance."""
+    """Return the kept keys of each row and their weights, and these weights by query, by key and by distance.
+
+    `keys` and `weights` are the largest, shape (heads, n, k). The first two results have the shape (heads, n, KEPT),
+    the sums (heads, n).
+    """
     heads, n, k = keys.shape
     kept = weights >= LEAST
     weights = weights * kept
     of_each = weights.double()
     distance = (torch.arange(n)[:, None] - keys).abs_()
-    head = torch.arange(0, heads * n, n)[:, None, None]
+    head = torch.arange(0, heads * n, n)[:, None, None]  # where the n bins of each head begin among those of all heads
     # numpy's types say integers, whatever the weights are.
     by_key, by_distance = (
         np.bincount(at.add_(head).numpy().ravel(), of_each.numpy().ravel(), heads * n)

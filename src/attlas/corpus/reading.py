@@ -99,7 +99,7 @@ class _Pooling(_Listener):
     """Lets the function compute the output, too, so that both come from one pass over the matrix."""
 
     def change(self, module: nn.Module, change: Change, first_query: Any, first_key: Any) -> Change:
-        """Take the place of what pools the values."""
+        """Return the change in which the function pools the values, if it listens to this attention."""
         path, take = self.path_of(module, change.number), self.take
         if take is None or path is None or change.repeated:
             return change
@@ -152,7 +152,7 @@ class ModelReader:
     @property
     def heads(self) -> list[tuple[int, int]]:
         """Layer and number of each head, once the block was read."""
-        found = [re.search(r"\.(\d+)(\.|$)", path) for path in self.paths]
+        found = [re.search(r"\.(\d+)(\.|$)", path) for path in self.paths]  # "h.3.attn" is of layer 3
         layers = [int(one[1]) for one in found if one is not None]
         if len({*layers}) != len(self.paths):  # a module that is used again, or an encoder beside another
             layers = list(range(len(self.paths)))

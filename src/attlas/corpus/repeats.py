@@ -32,7 +32,8 @@ class _LargeInduction(Induction):
     """Each row's weight on the positions after copies, of weights from 0.01 on: shape (batch, heads, rows)."""
 
     def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
-        targets = self.targets(at, carry.prepared[1])
+        _, tokens = carry.prepared
+        targets = self.targets(at, tokens)
         weights = part.weights
         carry.mass[at.place] += torch.where(targets & (weights >= _LARGE), weights, 0.0).sum(-1)
         return carry
@@ -128,7 +129,7 @@ class TokenPositions:
             least = size
             if counts:
                 packed = [self._packed(count, size) for count in counts]
-                token_of_slot = np.arange(size) // np.array(counts)[:, None]
+                token_of_slot = np.arange(size) // np.array(counts)[:, None]  # by how often the tokens of a block occur
                 same = np.tril(token_of_slot[:, :, None] == token_of_slot[:, None], -1)
                 same = same.repeat([len(each) for each in packed], axis=0)
                 blocks = np.concatenate(packed)

@@ -84,7 +84,7 @@ def check_same(folder: Path, about: dict[str, Any], other: dict[str, Any], *, ex
 
 
 def _difference(about: dict[str, Any], other: dict[str, Any], *, extended: bool) -> str:
-    """Return in what two corpora differ; nothing where they are one."""
+    """Return in what two corpora differ, "" where they are one; arguments as of `check_same`."""
     model, known = about["model"], other.get("model", {})
     if model["fingerprint"] != known.get("fingerprint"):
         return f"one of another model, {known.get('name')}"

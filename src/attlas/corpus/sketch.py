@@ -17,7 +17,7 @@ _STEP = math.log((1 + RELATIVE) / (1 - RELATIVE))
 
 
 def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
-    """Return the bin of each number, -1 for NaN."""
+    """Return the bin of each number, -1 for NaN; `sketch` is "unit", equal bins from 0 to 1, or "log"."""
     filled = np.nan_to_num(x, nan=0.0, posinf=np.finfo(float).max)
     if sketch == "unit":
         bins = np.clip(filled * _UNIT, 0, _UNIT - 1)

@@ -319,10 +319,11 @@ class Cutter:
         ids, reason = self._ids(document)
         before, after = (self._before, self._after) if isinstance(document.content, str) else ([], [])
         room = self.length - len(before) - len(after)
-        if ids is None or len(ids) + self.length - room < 2:
+        if ids is None or len(ids) + len(before) + len(after) < 2:
             yield Text(document.source, 0, None, reason or "fewer than 2 tokens")
             return
         stride = min(self.stride, room)
+        # No text begins where the one before it has reached the end of the document.
         for start in range(0, max(len(ids) - max(room - stride, 0), 1), stride):
             part = np.concatenate([before, ids[start : start + room], after]).astype(np.int64)
             if len(part) > 1:

@@ -18,7 +18,7 @@ from attlas.errors import TooLargeError
 
 _SUM_BITS = 40  # after the binary point, of sums over rows; they grow without limit
 _BITS = 30  # after the binary point, of weight by token and by distance: 64 bits hold that of 2³³ queries
-_LIMB = 62
+_LIMB = 62  # bits of the lower of the two int64 as which a file holds a whole number of any size
 SIDES = ("query", "key", "key_mass")
 _ARRAYS = ("counts", "cells", "distances", "kept_distances", "tokens", "bins")
 
@@ -43,6 +43,7 @@ class State:
     def __init__(self, heads: Sequence[tuple[int, int]], vocabulary: int, size: int, top: int) -> None:
         count = len(heads)
         self.heads = [tuple(head) for head in heads]
+        # Sums of `TextNumbers` over all texts, as whole numbers.
         self.sums: NDArray[Any] = np.zeros((count, len(SUMS)), dtype=object)
         self.totals: NDArray[Any] = np.zeros((count, len(NUMBERS)), dtype=object)  # of each number, over texts
         self.counts = np.zeros((count, len(COUNTS)), dtype=np.int64)
@@ -50,9 +51,11 @@ class State:
         self.distances = np.zeros((count, BINS), dtype=np.int64)
         self.kept_distances = np.zeros((count, BINS), dtype=np.int64)
         self.tokens = np.zeros((len(SIDES), count, vocabulary), dtype=np.int64)
+        # The distribution of each number over texts, and its smallest and largest value.
         self.bins = np.zeros((count, len(NUMBERS), sketch.SIZE), dtype=np.int32)
         self.low = np.full((count, len(NUMBERS)), np.inf)
         self.high = np.full((count, len(NUMBERS)), -np.inf)
+        # Scores on the random block, which is read once.
         self.block = np.full((count, len(BLOCK)), np.nan)
         self.samples = Samples(count, size, top)
 
@@ -115,7 +118,7 @@ class State:
         return self.distances / 2.0**_BITS, self.kept_distances / 2.0**_BITS
 
     def by_token(self, side: int, head: int) -> NDArray[np.float64]:
-        """Return the weight of a head by token, shape (vocabulary,)."""
+        """Return the weight of a head by token, shape (vocabulary,); `side` is an index of `SIDES`."""
         return np.asarray(self.tokens[side, head] / 2.0**_BITS)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,7 +139,7 @@ class State:
     def of(cls, tensors: Mapping[str, Tensor]) -> State:
         """Return the state that `tensors` has written."""
         size, top = tensors["kept"].tolist()
-        state = cls([(a, b) for a, b in tensors["heads"].tolist()], 0, size, top)
+        state = cls([(a, b) for a, b in tensors["heads"].tolist()], 0, size, top)  # all its arrays are replaced below
         for name in (*_ARRAYS, "low", "high", "block"):
             setattr(state, name, tensors[name].numpy().copy())
         for name in ("sums", "totals"):
@@ -155,9 +158,11 @@ def _whole(x: NDArray[np.float64], bits: int) -> NDArray[Any]:
 
 
 def _rounded(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the weights of all layers, each of shape (heads, ...), as whole numbers of ``2 ** -_BITS``."""
     return np.rint(np.ldexp(np.concatenate(parts), _BITS)).astype(np.int64)
 
 
 def _real(x: NDArray[Any], bits: int) -> NDArray[np.float64]:
+    """Return what `_whole` has made of numbers as numbers again: whole numbers divided by ``2 ** bits``."""
     # Division of whole numbers in Python is rounded once, whatever their size.
     return np.asarray(np.vectorize(lambda one: one / (1 << bits), otypes=[np.float64])(x))

@@ -215,7 +215,7 @@ class Store:
                 self.put(kind, number, data[start : start + _CHUNK], chunk)
 
     def get_arrays(self, kind: str, number: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a number."""
+        """Return the arrays that `put_arrays` has written under a number: chunk 0 names them, the others have them."""
         found: dict[str, NDArray[Any]] = {}
         entries = self.entries(kind, number)
         with self.parsing():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attlas.corpus import sketch
 from attlas.corpus.measuring import SINGLE, bin_edges
-from attlas.corpus.numbers import BLOCK, NUMBERS
+from attlas.corpus.numbers import BLOCK, COUNTS, NUMBERS
 from attlas.corpus.state import SIDES, State
 from attlas.heads import Head, classify
 
@@ -31,11 +31,12 @@ def _places(state: State) -> dict[str, Any]:
 def heads_table(state: State, modules: Sequence[str], vocabulary: Sequence[str]) -> pa.Table:
     """Return one row per head: its name and every number."""
     found = state.numbers()
-    texts, rows = state.counts[:, -1], state.counts[:, 0]
+    texts, rows = (state.counts[:, COUNTS.index(name)] for name in ("texts", "rows"))
+    # The one distance, from 2 on, that gets most weight; the distances from `SINGLE` on share bins.
     mass = state.by_distance()[0][:, 2:SINGLE]
     best = mass.argmax(axis=1)
     each = np.arange(len(best))
-    cells = state.cells[each, best + 2]
+    cells = state.cells[each, best + 2]  # rows that may see a key at that distance
     with np.errstate(invalid="ignore", divide="ignore"):
         fixed = np.where(cells > 0, mass[each, best] / cells, 0.0)
     favourites = [state.by_token(SIDES.index("key_mass"), head) for head in range(len(best))]
@@ -129,7 +130,7 @@ def samples_table(state: State) -> pa.Table:
         found = state.samples.of_head(i)
         intervals = _intervals(state.bins[i, at], [(activation, largest) for *_, activation, largest in found])
         for (text, _, activation, largest), interval in zip(found, intervals, strict=True):
-            row = int(np.searchsorted(heads_of[text], i))
+            row = int(np.searchsorted(heads_of[text], i))  # of this head in the file of the text
             rows.append((*place, text, interval, activation, largest, row))
     columns = {"text": pa.int64(), "interval": pa.int32(), "max_activation": pa.float64(), "largest": pa.bool_()}
     return _of_rows(rows, columns | {"row": pa.int32()})
@@ -159,6 +160,8 @@ def _intervals(counts: NDArray[np.int32], sampled: Sequence[tuple[float, bool]])
     for rank, (bin_, largest) in enumerate(zip(bins, ~random, strict=True)):
         place = float(total - rank)  # from 1, the smallest
         if not largest:
+            # The drawn texts of a bin stand for all of it but its known largest ones, which lie above: they get ranks
+            # that divide these evenly.
             others = counts[bin_] - known[bin_]
             place = ends[bin_] - known[bin_] + 0.5 - (before[bin_] + 0.5) * others / drawn[bin_]
             before[bin_] += 1
