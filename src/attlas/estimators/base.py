@@ -390,9 +390,10 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         return self._loo_predictions_of_data(Observations(self.X_, self._targets(), self.sample_weight_))
 
     def _loo_predictions_of_data(self, data: Observations) -> Tensor:
-        """Return the same for the data that the pool was made of."""
+        """Return the leave-one-out prediction of each row of the data that the pool was made of, (n, e)."""
         if not are_copies(data):
             return self._loo_predictions_of(self._pool, repeated=self.weights_are == "counts")
+        # Copies are left out together, as one key.
         joined, index = average_copies(data)
         back = torch.from_numpy(index).to(self._device)
         return self._loo_predictions_of(self._pool.merge_keys(self._scaled(joined.X), back), repeated=False)[back]
@@ -406,6 +407,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             objective = ScoredLeaveOneOut(pool.kernel, task) if isinstance(pool.kernel, Score) else LeaveOneOut(task)
             return objective.predictions(torch.zeros(pool.keys.shape[1])).detach()
         sums = pool.sums(pool.keys, pool.values, leave_one_out=True)
+        # An observation that stands for several is left out once: the rest of it still counts, where the kernel is 1.
         others, own = (t.unsqueeze(-1) for t in factors_with_own(sums.log_scale, task.kept))
         mean = (sums.numerator * others + own * pool.values) / (sums.denominator.unsqueeze(-1) * others + own)
         return torch.where(mean.isnan(), task.without_neighbours(torch.arange(len(mean))).to(mean), mean)

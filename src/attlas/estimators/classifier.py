@@ -204,6 +204,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     # ------------------------------------------------------------------------------------------------------ internal
 
     def _targets(self) -> NDArray[np.float64]:
+        """Return the class of each training point as a row of 0 with one 1, shape (n, classes)."""
         return np.eye(len(self.classes_))[np.searchsorted(self.classes_, self.y_)]
 
     def _set_loo_scores(self, predicted: Array, observed: Array, weights: Array | None) -> None:

@@ -46,7 +46,9 @@ class Boxes:
         -----
         Without a reach each point has one box. Cost: one comparison for each level of the tree and each copy.
         """
-        rows: list[Places] = [np.arange(len(points))]
+        rows: list[Places] = [
+            np.arange(len(points))
+        ]  # the points of each node, and behind the nodes those of each leaf
         for node, (axis, cut) in enumerate(zip(self.axis, self.cut, strict=True)):
             own, rows[node] = rows[node], rows[node][:0]
             gap = points[own, axis] - cut
@@ -161,6 +163,8 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     sample, count, keys = _looked_at(frame, memory, part)
     reach, least = 1.0 + 1e-5, -math.inf
     if not bounded:
+        # Half of the tolerance is for the keys beyond the reach: all `count` of them weigh less than that part of a row
+        # whose sum is exp(`least`) or more. One key within `_DISTANCE` bandwidths makes up such a sum.
         part = replace(part, tolerance=part.tolerance / 2)
         least = math.log(count / part.tolerance)
         reach = math.sqrt(_DISTANCE**2 + 2 * least) if part.kernel == "gaussian" else _DISTANCE + least
@@ -186,6 +190,7 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
 
 
 def _in_order(queries: Any, found: Any, shape: tuple[int, ...]) -> Any:
+    """Return the predictions of a partition of queries, which are found by their places, in the order of its rows."""
     return predictions_of(queries, found.sort_index().to_numpy(), shape)
 
 
@@ -196,6 +201,7 @@ def _looked_at(frame: Any, memory: Any, part: Partition) -> tuple[Floats, int, F
     asked = [
         [dask.delayed(_sampled)(known, one) for one in data[part.names[0]].to_delayed()] for data in (memory, frame)
     ]
+    # Of the keys, then of the queries: the numbers of rows of all partitions, and their samples.
     samples = [list(zip(*found, strict=True)) for found in dask.compute(*asked)]
     keys, every = np.concatenate(samples[0][1]), np.concatenate([*samples[0][1], *samples[1][1]])
     if not len(keys):

@@ -106,7 +106,11 @@ def lines_through(weight: Tensor, gaps: Tensor, values: Tensor) -> Lines:
 
 
 def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return slopes, inverse, variances and a bound of their correlation from singular values of the places."""
+    """Return slopes, inverse, variances and a bound of their correlation from singular values of the places.
+
+    Arguments are the shares (r, n), places from their centre (r, n, d), values less their mean (r, n, e), and the
+    centre (r, d).
+    """
     root = share.sqrt().unsqueeze(-1)
     design = torch.where(share.isfinite().unsqueeze(-1), root * centred, 0.0)
     rows, size, columns = torch.linalg.svd(design, full_matrices=False)
@@ -186,6 +190,8 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
     inverse = (left * factor.unsqueeze(-2)) @ left.mT
     lacking = (~keep.all(-1)).nonzero().squeeze(-1)
     if len(lacking):
+        # In units of the deviations other directions are orthogonal: project onto what is orthogonal, in the units of
+        # `matrix`, to the directions in which it has no variance.
         back = torch.where(varies, unit, 1.0)[lacking].unsqueeze(-1)
         across = _complement(directions[lacking] * back, keep[lacking])
         inverse[lacking] = across @ inverse[lacking] @ across

@@ -124,7 +124,7 @@ class Objective(ABC):
 
     @abstractmethod
     def grid(self, scales: Tensor) -> Tensor:
-        """Return the loss for every multiple of the starting bandwidth."""
+        """Return the loss, shape (g,), for each of g multiples of all starting bandwidths."""
 
     @abstractmethod
     def value(self, log_bandwidth: Tensor, *, gradient: bool = True) -> tuple[float, Tensor]:
@@ -141,6 +141,8 @@ class Objective(ABC):
 
 def factors_with_own(log_scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors with which the sums of the other observations, and an observation itself, are added.
+
+    The kernel of an observation at itself is 1. Both factors are relative to the larger scale, and never overflow.
 
     Parameters
     ----------
@@ -269,7 +271,7 @@ class LeaveOneOut(Objective):
         return predicted, leverage, None
 
     def _line(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines]:
-        """Return the same for local lines."""
+        """Return what `_predict` does, for local lines."""
         gaps = keys - keys[self.rows[part]].unsqueeze(1)
         line = lines_through(weight * self.task.weights, gaps, self.task.values)
         predicted = torch.where(line.mass > 0, line.at_zero, self._without_neighbours[part])

@@ -226,6 +226,7 @@ class Pool:
         if isinstance(self.kernel, str):
             sums = self.sums(x, self.keys.new_zeros(len(self.keys), 1))
             weights = self.keys.new_ones(1) if self.weights is None else self.weights
+            # Sum of the kernel in units of the mean weight: so many training points at the query itself would give it.
             mass = sums.denominator * sums.log_scale.exp().to(x) / weights.mean()
             enough = mass >= _NEAR
             # No kernel is above 1: a mass of two neighbours is made by two at least.
@@ -242,7 +243,10 @@ class Pool:
 
 
 def _first_reaching(share: Tensor, ordered: Tensor, levels: Tensor) -> Tensor:
-    """Return for each row the first of its ordered values at which the sum of shares reaches each level."""
+    """Return for each row the first of its ordered values at which the sum of shares reaches each level.
+
+    `share` and `ordered` have the shape (r, n): `share` is in the order of the values. The result is (r, levels).
+    """
     total = share.cumsum(-1, dtype=torch.float64)
     whole = total[:, -1:]
     # A sum that should be exactly the level may be short of it by rounding.

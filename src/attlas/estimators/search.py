@@ -169,7 +169,7 @@ def search(stages: Sequence[Objective], features: int, settings: Settings, warm:
 
 
 def _starts(losses: Floats, features: int, settings: Settings) -> list[Floats]:
-    """Return where descents start, the best first."""
+    """Return where descents start, the best first: the two best valleys of the grid, `losses`, and random points."""
     padded = np.concatenate([[np.inf], losses, [np.inf]])
     valleys = np.flatnonzero((losses <= padded[:-2]) & (losses <= padded[2:]))
     # Of equal losses the one nearest to the rule of thumb comes first.

@@ -156,7 +156,10 @@ class SummedLeaveOneOut(Objective):
         return squared and product_error(keys) > _ROUNDING[keys.dtype]
 
     def _left_out(self, keys: Tensor, part: slice, *, gradient: bool) -> _LeftOut:
-        """Return predictions, and with `gradient` what slopes are made of."""
+        """Return the predictions of the rows of a slice, and with `gradient` what slopes are made of.
+
+        `keys` are in bandwidths, shape (n, d).
+        """
         kernel, values, rows = self.task.kernel, self.task.values, self.rows[part]
         d, e = keys.shape[1], values.shape[1]
         mass_slopes, value_slopes = keys.new_zeros(len(rows), d), keys.new_zeros(len(rows), e, d)
@@ -178,7 +181,7 @@ class SummedLeaveOneOut(Objective):
             if d > 1:
                 mass_slopes, value_slopes = _squares(keys[rows], inside, e)
                 mass_slopes, value_slopes = mass_slopes * times.unsqueeze(-1), value_slopes * times.view(-1, 1, 1)
-            else:  # |u| is what a triangle lacks of a boxcar
+            else:  # the boxcar less the kernel is |u| of a triangle, u² of Epanechnikov
                 mass_slopes = (inside.denominator * times - sums.denominator).unsqueeze(-1)
                 value_slopes = (inside.numerator * times.unsqueeze(-1) - sums.numerator).unsqueeze(-1)
             if kernel == "epanechnikov":
@@ -194,7 +197,7 @@ class SummedLeaveOneOut(Objective):
             )
         unit = torch.ones(keys.shape[1], dtype=torch.float64)
         summed = Task(kernel, keys[rows], keys, values, unit, self._weights)
-        last = torch.full_like(rows, len(keys))
+        last = torch.full_like(rows, len(keys))  # the keys before a row's own, and those after it
         return sum_run(summed, Run(torch.zeros_like(rows), rows)).merge(sum_run(summed, Run(rows + 1, last)))
 
     def _with_kept(self, sums: Sums, mass_slopes: Tensor, value_slopes: Tensor, part: slice) -> _LeftOut:
@@ -211,7 +214,7 @@ class SummedLeaveOneOut(Objective):
 
 
 def _squares(x: Tensor, sums: Sums, e: int) -> tuple[Tensor, Tensor]:
-    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d)."""
+    """Return ``Σ_j w_j K_ij u_ijc²`` (r, d), and the same times the values (r, e, d), from the sums of `_powers`."""
     d, centre = x.shape[1], x.unsqueeze(1)
     y, k, square, yk, y_square = sums.numerator.split([e, d, d, e * d, e * d], -1)
     mass_slopes = x.square() * sums.denominator.unsqueeze(-1) - 2.0 * x * k + square

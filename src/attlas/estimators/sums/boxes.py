@@ -87,6 +87,7 @@ def box_sums(task: Task) -> Sums:
         count = keys.count[group.needed]
         before = count.cumsum(0) - count
         total = int(count.sum())
+        # The keys of the needed leaves, leaf by leaf.
         key_numbers = torch.arange(total, device="cpu") + torch.repeat_interleave(first - before, count)
         near = replace(task.of_keys(key_numbers), x=task.x[some])
         runs: tuple[Run | None, ...] = (None,)
@@ -140,6 +141,7 @@ def _groups(forest: Forest) -> Iterator[_Group]:
         else:
             log = -gap.sum(-1) if task.kernel == "laplace" else -0.5 * gap.square().sum(-1)
             least = _least(forest, start, stop)
+            # The most that a leaf of keys can add to a query, in parts of its denominator: (query leaves, key leaves).
             bound = log + weight.log() - least.unsqueeze(-1)
             sizes, way = bound.sort(-1)
             light = sizes.exp().cumsum(-1) <= task.tolerance * (1 - 1e-4)
@@ -178,7 +180,10 @@ def _least(forest: Forest, start: int, stop: int) -> Tensor:
 
 
 def _log_sums(task: Task, row: Tensor, column: Tensor, run: Run) -> Tensor:
-    """Return the logarithm of the denominators of groups of queries over groups of keys, shape (groups, queries)."""
+    """Return the logarithm of the denominators of groups of queries over groups of keys, shape (groups, queries).
+
+    `row` (groups, queries) and `column` (groups, keys) are places in the task, `run` the keys that each query sees.
+    """
     mask = RunPerRow(*(ends.unsqueeze(1) for ends in run))
     matrix = attend(task.x[row].unsqueeze(1), task.keys[column].unsqueeze(1), score=task.score(), mask=mask)
     if task.weights is None:

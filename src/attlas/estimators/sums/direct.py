@@ -90,6 +90,8 @@ def sum_run(task: Task, run: Run | None) -> Sums:
         weights = weights.to(dtype).unsqueeze(-1)
         values = torch.cat([values * weights, weights], -1)
     products, lse = _product(task, values, run)
+    # Products are weighted means, sums on the scale exp(lse): of such weights the sum is 1, and with the weights of the
+    # keys it is their mean, the last column.
     if weights is None:
         numerator, denominator = products, (lse > -torch.inf).to(dtype)
     else:
@@ -169,6 +171,7 @@ def _moments_around(task: Task, run: Run | None, origin: Tensor) -> Sums:
     sums = sum_run(replace(task, values=torch.cat([v, z, outer, cross], -1)), run)
     value, offset, outer, cross = sums.numerator.split([e, d, d * d, d * e], -1)
     outer, cross = outer.unflatten(-1, (d, d)), cross.unflatten(-1, (d, e))
+    # From offsets of the origin to those of each query: k - x = (k - origin) - away.
     away, total = task.x - origin, sums.denominator.unsqueeze(-1)
     mixed = offset.unsqueeze(-1) * away.unsqueeze(-2)
     outer = outer - mixed - mixed.mT + (total * away).unsqueeze(-1) * away.unsqueeze(-2)

@@ -173,15 +173,16 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
     which = smooth.nonzero().squeeze(-1)
     centre, radius, tilt = boxes.centre[which], boxes.radius[which], boxes.tilt[which]
     angle = (torch.arange(nodes, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / nodes)
-    y = radius.unsqueeze(-1) * angle.cos()
+    y = radius.unsqueeze(-1) * angle.cos()  # the nodes of each box, from its centre in bandwidths
     points = (centre.unsqueeze(-1) + line.h * y).reshape(-1)
     run = Run(*(t[which].repeat_interleave(nodes) for t in boxes.run))
     exact = exact_sums(line, points, run, boxes.nearest[which].repeat_interleave(nodes))
-    scale = exact.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)
+    scale = exact.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)  # of H, as a logarithm
     top = scale.amax(-1, keepdim=True)
     columns = torch.cat([exact.numerator, exact.denominator.unsqueeze(-1)], -1).view(len(which), nodes, -1)
     columns = columns * (scale - top).exp().unsqueeze(-1)
     degrees = torch.arange(nodes, dtype=torch.float64, device="cpu")
+    # From the values at the nodes to the coefficients of a Chebyshev series, (degrees, boxes, columns).
     to_series = (degrees.unsqueeze(-1) * angle).cos() * (2.0 / nodes)
     to_series[0] /= 2
     series = torch.matmul(to_series, columns).movedim(1, 0).contiguous()

@@ -39,7 +39,7 @@ def laplace_sums(line: Line) -> Sums:
 
 
 def _window(line: Line) -> Run:
-    """Return the keys that are more than the tolerance of each row, with their offsets: only those weigh then."""
+    """Return the keys that can matter to each query where moments are summed; all others are below the tolerance."""
     weights = line.weights()
     near = neighbours(line, line.x, line.own).clamp(min=0)
     beyond = (weights.sum() / weights[near]).log().clamp(min=0) - math.log(line.task.tolerance)
@@ -101,7 +101,11 @@ def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> 
 
 
 def _from_one_side(gap: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, as each key sees them past the key before it, on the scale of that one, sums and their slopes."""
+    """Return, as each key sees them past the key before it, on the scale of that one, sums and their slopes.
+
+    `gap` (n - 1,) are the distances of neighbours in bandwidths, `terms` (n, c) what each key adds. In a slope each
+    term is multiplied by its distance.
+    """
     n = len(terms)
     none = terms.new_zeros(min(n, 1), terms.shape[1])
     decay = (-gap).exp()

@@ -108,6 +108,7 @@ def exact_sums(line: Line, points: Tensor, run: Run, near: Tensor) -> Sums:
     for start in range(0, max(len(points), 1), _POINTS):
         block = slice(start, start + _POINTS)
         x, first, stop = points[block], run.first[block], run.stop[block]
+        # Points far from all of their keys are summed apart, by the differences between keys.
         far = (first < stop) & _is_far(line, x, near[block])
         busy = (first < stop) & ~far
         low = int(first[busy].min()) if bool(busy.any()) else 0

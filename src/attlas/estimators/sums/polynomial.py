@@ -58,6 +58,7 @@ def polynomial_sums(line: Line) -> Sums:
     middle = torch.searchsorted(line.keys, x, out_int32=low.dtype is torch.int32).clamp_(low, high)
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
+    # Sums of the kernel, the weight of the keys of each window, and the rows of which a side is not made up of pieces.
     total, bare = x.new_zeros(m, e + 1), x.new_zeros(m)
     odd = torch.zeros(m, dtype=torch.bool, device="cpu")
     pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
@@ -95,7 +96,11 @@ def _cells(line: Line, index_dtype: torch.dtype) -> _Cells:
 def _split(
     cells: _Cells, first: Tensor, stop: Tensor, side: float, pieces: tuple[list[_Piece], list[_Piece]]
 ) -> Tensor:
-    """Add the end of a cell and the beginning of the next, which make up one side; return where they do not."""
+    """Add the end of a cell and the beginning of the next, which make up one side; return where they do not.
+
+    `first` and `stop` (m,) are the keys of that side of each query. Sums that run forward give the beginning of a
+    cell, and go into the first list of pieces; sums that run backward its end, and go into the second.
+    """
     busy = first < stop
     start, end = first.clamp(max=len(cells.of) - 1), (stop - 1).clamp(min=0)
     same = cells.of[start] == cells.of[end]
@@ -107,7 +112,11 @@ def _split(
 
 
 def _add(line: Line, cells: _Cells, sums: Tensor, power: int, piece: _Piece, total: Tensor, bare: Tensor) -> None:
-    """Add the part of the kernel that one power of the offsets has in one piece of every window."""
+    """Add the part of the kernel that one power of the offsets has in one piece of every window.
+
+    `sums` (n, e + 1) are the running sums of that power, `total` (m, e + 1) those of the kernel, which are added to;
+    `bare` (m,) gets the weight of the keys of each window.
+    """
     coefficients = _KERNELS[line.task.kernel]
     for start in range(0, len(total), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -127,7 +136,7 @@ def _subtract_own(line: Line, total: Tensor) -> None:
     """Take each query's own key off its row, where the kernel is 1."""
     if line.own is None:
         return
-    kept = line.own[1].first > line.own[0].stop
+    kept = line.own[1].first > line.own[0].stop  # not where the own key has weight 0, which a line leaves out
     own_key = line.own[0].stop[kept]
     weights = line.weights()[own_key].unsqueeze(-1)
     total[kept] -= torch.cat([weights * line.task.values[own_key], weights], -1)

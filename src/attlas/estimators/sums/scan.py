@@ -9,7 +9,7 @@ _STEPS = 64
 
 
 def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
-    """Return ``a_i = fade_i a_{i-1} + terms_i`` with ``a_{-1} = 0``.
+    """Return ``a_i = decay_i a_{i-1} + terms_i`` with ``a_{-1} = 0``.
 
     Parameters
     ----------
@@ -41,6 +41,7 @@ def decayed_cumsum(decay: Tensor, terms: Tensor) -> Tensor:
     for i in range(1, _STEPS):
         total[i].addcmul_(share[i].unsqueeze(-1), total[i - 1])
         share[i] *= share[i - 1]
+    # `share` is now the product of the factors since the beginning of the block, `total` the sum within the block.
     carried = decayed_cumsum(share[-1], total[-1])
     before = torch.cat([carried.new_zeros(1, columns), carried[:-1]])
     total.addcmul_(share.unsqueeze(-1), before)
