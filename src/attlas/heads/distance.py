@@ -287,7 +287,7 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
 
 
 def _edges(low: int, high: int, bins: str) -> list[int]:
-    """Return the edges of the bins, ascending."""
+    """Return the edges of the bins of the distances from `low` to `high`, ascending."""
     if bins == "each" or low > high:
         return list(range(low, high + 2))
     doubling = [0, 1]

@@ -183,7 +183,7 @@ class _Heads(Intervention):
     def numbers(self, ids: Tensor, model: nn.Module) -> int:
         """Return how many logits the model gives for a text."""
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-        return ids.numel() * (vocabulary if isinstance(vocabulary, int) else 1 << 15)
+        return ids.numel() * (vocabulary if isinstance(vocabulary, int) else 1 << 15)  # a guess, where it is not known
 
 
 class _OneEach(Intervention):

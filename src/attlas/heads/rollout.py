@@ -178,6 +178,10 @@ def _rollout(
     *,
     back: bool,
 ) -> Tensor:
+    """Return what `rollout` does with ``back=True``, and `flow` without; `name` is what errors call the tokens.
+
+    Each token is a column of `x`, shape (..., 1, n, tokens), which is multiplied by one layer after the other.
+    """
     matrices = list(source)
     n = _check_matrices(matrices)
     _check_missing(missing, source, matrices)
@@ -240,6 +244,7 @@ def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
 
 
 def _check_matrices(matrices: list[AttentionMatrix]) -> int:
+    """Return the number of tokens, or raise an error where a layer is no self-attention of the same text."""
     for layer, A in enumerate(matrices):
         if not isinstance(A, AttentionMatrix):
             rule = "matrices must be AttentionMatrix objects, one for each layer."

@@ -35,7 +35,7 @@ def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile) -> None:
     carry.keys[at.place] += part.keys
     first, weight = carry.first[at.place], carry.weight[at.place]
     for columns, cells in part.visible_columns:
-        new = first == at.n
+        new = first == at.n  # rows that have not seen a key yet
         if not bool(new.any()):
             return
         if cells is None:

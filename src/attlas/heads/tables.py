@@ -143,6 +143,6 @@ def _of_layer(A: AttentionMatrix, rows: list[range], columns: list[range]) -> Te
 
 
 def _clipped(span: range, by: int, size: int) -> range:
-    """Return the queries whose positions are in a span of keys."""
+    """Return the queries at the positions of a span: those of the span moved by `by`, within ``range(size)``."""
     start, stop = (min(max(end + by, 0), size) for end in (span.start, span.stop))
     return range(start, stop)

@@ -105,7 +105,7 @@ def _add_dense(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: 
 
 
 def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
-    """Add the same where all rows have the same target keys."""
+    """Add what `_add_dense` does, where all rows have the same target keys."""
     mass, count = sums
     for b in range(mass.shape[0]):
         j = targets[min(b, len(targets) - 1), 0, 0].nonzero().flatten() + start
@@ -116,7 +116,7 @@ def _add_columns(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start
 
 
 def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: int) -> None:
-    """Add the same cell by cell, where targets are rare: copies of a token are one cell in a hundred."""
+    """Add what `_add_dense` does cell by cell, where targets are rare: copies of a token are one cell in a hundred."""
     mass, count = sums
     ones = count.new_ones(1)
     for b in range(mass.shape[0]):
@@ -134,6 +134,7 @@ def _add_rare(sums: tuple[Tensor, Tensor], part: Part, targets: Tensor, start: i
 
 
 def _are_rare(targets: Tensor) -> bool:
+    """Return whether at most one cell in `_RARE` is a target; each eight cells with a target count as eight."""
     return _eights(targets).count_nonzero().item() * 8 * _RARE <= targets.numel()
 
 
@@ -204,11 +205,12 @@ class Agreement(TargetWeight):
         return queries, keys, query_offset(None, problem) if self.gap else 0
 
     def targets(self, at: Tile, prepared: tuple[Tensor, Tensor, int]) -> Tensor:
-        queries, keys = (batches_of(labels, at) for labels in prepared[:2])
+        *labels, first_query = prepared  # labels of queries and keys, and the position of query 0
+        queries, keys = (batches_of(t, at) for t in labels)
         rows, columns = (slice(span.start, span.stop) for span in (at.rows, at.columns))
         same = queries[:, rows, None] == keys[:, None, columns]
         if self.gap:
-            same &= (at.i + prepared[2] - at.j).abs() >= self.gap
+            same &= (at.i + first_query - at.j).abs() >= self.gap
         return same.unsqueeze(1)
 
     def finish(self, carry: TargetSums) -> Tensor:

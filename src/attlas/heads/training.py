@@ -260,6 +260,7 @@ class EntropyAlarm:
         uniform = keys.clamp(min=2.0).log()
         if entropy.ndim == 1:
             entropy, choice, uniform = (t.unsqueeze(0) for t in (entropy, choice, uniform))
+        # (heads, rows of all texts)
         flat = [t.transpose(0, -2).flatten(1) for t in (entropy, entropy / uniform, choice)]
         level, share = (mean_of_rows(t, flat[2], None) for t in flat[:2])
         collapsed = (share < self.share) & flat[2].any(dim=-1)
@@ -268,11 +269,13 @@ class EntropyAlarm:
         return Collapse(level, share, collapsed)
 
     def _positions(self, m: int) -> Tensor:
+        """Return the numbers of the queries that are looked at, of m."""
         if isinstance(self.rows, slice):
             return torch.arange(m)[self.rows]
         if isinstance(self.rows, Tensor):
             return self.rows
         count = min(int(self.rows or m), m)
+        # The ends of `count` equal parts of the text.
         positions: Tensor = torch.linspace(0, m - 1, count + 1).round().to(torch.int64).unique()
         return positions[-count:]
 
