@@ -228,12 +228,12 @@ class GPT2(nn.Module):
         return GPT2Output(logits, loss, tuple(weights), () if encoder_hidden_states is None else tuple(cross))
 
     def _mask(self, padding: Tensor | None, m: int, cache: KVCache | None) -> Mask | None:
-        """Return the mask that all blocks share."""
+        """Return the mask that all blocks share, of m new tokens over those in the cache and themselves."""
         if padding is None or (not tracing() and bool((padding != 0).all())):
             return causal_mask(m, None, cache)
         n = m if cache is None else cache.get_seq_length() + m
         if cache is not None and cache.window is not None:
-            n = min(n, cache.window - 1 + m)
+            n = min(n, cache.window - 1 + m)  # keys that the cache returns: those that some new token may see
         return causal_mask(m, mask_of_keys(padding, n, cache), cache)
 
     def _check_length(self, length: int) -> None:

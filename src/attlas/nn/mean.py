@@ -81,6 +81,7 @@ class HeadMean(LazyTensor):
         where = parse(key, Axes(tuple(lead), (True,) * len(lead)), m, n)
         if where is None:
             return self.on_dense("__getitem__", key)
+        # One index for each axis of the mean: an ellipsis, or a short key, leaves out some.
         entries = key if isinstance(key, tuple) else (key,)
         split = next((i for i, entry in enumerate(entries) if entry is Ellipsis), len(entries))
         after = entries[split + 1 :]
@@ -106,7 +107,7 @@ class HeadMean(LazyTensor):
         return self._reduced("mean", dim, keepdim)
 
     def _reduced(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
-        axes, of_heads = axes_of(self, name, dim), self.ndim - 2
+        axes, of_heads = axes_of(self, name, dim), self.ndim - 2  # `of_heads`: the axis that `heads` has besides
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
         return each_head.mean(of_heads).reshape(reduced_shape(self.shape, axes, keepdim))
 

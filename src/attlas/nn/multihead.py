@@ -272,7 +272,7 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool,
         cache: KVCache | None,
     ) -> Mask | None:
-        """Return which pairs are seen; the keys that the layer appends are seen by all."""
+        """Return which pairs are seen: of `real` keys as the masks say, of the `extra` ones that are appended all."""
         m = q.shape[2]
         parts: list[Mask] = []
         if isinstance(given, Mask):
@@ -309,6 +309,7 @@ class _WithAppended(Mask):
         self.tokens, self.n = tokens, n
 
     def allows(self, at: Tile) -> Tensor:
+        # The tile with the columns of tokens alone is asked of the inner mask.
         is_token: Tensor | slice
         if at.column_index is None:
             part = at.narrow(range(at.columns.start, max(at.columns.start, min(at.columns.stop, self.n))))
@@ -336,6 +337,7 @@ class _WithAppended(Mask):
 
 
 def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
+    """Return a mask of `real` keys as one of `extra` more, which every query sees."""
     if not extra:
         return mask
     if mask.log_weights():
@@ -346,7 +348,7 @@ def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
 
 
 def _from_torch(t: Tensor, extra: int) -> Mask:
-    """Return a mask of torch, where True is hidden or numbers are added, as one of attlas."""
+    """Return a mask of torch, where True is hidden or numbers are added, as one of attlas; `extra` keys are seen."""
     if t.is_floating_point():
         return from_tensor(functional.pad(t, (0, extra)) if extra else t)
     seen = ~t.bool()
