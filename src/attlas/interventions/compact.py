@@ -135,7 +135,7 @@ def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
 
 
 def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
-    """Return some runs of keys or values, one run as a view."""
+    """Return some runs of keys or values, one run as a view; `name` is that of the buffer for several."""
     parts = [t[:, :, start:stop] for start, stop in runs]
     if len(parts) < 2:
         return parts[0] if parts else t[:, :, :0]

@@ -150,15 +150,18 @@ class _PairIntervention(Intervention):
         return super().positions | ({} if self.keys is None else {"keys": self.keys})
 
     def other_pairs(self, A: AttentionMatrix, call: Call) -> Mask:
-        """Return the mask of all pairs but the chosen ones."""
+        """Return the mask of all pairs but the chosen ones: those at chosen queries and keys that `pairs` has, too."""
         batch, heads, m, n = A.weights.shape
+        # `others` are the pairs that are not at chosen queries and keys, `there` the chosen pairs in this matrix.
         others: Mask = OutsideRectangle(self.queries, self.keys, call.first_query, call.first_key)
         if self.pairs is not None:
             size = max(call.first_query + m, call.first_key + n)
             self.pairs.check((batch,), heads, size, size)
             rows, columns = (range(-first, size - first) for first in (call.first_query, call.first_key))
             there = Placed(self.pairs, rows, columns)
-            others = ~there if self.queries is self.keys is None else ~(there & ~others)
+            is_everywhere = self.queries is None and self.keys is None
+            others = ~there if is_everywhere else ~(there & ~others)
+        # Heads that are not chosen keep all pairs.
         return others if len(call.heads) == heads else Heads({int(A.weights.head_ids[h]): others for h in call.heads})
 
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
@@ -635,6 +638,7 @@ class Ablate(Intervention):
         return lambda A, values: self._replaced(pool(A, values), self._rows(call, A), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
+        """Return the output, shape (batch, heads, m, e), with `value` where `chosen` (1, heads, m, 1) is True."""
         value = self.value.to(out)
         one_per_head = value.ndim == 2 and len(value) > 1
         wrong_count = one_per_head and len(value) != call.count

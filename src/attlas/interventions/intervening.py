@@ -200,6 +200,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             self._reached[number, axis] = max(self._reached.get((number, axis), 0), reached)
         first, count = heads_here(module, change.matrix)
         heads = item.selection.heads_of(site, self._attentions, count)
+        # Of each chosen head that is here: its index in the matrix, its number, its place among the chosen ones.
         here = [(head - first, head, place) for place, head in enumerate(heads) if first <= head < first + own]
         if not here:
             return change
