@@ -91,11 +91,15 @@ def _conjuncts(spec: Any) -> list[Any]:
 
 
 def _kind(spec: Any) -> tuple[Any, ...]:
+    """Return the class of a stored mask, and of `Padding` the side: masks of one kind can be joined."""
     return spec["class"], spec.get("side")
 
 
 def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[list[Any]]:
-    """Let each part say how much padding it has where one does; a batch without any has n tokens."""
+    """Let each part say how much padding it has where one does; a batch without any has n tokens.
+
+    `parts` are the conjuncts of the mask of each part.
+    """
     most = max(parts, key=len)
     out = []
     for part, size in zip(parts, sizes, strict=True):

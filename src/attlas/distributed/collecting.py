@@ -53,7 +53,7 @@ class Collector:
         return statistic.axis if can_merge(statistic) else None
 
     def _split(self, statistic: Statistic) -> list[Role]:
-        """Return which shards have to be merged."""
+        """Return what ranks divide so that results must be merged: queries or keys, unless the result counts them."""
         axis = self._axis(statistic)
         by: dict[Role, str] = {"queries": "rows", "keys": "columns"}
         return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
@@ -116,7 +116,8 @@ class Collector:
         q = own.q.new_zeros(1).expand(*own.shape[:2], len(rows), own.q.shape[-1])
         k = own.k.new_zeros(1).expand(*own.k.shape[:2], whole.shape[3], own.k.shape[-1])
         base = replace(base, q=q, k=k, score=own.score, sink=own.sink, partial=own.partial, ids=own.ids, versions=())
-        # Closed forms over all keys would look at tokens that are not here.
+        # Closed forms over all keys would look at tokens that are not here: these cached properties of a problem are
+        # set to what is known without them.
         vars(base).update(tokens=own.tokens, has_finite_logits=False, has_small_logits=False)
         return base
 
@@ -171,7 +172,17 @@ class Collector:
 
 
 class _Carried(Statistic):
-    """A statistic that runs over a part of a matrix and keeps a carry of the whole."""
+    """A statistic that runs over a part of a matrix and keeps a carry of the whole.
+
+    Parameters
+    ----------
+    inner : Statistic
+        What is computed.
+    base : Problem
+        What the carry is for: all keys, and all queries or those of the part.
+    row, column : int
+        Where query 0 and key 0 of the part are in it.
+    """
 
     def __init__(self, inner: Statistic, base: Problem, row: int, column: int) -> None:
         self.inner, self.base, self.row, self.column = inner, base, row, column
@@ -195,7 +206,7 @@ class _Carried(Statistic):
         return _row_outputs(self.inner, self.base)
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
-        if (keys := results.get("top_keys")) is not None:
+        if (keys := results.get("top_keys")) is not None:  # counted in the part; negative ones are none
             results = {**results, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
         return self.inner.carry_from(results, problem)
 
@@ -205,7 +216,10 @@ class _Carried(Statistic):
 
 
 def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | None:
-    """Return the numbers of each row that a statistic takes from the kernels; a part has those of the whole matrix."""
+    """Return the numbers of each row that a statistic takes from the kernels; a part has those of the whole matrix.
+
+    None where it takes none, or its carry could not be made of them: such carries of parts must be merged.
+    """
     own = type(statistic)
     tell = own.carry_from is not Statistic.carry_from or own.from_outputs is Statistic.from_outputs
     tell = tell and can_merge(statistic) and statistic.describes("outputs")

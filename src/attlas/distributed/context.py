@@ -228,7 +228,7 @@ class _Text:
         return tuple(tokens.shape[:2]), shown["position_ids"], None if mask is None else mask.bool()
 
     def _agree(self, told: list[Any], sizes: list[int]) -> None:
-        """Raise, on all ranks, if the parts do not make one text."""
+        """Raise, on all ranks, if the parts do not make one text; `told` is what `_checked` returned on each rank."""
         wanted = [len(part) for part in torch.arange(self.n).chunk(len(sizes))]
         if sizes != wanted:
             rule, fix = "each rank must have the tokens of torch.chunk.", "ids.chunk(ranks, dim=1)[rank]"
@@ -304,11 +304,13 @@ class _Text:
         """Return the pooled values of this rank's queries, shape (batch, heads, m, e), and the matrix of all."""
         self.layers += 1
         if sink is not None and sink.requires_grad:
-            # attend() sums its gradient over the ranks, and so does whoever trains.
+            # attend() sums its gradient over the ranks, and so does whoever trains: the same numbers, and a gradient
+            # that is divided by the number of ranks.
             sink = sink.detach() + (sink - sink.detach()) / self.mesh.size()
         whole_q, whole_k, whole_v = (self._whole(t) for t in (q, k, v))
         A = attend(whole_q, whole_k, score, mask, sink=sink, plan=self.plan, order=self.order)
         return (A @ whole_v).to_local(), A
 
     def _whole(self, t: Tensor) -> DTensor:
+        """Return tokens of this rank, shape (batch, heads, m, d), as its part of the tokens of the whole text."""
         return of_shape(t.contiguous(), self.mesh, [Shard(2)], (*t.shape[:2], self.n, t.shape[3]))

@@ -64,7 +64,7 @@ def by_group(
     if len(groups.every) == 1:
         return method(A, *tensors)
     layout, groups.method = groups.layout, method
-    groups.sizes = layout.axes.shape if wanted is None else ()
+    groups.sizes = layout.axes.shape if wanted is None else ()  # cells have no leading axes that groups divide
     if wanted is not None:
         groups.every = [group for group in groups.every if groups.has(group, wanted)] or groups.every[:1]
     groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A.tokens[:2], *tensors)]
@@ -96,6 +96,7 @@ class _Groups:
         layout, k = self.layout, A.tokens[1]
         self.ranks = [math.prod(layout.mesh.size(dim) for dim in layout.dims(axis)) for axis in range(layout.rank)]
         gathered = [t for t in (k, *values) if layout.gathers(t)]
+        # How many pieces this rank's part of each leading axis can be cut into, the same for all tensors and ranks.
         self.pieces = []
         for axis, ranks in enumerate(self.ranks):
             sizes = [layout.leading[axis], *(layout.size(t, axis) for t in gathered)]
@@ -122,6 +123,7 @@ class _Groups:
         layout, problem = self.layout, self.A.whole.problem
         places = []
         for size, ranks, pieces, own in zip(layout.leading, self.ranks, self.pieces, group, strict=True):
+            # Each rank has a run of the numbers, and a group has the same pieces of every run.
             by_rank = torch.arange(size, device="cpu").reshape(ranks if pieces > 1 else 1, pieces, -1)
             places.append(by_rank[:, own.start : own.stop].flatten())
         heads = problem.head_ids[places.pop()] if layout.rank >= 2 else problem.head_ids
@@ -136,7 +138,10 @@ class _Groups:
         return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
 
     def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
-        """Return where the pieces of a group are along leading axes of some sizes; an axis of size 1 goes with all."""
+        """Return where the pieces of a group are along leading axes of some sizes, the last ones if these are fewer.
+
+        All groups have an axis of size 1: it is not cut.
+        """
         first = len(group) - len(sizes)
         steps = [size // pieces for size, pieces in zip(sizes, self.pieces[first:], strict=True)]
         return tuple(
@@ -157,7 +162,7 @@ class _Groups:
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
         """Return the results of a group, with some tensors in the place of `leaves`."""
         A, layout, problem = self.A, self.layout, self.A.whole.problem
-        mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))
+        mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))  # what stands for each leaf
         q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
         batches, heads = self._numbers(group)
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1

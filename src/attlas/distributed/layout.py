@@ -230,7 +230,10 @@ class Layout:
         )
 
     def own_placements(self, t: DTensor) -> list[Placement]:
-        """Return the placements that leave tokens divided, and leading axes as those of the matrix."""
+        """Return the placements of a tensor whose leading axes are divided as those of the matrix.
+
+        Along a dimension of the mesh that divides no leading axis, its tokens stay divided where they are.
+        """
         tokens = (t.ndim - 2 if isinstance(p, Shard) else None for p in t.placements)
         roles = zip(self.roles, tokens, strict=True)
         return _sharded(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
@@ -245,19 +248,24 @@ class Layout:
         return own_axis if size > 1 or self.leading[axis] == 1 else None
 
     def _in_step(self, heads: int) -> bool:
-        """Return whether shards of key heads belong to the shards of the query heads."""
+        """Return whether each shard of so many key heads has just those that a shard of the query heads needs."""
         dims, all_heads = self.dims(self.rank - 1), self.leading[-1]
         ranks = math.prod(self.mesh.size(dim) for dim in dims)
+        # Chunks of both have the same share of their heads, also where the last chunk is shorter.
         equal_chunks = len(dims) == 1 and -(-all_heads // ranks) * heads == -(-heads // ranks) * all_heads
         return heads == all_heads or heads % ranks == 0 or equal_chunks
 
     def _four_axes(self, local: Tensor, whole: DTensor) -> Tensor:
-        """Bring a local tensor to (batch, heads, tokens, size); heads are those that this rank's queries need."""
+        """Bring a local tensor to (batch, heads, tokens, size); heads are those that this rank's queries need.
+
+        `whole` is the tensor of all ranks. A key head that all queries of this rank share is given once.
+        """
         own_heads = whole.shape[-3] if self.rank >= 2 and whole.ndim >= 3 else 1
         local = local.unsqueeze(-3) if self.rank <= 1 else local
         local = local[(None,) * (max(self.rank, 2) + 2 - local.ndim)]
         heads = local.shape[-3]
         if self.rank >= 2 and heads == own_heads and len(self.heads) < self.leading[-1] and own_heads > 1:
+            # It is not sharded along heads, and the queries are: take the heads of the groups that they belong to.
             group = self.leading[-1] // own_heads
             needed = torch.tensor(self.heads, dtype=torch.int64, device=local.device) // group
             local, heads = local.index_select(-3, needed), len(needed)

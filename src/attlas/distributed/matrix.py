@@ -345,6 +345,7 @@ class DistributedMatrix(_Refusing):
         if any(part.needs_graph for part in self.parts):
             rule, found = "what is read of keys that are sharded carries no gradient.", "a tensor requires a gradient"
             raise GradientError(rule, found, "call it under torch.no_grad(), or redistribute the keys to Replicate().")
+        # Their rows are parts of longer ones (`partial`), whose log-sum-exp counts the sink already.
         return tuple(
             softmax_matrix(replace(part.problem, sink=None, partial=True), part.plan, part.axes, self._over_keys(lse))
             for part, lse in zip(parts, self._own_lses(parts), strict=True)

@@ -211,7 +211,10 @@ def _unfit(entry: Entry, rule: str, found: str, fix: str = "save each rank's atl
 
 
 def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
-    """Return one entry of the parts of all ranks."""
+    """Return one entry of the parts of all ranks, and where the parts of its tensors lie, by the names of the tensors.
+
+    `own` has this rank's scores by the name of their class. Results of statistics are tensors ``name.0``, ``name.1``...
+    """
     first = grid[0][0][1].entry
     batches = [row[0][1].entry.shape[0] for row in grid]
     if any(part.entry.shape[0] != size for row, size in zip(grid, batches, strict=True) for _, part in row):

@@ -128,6 +128,7 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
 
 
 def _texts(parts: Sequence[Any]) -> list[list[str]] | None:
+    """Return the texts of the ranks one after another; None where a rank has none."""
     return None if any(part is None for part in parts) else [text for part in parts for text in part]
 
 
@@ -144,7 +145,17 @@ def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class _SharedWriter(Writer):
-    """A Writer whose files all ranks write together; each calls it with the same atlas."""
+    """A Writer whose files all ranks write together; each calls it with the same atlas.
+
+    Parameters
+    ----------
+    folder, overwrite, mesh
+        As of `save`.
+    divided : dict
+        By entry and name, the tensors whose parts are on several ranks.
+    own : Atlas
+        What this rank recorded.
+    """
 
     def __init__(
         self,
@@ -155,6 +166,7 @@ class _SharedWriter(Writer):
         own: Atlas,
     ) -> None:
         self.mesh, self.rank, self.ranks = mesh, distributed.get_rank(), mesh.mesh.flatten().tolist()
+        # By the identity of the tensors that stand for the whole ones in the atlas that is written.
         self.divided = {id(one.whole): one for found in divided.values() for one in found.values()}
         self.own: dict[int, Tensor] = {}
         for entry in own.entries:
@@ -259,7 +271,10 @@ class _SharedWriter(Writer):
         marks: Mapping[int, Mapping[str, str]],
         size: int,
     ) -> Written:
-        """Compare what is on disk with the checksums of all ranks, and return size and checksum of the file."""
+        """Compare what is on disk with the checksums of all ranks, and return size and checksum of the file.
+
+        `starts` has the first byte of each tensor, `marks` the checksums that each rank has of its parts, by tensor.
+        """
         for rank, own in marks.items():
             for name, place in self._places(tensors, rank).items():
                 t = tensors[name]
