@@ -88,6 +88,7 @@ def _is_named(owner: type, name: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _search(owner: Any, name: str) -> bool:
+    """Return what `_is_named` does, found once for each class and keyword."""
     return any(name in words for words in _words_of(owner))
 
 

@@ -130,6 +130,7 @@ class LazyMask(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Copy or cut a mask without numbers; for any other operation, write it out first."""
         kwargs = dict(kwargs or {})
         if func in (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, TO_COPY):
             dtype, device = kwargs.get("dtype") or args[0].dtype, kwargs.get("device") or args[0].device
@@ -155,6 +156,7 @@ def _placed(out: Any, mask: LazyMask) -> Any:
 
 
 def _written_out(mask: LazyMask) -> Tensor:
+    """Return a mask as the tensor of numbers that it stands for."""
     # Below __torch_dispatch__ torch has switched vmap off for this thread, and a rule may need it: use another one.
     with ThreadPoolExecutor(1) as other:
         return other.submit(mask.additive).result()
@@ -512,6 +514,7 @@ def _padding(attention_mask: Tensor, n: int, first_key: int) -> Mask | None:
     after = (keep.flip(-1).cumsum(-1) == 0).sum(-1)
     if not bool((before + count + after == n).all()):  # padding between text, or nothing but padding
         return from_tensor(keep[:, None, None, :])
+    # `Padding` takes the number of keys that are left without the padding of one side.
     if not bool(after.any()):
         return Padding(count, side="left")
     return Padding(n - after) if not bool(before.any()) else Padding(n - after) & Padding(n - before, side="left")

@@ -51,7 +51,7 @@ def dense_attention(
     """
     m, n = query.shape[-2], key.shape[-2]
     only_causal = getattr(allowed, "attlas_causal", False) or (allowed is None and causal)
-    square = only_causal and m == n and bias is None and chosen is None
+    square = only_causal and m == n and bias is None and chosen is None  # then torch's kernel makes the mask itself
     allowed = None if allowed is None else allowed[..., :n]
     if allowed is None and causal and m > 1:
         allowed = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)
