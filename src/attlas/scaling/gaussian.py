@@ -166,7 +166,11 @@ def limit(keys: int, variance: float) -> Expected:
 
 @lru_cache(maxsize=4096)
 def _integrate(keys: int, sigma: float) -> tuple[float, float, float]:
-    """Return the expected entropy, 1 less the largest weight, and the trace."""
+    """Return the expected entropy, 1 less the largest weight, and the trace.
+
+    With Z the sum of exp over all logits, they are integrals over t = exp(u) > 0 by ``ln Z = ∫ (e^-t - e^-tZ) dt / t``
+    and ``1 / Z = ∫ e^-tZ dt``: the expectation of e^-tZ is a product over the independent keys.
+    """
     step = min(_STEP_DEVIATIONS, _STEP / sigma)
     z = torch.arange(-_REACH, _REACH + step, step, dtype=torch.float64)
     density = torch.exp(-z.square() / 2)
@@ -183,7 +187,8 @@ def _integrate(keys: int, sigma: float) -> tuple[float, float, float]:
 def _sums(u: Tensor, z: Tensor, density: Tensor, keys: int, sigma: float) -> Tensor:
     """Return the contribution of the grid points t = exp(u) to four integrals.
 
-    They are those for log Z, the mean logit, the sum of squared weights and the largest weight.
+    They are those for log Z, the mean logit, the sum of squared weights and the largest weight. `z` are values of a
+    logit in standard deviations, `density` their probabilities; φ is the expectation of exp(-t e^s) over a logit s.
     """
     s, step = sigma * z, float(z[1] - z[0])
     y = torch.exp((u.unsqueeze(1) + s).clamp(max=8.0))  # t e^s; beyond e^8, e^-y is 0 all the same

@@ -206,6 +206,7 @@ def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = (torch.log2(variance.clamp(min=2.0**_LEAST, max=2.0**_MOST)) - _LEAST) * _NODES
     left, low = x.floor().long(), y.floor().long()
     out = torch.zeros(3, *keys.shape, dtype=torch.float64, device=keys.device)
+    # Each cell of the table as one number; `a` and `b` below go to its corners.
     places, inverse = torch.unique(left * 1000 + low, return_inverse=True)
     corners = torch.zeros(len(places), 2, 2, 3, dtype=torch.float64)
     for i, place in enumerate(places.tolist()):
