@@ -370,6 +370,7 @@ def _single(
 
 
 def _extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
+    """Return left, right, bottom and top of the axes of a map; the first query is at the top."""
     rows, columns = window
     return columns.start, columns.stop, rows.stop, rows.start
 
@@ -642,6 +643,7 @@ def palette() -> NDArray[np.float64]:
     array([244., 248., 246.])
     """
     rgb = np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in DEPTH])
+    # From sRGB to linear light, and from there to OKLab; then back again.
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     lab = np.cbrt(linear @ _TO_LMS.T) @ _TO_LAB.T
     place = np.linspace(0, len(DEPTH) - 1, 256)
@@ -705,6 +707,7 @@ def _families(text: str) -> list[str]:
 
 @cache
 def _drawable(family: str) -> frozenset[str]:
+    """Return the characters that a font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(map(chr, get_font(findfont(FontProperties(family=family))).get_charmap()))
