@@ -38,6 +38,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
 
 
 def _measure(arguments: Namespace, terminal: Terminal) -> None:
+    """Measure the limits of the processor, unless they are known, and all cases; print them."""
     instruction_set = kernels()
     torch.manual_seed(0)
     threads = torch.get_num_threads()

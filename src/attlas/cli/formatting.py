@@ -66,6 +66,7 @@ def print_heads(
 
 
 def _cell(value: Any, form: str) -> str:
+    """Return a number in a format such as ".2f"; a dash where it is unknown, NaN or minus infinity."""
     if value is None or value != value or value == -math.inf:
         return "–"
     return "∞" if value == math.inf else format(value, form)

@@ -57,6 +57,7 @@ def selected(names: str | None, ids: Tensor, heads: int) -> list[stats.Statistic
     if _HEAD_PATTERNS in wanted:
         wanted += [name for name in STATISTIC_NAMES if name in STATISTICS]
     found_all = [_make(name, len(ids), heads) for name in STATISTICS if name in wanted and name != _HEAD_PATTERNS]
+    # The first two of the text, entropy and effective keys, are among the named ones already.
     return [*found_all, *text_statistics(ids)[2:]] if _HEAD_PATTERNS in wanted else found_all
 
 

@@ -199,7 +199,9 @@ def texts(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> tuple[str, ...]:
     """Return the text of each token; a token that ends inside a character has none, the last one has it all."""
     numbers: list[int] = ids.tolist()
     pieces: list[str] = []
-    start, shown = 0, 0  # what was decoded up to `shown`, from `start` on, is written already
+    # Tokens are decoded with a few before them, as a tokenizer may decode a token otherwise at a beginning. Those from
+    # `start` up to `shown` are written already, and their text is cut off again.
+    start, shown = 0, 0
     for i in range(len(numbers)):
         before = _decode(tokenizer, numbers[start:shown])
         now = _decode(tokenizer, numbers[start : i + 1])

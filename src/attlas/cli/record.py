@@ -238,6 +238,7 @@ def _reworded(error: AttlasError) -> AttlasError:
 
 
 def _report(atlas: Atlas, arguments: Namespace, terminal: Terminal) -> None:
+    """Say what was recorded, and with which commands it can be looked at."""
     out = arguments.out
     size = sum(file.stat().st_size for file in out.iterdir())
     terminal.say(f"{terminal.style(str(out), 'bold')}  {in_bytes(size)}")

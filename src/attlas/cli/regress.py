@@ -142,6 +142,10 @@ def _fit(
 
 
 def _feature(name: str, column: Floats, bandwidth: float) -> dict[str, Any]:
+    """Return what is said of a feature: bandwidth, standard deviation, least distance of two values, and reach.
+
+    The reach is the bandwidth in standard deviations; infinite for a constant feature.
+    """
     known = np.unique(column)
     scale = float(np.abs(known).max()) or 1.0  # squares of 1e200 would overflow
     spread = float((column / scale).std(ddof=1)) * scale if len(known) > 1 else 0.0

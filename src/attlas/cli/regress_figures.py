@@ -66,6 +66,7 @@ def figure(
 
 
 def _curve(model: AttentionRegressor, x: Floats, y: Floats, feature: dict[str, Any], texts: tuple[str, str]) -> Figure:
+    """Draw the estimate over one feature with its two bands; `texts` are the target's name and the subtitle."""
     figure = pictures.sheet(8.4, 5.0)
     ax = figure.subplots()
     grid = np.linspace(float(x.min()), float(x.max()), _GRID)[:, None]
@@ -92,6 +93,7 @@ def _curve(model: AttentionRegressor, x: Floats, y: Floats, feature: dict[str, A
 def _dependence(
     model: AttentionRegressor, x: Floats, y: Floats, features: Sequence[dict[str, Any]], texts: tuple[str, str]
 ) -> Figure:
+    """Draw the partial dependence on the features of least reach; `texts` are the target's name and the subtitle."""
     groups: dict[str, list[int]] = {}  # the features of a category share a panel
     for index in sorted(range(x.shape[1]), key=lambda index: float(features[index]["reach"])):
         groups.setdefault(features[index]["column"], []).append(index)

@@ -74,6 +74,7 @@ def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
         return None
     ids, top, index = atlas.ids[0], entry.statistics["top_k"], entry.heads.index(head)
     values, keys = top.values[0, index].float(), top.indices[0, index]
+    # Of all windows of tokens the one with most such weight is taken, and the query from its last two thirds.
     n, width = len(ids), min(_WINDOW, len(ids))
     before = torch.cat([ids.new_full((1,), -1), ids[:-1]])
     distances = torch.arange(n)[:, None] - keys

@@ -166,6 +166,7 @@ def _plain_numbers(axis: Axis) -> None:
 
 
 def _distance(head: HeadScaling, name: str) -> float:
+    """Return how far a measure lies from that of independent queries and keys, of variances by their ratio."""
     measured, independent = getattr(head, name), getattr(head.expected, name)
     if name == "variance":
         return abs(math.log(max(measured, 1e-12) / max(independent, 1e-12)))
@@ -173,6 +174,7 @@ def _distance(head: HeadScaling, name: str) -> float:
 
 
 def _limits(values: Sequence[float], name: str) -> tuple[float, float]:
+    """Return the ends of both axes of a panel that shows these values of a measure."""
     if name in ("largest", "trace"):
         return 0.0, 1.03
     if name == "variance":

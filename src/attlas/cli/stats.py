@@ -130,6 +130,7 @@ def _tokens(atlas: Atlas) -> int | None:
 
 
 def _print_table(atlas: Atlas, rows: list[dict[str, Any]], terminal: Terminal) -> None:
+    """Print the heads as a table, with the columns that some head has a number for."""
     terminal.prose(title_line(atlas), "bold", indent="")
     terminal.say()
     if not rows:
