@@ -19,7 +19,7 @@ from attlas.engine.autodiff import graph
 from attlas.engine.backends import tiled
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, tree_flatten, tree_map
-from attlas.engine.statistic import Statistic, Workspace
+from attlas.engine.statistic import Statistic, TensorForm, Workspace
 from attlas.engine.tiling import RowBlock, column_blocks
 from attlas.errors import ContractError, DtypeError, ShapeError, public
 from attlas.foundation.tiles import Tile, cut
@@ -210,7 +210,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
         axes (batch, heads), or that of one head is not what it is in the whole; if a step writes into what
         other statistics read; if it differs from `dense`; if its gradient is not that of its steps; if `merge`, where
         it is defined, does not make the whole of two halves of the rows, or of the columns unless the statistic needs
-        whole rows.
+        whole rows; or if `forms` does not say the shapes and dtypes of its result.
 
     See Also
     --------
@@ -418,6 +418,7 @@ def _check_results(
     def parts(result: Any) -> list[Tensor]:
         return [t for t in _tensors(result) if t.is_floating_point() or not ties]
 
+    _check_forms(contract, statistic, first)
     wanted = [t.clone() for t in parts(first.collect(statistic)[0])]
     again = "start() must return a fresh carry."
     contract.check_close("a second run gives the same result.", parts(first.collect(statistic)[0]), wanted, again)
@@ -438,6 +439,23 @@ def _check_results(
             rule = "the result must be that of the dense formula."
             fix = "compare statistic and dense on one row; a row that sees no key has weights 0."
             contract.check_close(rule, parts(A.collect(statistic)[0]), expected, fix, f"off by {{}} with plan {plan}")
+
+
+def _check_forms(contract: _Contract, statistic: Statistic, A: AttentionMatrix) -> None:
+    """Check that a statistic, where it says the forms of its result, says those that it has."""
+    said = statistic.forms(A.problem) if statistic.describes("forms") else None
+    found = _forms(A.collect(statistic)[0])
+    if said is not None and said != found:
+        rule = "forms() must say shape and dtype of each tensor of the result."
+        raise contract.broken(rule, f"{said}, the result has {found}", "leave forms() out, or count the axes anew.")
+
+
+def _forms(result: Any) -> Any:
+    """Return the forms of a result of tensors."""
+    if isinstance(result, Tensor):
+        return TensorForm(tuple(result.shape), result.dtype)
+    parts = [_forms(part) for part in result]
+    return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
 
 
 @torch.enable_grad()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attlas
 from attlas import BlockState, stats
-from attlas.engine.statistic import Statistic, keep_larger
+from attlas.engine.statistic import Statistic, TensorForm, keep_larger
 from attlas.errors import ContractError
 from attlas.testing import check_mask, check_score, check_statistic
 
@@ -325,7 +325,13 @@ class MergesWrongly(Mass):
     merge = keep_larger
 
 
+class SaysAnotherForm(Mass):
+    def forms(self, problem: Any) -> Any:
+        return TensorForm(problem.shape[:3], torch.int64)
+
+
 WRONG_STATISTICS = {
+    SaysAnotherForm: "forms() must say shape and dtype of each tensor of the result",
     MergesWrongly: "merge() of two halves of the columns must give the whole",
     OfTheLastPart: "Plan(",
     Remembers: "a second run gives the same result",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import online, traced
+from attlas.engine import online
 from attlas.engine.autodiff import autograd
 from attlas.engine.backend import Form, Request
 from attlas.engine.backends import reference
@@ -32,8 +32,6 @@ def explain(problem: Problem, plan: Plan) -> Choice:
 @full_precision
 def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
     """Return ``A @ v``, shape (batch, heads, m, e), and the log-sum-exp where the backend gave it."""
-    if problem.is_symbolic:
-        return traced.multiply(problem, v, dropout), None
     if torch.is_grad_enabled() and (v.requires_grad or problem.requires_grad):
         return _product_with_graph(problem, v, plan, dropout)
     if dropout is None and (result := _quick_product(problem, v, plan)) is not None:
@@ -97,8 +95,6 @@ def multiply_and_collect(
 @full_precision
 def multiply_transposed(problem: Problem, x: Tensor, lse: Callable[[], Tensor], plan: Plan) -> Tensor:
     """Return ``A.mT @ x``, shape (batch, heads, n, e); `lse` gives the log-sum-exp where it is needed."""
-    if problem.is_symbolic:
-        return traced.multiply_transposed(problem, x)
     graph = torch.is_grad_enabled() and (x.requires_grad or problem.requires_grad)
     with torch.set_grad_enabled(graph):
         request = Request(problem, problem.project() if graph else problem.tokens, plan)
@@ -146,6 +142,11 @@ def cells(problem: Problem, at: Tile, plan: Plan, lse: Tensor | None = None, for
     request = Request(problem, problem.tokens, plan)
     found = (backend.cells(request, at, lse, form) for backend in candidates(request, "cells"))
     return next(some for some in found if some is not None)
+
+
+def dense(problem: Problem, rows: Tensor | range | None = None) -> reference.Dense:
+    """Return some rows as they are defined, or all, with their log-sum-exp and their weights, in torch's operations."""
+    return reference.dense(problem, rows)
 
 
 def defined(problem: Problem, rows: Tensor) -> reference.Dense:

@@ -359,17 +359,26 @@ class Problem:
 
     def select(self, batches: Tensor | slice, heads: Tensor | slice) -> Problem:
         """Return the problem of some batches and heads; slices of whole key groups are views."""
-        key_heads = torch.arange(self.shape[1], device="cpu")[heads] // self.group
-        first, last = (int(key_heads.min()), int(key_heads.max()) + 1) if len(key_heads) else (0, 0)
-        share = max(len(key_heads) // max(last - first, 1), 1)
-        owned = torch.arange(first, last, device="cpu").repeat_interleave(share)
-        if owned.shape == key_heads.shape and bool((owned == key_heads).all()):
-            k = self.k[batches, first:last]
-        else:
+        span = self._key_heads(heads)
+        if span is None:
+            key_heads = torch.arange(self.shape[1], device="cpu")[heads] // self.group
             k = self.k[batches][:, to_device(key_heads, self.device)]
+        else:
+            k = self.k[batches, span]
         q = self.q[batches][:, heads if isinstance(heads, slice) else to_device(heads, self.device)]
         sink = None if self.sink is None else self.sink[heads]
         return replace(self, q=q, k=k, sink=sink, ids=(self.batch_ids[batches], self.head_ids[heads]))
+
+    def _key_heads(self, heads: Tensor | slice) -> slice | None:
+        """Return the key heads of some heads as a slice, where each of them serves equally many of these in a row."""
+        if isinstance(heads, Tensor) and tracing():
+            return None
+        numbers = heads.tolist() if isinstance(heads, Tensor) else list(range(self.shape[1])[heads])
+        owners = [number // self.group for number in numbers]
+        first, last = (min(owners), max(owners) + 1) if owners else (0, 0)
+        share = max(len(owners) // max(last - first, 1), 1)
+        owned = [owner for owner in range(first, last) for _ in range(share)]
+        return slice(first, last) if owned == owners else None
 
 
 def tree_map(f: Callable[[Tensor], Tensor], tokens: Any) -> Any:

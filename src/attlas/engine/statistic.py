@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,13 @@ class Workspace:
 # Columns of a group; the maxima of groups show where the largest numbers of a row are. With c columns there are
 # c // GROUP groups, and a group is every (c // GROUP)-th column, so that maxima over a group read memory in order.
 GROUP = 16
+
+
+class TensorForm(NamedTuple):
+    """Shape and dtype of a tensor that is not computed yet."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -445,6 +452,13 @@ class Statistic(ABC):
     def may_skip_tiles(self, problem: Problem) -> bool:
         """Return whether a pass may leave out tiles in which the mask hides every cell; by default it may."""
         return True
+
+    def forms(self, problem: Problem) -> Any:
+        """Return a `TensorForm` for each tensor of the result, in named tuples where the result has them.
+
+        Statistics of attlas say it, so that torch.compile knows a result before it is computed. The default is None.
+        """
+        return None
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return which numbers a fused kernel must compute so that this statistic can be made from them.

@@ -45,8 +45,8 @@ except ImportError:
 
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
-    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "cached_property",
-    "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part", "parse_to",
+    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "autograd_in_operator",
+    "cached_property", "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part", "parse_to",
     "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 
@@ -78,6 +78,18 @@ def constant_to_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 def in_backward() -> bool:
     """Return whether a backward pass runs in this thread; torch tells it to its own checkpointing only."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def autograd_in_operator() -> Any:
+    """Return a context in which autograd records inside an operator of torch.library.
+
+    torch takes autograd's dispatch keys away there, and grad mode does not bring them back: a gradient that is computed
+    inside would be 0, without an error. Nothing public gives them back.
+    """
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView"):
+        hidden = hidden - torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind
+from attlas.foundation.compat import tracing
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
     split = dots[0] if dots else len(entries)
     # None marks an axis that was not named: a matrix stays lazy while its last two axes are not named.
     named = [*map(_checked, entries[:split]), *missing, *map(_checked, entries[split + 1 :])]
-    lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range)]
+    lists = [axis for axis, entry in enumerate(named) if isinstance(entry, Tensor | range | list)]
     pairs = lists == [len(shape) - 2, len(shape) - 1]
     if len(lists) > 1 and not pairs:
         return None
@@ -144,13 +146,13 @@ def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[
 
 
 def _checked(entry: Any) -> Any:
-    """Return one index as an int, a slice, a range or an index tensor; raise a DtypeError for other types."""
+    """Return one index as an int, a slice, a range, a list or an index tensor; raise a DtypeError for other types."""
     if isinstance(entry, slice | range):
         return entry
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
         return int(entry)
     if isinstance(entry, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in entry):
-        return torch.tensor(entry, dtype=torch.int64, device="cpu")
+        return list(entry)
     if isinstance(entry, list | tuple) and entry and all(isinstance(i, bool) for i in entry):
         return torch.tensor(entry, device="cpu")
     if isinstance(entry, Tensor) and entry.ndim == 1 and not (entry.is_floating_point() or entry.is_complex()):
@@ -168,20 +170,40 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
         span = range(size)[entry]
         if span.step == 1:
             return range(span.start, max(span.stop, span.start))
-        return torch.tensor(span, device="cpu").long()
-    index = entry if isinstance(entry, Tensor) else torch.tensor(entry, dtype=torch.int64, device="cpu")
+        return _places(span)
+    if isinstance(entry, int | range | list):  # no number of a tensor is read, so that programs can be traced
+        ends = (entry,) if isinstance(entry, int) else entry if isinstance(entry, list) else (*entry[:1], *entry[-1:])
+        outside = [i for i in ends if not -size <= i < size]
+        if outside:
+            raise _outside(outside[0], axis, shape)
+        if isinstance(entry, int):
+            return entry % size
+        return _places(entry) % max(size, 1)
+    index: Tensor = entry
     if index.dtype in (torch.bool, torch.uint8):
         if len(index) != size:
             found = f"{len(index)} of them on axis {axis} of size {size}"
             raise _wrong("an index of True and False has one for each cell of its axis.", shape, found, "A[..., mask]")
         return index.nonzero().flatten()
-    outside = index[(index < -size) | (index >= size)]
-    if outside.numel():
-        fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
-        found = f"index {int(outside[0])} on axis {axis} of size {size}"
-        raise _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
-    index = index % size if size else index
-    return index if index.ndim else int(index)
+    if not tracing():
+        beyond = index[(index < -size) | (index >= size)]
+        if beyond.numel():
+            raise _outside(int(beyond[0]), axis, shape)
+    return index % size if size else index
+
+
+def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
+    size = shape[axis]
+    fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
+    found = f"index {index} on axis {axis} of size {size}"
+    return _wrong("an index lies outside its axis.", shape, found, fix, OutOfRangeError)
+
+
+def _places(some: range | list[int]) -> Tensor:
+    """Return places as int64 on the CPU."""
+    if isinstance(some, range) and len(some):
+        return torch.arange(some.start, some.stop, some.step, device="cpu")
+    return torch.tensor(list(some), dtype=torch.int64, device="cpu")
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
@@ -192,27 +214,41 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     chosen: list[Any] = [next(rest) if kept else None for kept in axes.kept]
     kept = tuple(k and not isinstance(entry, int) for k, entry in zip(axes.kept, chosen, strict=True))
     picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
-    layout = tuple(map(len, picks))
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
-    batches = torch.arange(math.prod(axes.layout[:batch_axes]), device="cpu").reshape(axes.layout[:batch_axes])
-    for axis, pick in enumerate(picks[:batch_axes]):
-        batches = batches.index_select(axis, pick)
-    heads = picks[-1] if len(picks) >= 2 else torch.zeros(1, dtype=torch.int64, device="cpu")
-    return _as_slice(batches.flatten()), _as_slice(heads), Axes(layout, kept)
+    batches = _flattened(picks[:batch_axes], axes.layout[:batch_axes])
+    heads = picks[-1] if len(picks) >= 2 else range(1)
+    return _as_slice(batches), _as_slice(heads), Axes(tuple(map(len, picks)), kept)
 
 
-def _pick(entry: Any, size: int) -> Tensor:
-    """Return a resolved index of an axis as a tensor of positions; None stands for all."""
-    if isinstance(entry, Tensor):
-        return entry
-    span = range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
-    return torch.arange(span.start, span.stop, device="cpu")
+def _pick(entry: Any, size: int) -> Tensor | range:
+    """Return a resolved index of an axis as its positions; None stands for all."""
+    return range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
 
 
-def _as_slice(index: Tensor) -> Tensor | slice:
+def _flattened(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tensor | range:
+    """Return the positions that some of each axis have where the axes are one: a range where none is a list."""
+    if len(picks) == 1:
+        return picks[0]
+    lengths = [len(pick) for pick in picks]
+    # They follow each other where all axes after the last one that is cut are whole, and those before it have one.
+    cut = [axis for axis, (length, size) in enumerate(zip(lengths, sizes, strict=True)) if length != size]
+    spans = [pick for pick in picks if isinstance(pick, range)]
+    if len(spans) == len(picks) and math.prod(lengths[: cut[-1] if cut else 0]) == 1:
+        strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        start = sum(span.start * stride for span, stride in zip(spans, strides, strict=True))
+        return range(start, start + math.prod(lengths))
+    positions = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
+    for axis, pick in enumerate(picks):
+        positions = positions.index_select(axis, _places(pick) if isinstance(pick, range) else pick)
+    return positions.flatten()
+
+
+def _as_slice(index: Tensor | range) -> Tensor | slice:
     """Return consecutive positions as a slice, so that indexing with it gives a view."""
-    if len(index) == 0:
-        return slice(0, 0)
+    if isinstance(index, range) or not len(index):
+        return slice(index.start, index.stop) if isinstance(index, range) and len(index) else slice(0, 0)
+    if tracing():
+        return index
     first, last = int(index[0]), int(index[-1])
     consecutive = last - first + 1 == len(index) and bool((index.diff() == 1).all())
     return slice(first, last + 1) if consecutive else index

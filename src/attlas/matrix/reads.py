@@ -11,14 +11,25 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import rounded
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Part, Statistic
+from attlas.engine.statistic import Part, Statistic, TensorForm
 from attlas.foundation.checks import sum_dtype, waits_for
 from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile, cut
 
 
+def place_of(problem: Problem, rows: range | Tensor, columns: range | Tensor) -> Tile:
+    """Return the tile of some rows and columns of all batches and heads; a list of them may be in any order."""
+    batch, heads = problem.shape[:2]
+    high, wide = (range(len(some)) if isinstance(some, Tensor) else some for some in (rows, columns))
+    i, j = (some if isinstance(some, Tensor) else None for some in (rows, columns))
+    return problem.tile(range(batch), range(heads), high, wide, row_index=i, column_index=j)
+
+
 class LogSumExp(Statistic):
     """The log-sum-exp of each row of logits, in float64 where the device has it."""
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return TensorForm(problem.shape[:3], sum_dtype(problem.device))
 
     def start(self, problem: Problem) -> Tensor:
         return torch.full(problem.shape[:3], -torch.inf, dtype=sum_dtype(problem.device), device=problem.device)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from attlas.engine import operations
-from attlas.engine.autodiff import graph
 from attlas.engine.backend import Form
 from attlas.engine.dropout import Dropout
 from attlas.engine.online import OF_16_BITS, exact, is_exact, moved_lse, rounded, sees_keys, share_of, widened
@@ -22,11 +21,11 @@ from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, public
 from attlas.foundation.checks import has_float64
-from attlas.foundation.compat import cached_property, tracing, transforming
+from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.masks.placed import translated_mask
-from attlas.matrix import reads
+from attlas.matrix import compiled, reads
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.weights import Weights
 from attlas.scores.placed import translated_score
@@ -178,7 +177,8 @@ class SoftmaxWeights(Weights):
         """Return the log-sum-exp of each row, shape (batch, heads, m), with a graph where one is needed."""
         self.problem.check_unchanged()
         if self.is_symbolic:
-            return graph.dense(self.problem).lse
+            known = self.known_lse
+            return compiled.log_sum_exp(self.problem, self.plan) if known is None else known
         if not self.needs_graph:
             return rounded(self.lse())
         self.gradient.mark_incomplete("the log-sum-exp was read")
@@ -202,6 +202,8 @@ class SoftmaxWeights(Weights):
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
         problem = self.problem
         problem.check_unchanged()
+        if problem.is_symbolic:
+            return compiled.product(problem, v, self.plan, dropout, self.lse)
         if self.announced and dropout is None and (both := self._product_and_statistics(v)) is not None:
             return both
         out, lse = operations.multiply(problem, v, self.plan, dropout)
@@ -211,7 +213,7 @@ class SoftmaxWeights(Weights):
             out = (out * share_of(window_lse, self.lse()).unsqueeze(-1)).to(out.dtype)
         if self._lse is None:
             self._lse = lse
-        if out.requires_grad and not tracing():
+        if out.requires_grad:
             keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
             self.gradient.add_product(out, v, keep=keep)
         return out
@@ -235,8 +237,10 @@ class SoftmaxWeights(Weights):
     def transposed_product(self, x: Tensor) -> Tensor:
         self.problem.check_unchanged()
         x = spread_heads(x, self.problem.shape[1])
+        if self.is_symbolic:
+            return compiled.transposed_product(self.problem, x, self.plan, self.lse)
         out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
-        if out.requires_grad and not tracing():
+        if out.requires_grad:
             self.gradient.add_product(out, x, transposed=True)
         return out
 
@@ -248,15 +252,13 @@ class SoftmaxWeights(Weights):
         problem = self.problem
         form: Form = "logits" if logits else "weights"
         if not problem.needs_graph:
-            return operations.cells(problem, self._place(rows, columns), self.plan, self.known_lse, form)
+            return operations.cells(problem, reads.place_of(problem, rows, columns), self.plan, self.known_lse, form)
         if problem.is_symbolic:
-            dense = graph.dense(problem, rows)
-            whole = dense.logits if logits else dense.weights
-            return whole[..., columns.start : columns.stop] if isinstance(columns, range) else whole[..., columns]
+            return compiled.cells(problem, rows, columns, self.plan, self.lse, logits=logits)
 
         def compute() -> tuple[list[Any], Tensor]:
             lse = self.lse()
-            return [operations.cells(problem, self._place(rows, columns), self.plan, lse, form)], lse
+            return [operations.cells(problem, reads.place_of(problem, rows, columns), self.plan, lse, form)], lse
 
         statistic = reads.Cells(rows, columns, logits)
         cells: Tensor = operations.record(problem, [statistic], self.plan, compute)[0][0]
@@ -265,13 +267,6 @@ class SoftmaxWeights(Weights):
         else:
             self.gradient.add_cells(rows, columns, cells)
         return cells
-
-    def _place(self, rows: range | Tensor, columns: range | Tensor) -> Tile:
-        """Return the tile of some rows and columns of all batches and heads; a list of them may be in any order."""
-        batch, heads = self.shape[:2]
-        high, wide = (range(len(some)) if isinstance(some, Tensor) else some for some in (rows, columns))
-        i, j = (some if isinstance(some, Tensor) else None for some in (rows, columns))
-        return self.problem.tile(range(batch), range(heads), high, wide, row_index=i, column_index=j)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         there = self if has_float64(self.device) else self.moved(torch.device("cpu"), None) or self
@@ -305,6 +300,8 @@ class SoftmaxWeights(Weights):
         if not (values_need_graph or problem.needs_graph):
             found, self._lse = operations.collect(problem, statistics, self.plan, self.known_lse)
             return found
+        if problem.is_symbolic:
+            return compiled.statistics(problem, statistics, self.plan)
         recorded = [s for s in statistics if s.differentiable]
         others = [s for s in statistics if not s.differentiable]
         results: dict[Statistic, Any] = {}
@@ -329,8 +326,8 @@ class SoftmaxWeights(Weights):
     @public("A.collect()")
     def _recorded(self, statistics: Sequence[Statistic]) -> list[Any]:
         """Return the results of statistics, with a graph for their gradients."""
-        if self.is_symbolic or transforming():
-            return graph.collect(self.problem, statistics)
+        if self.is_symbolic:
+            return compiled.statistics(self.problem, statistics, self.plan)
 
         def compute() -> tuple[list[Any], Tensor]:
             results, lse = operations.collect(self.problem, statistics, self.plan, self.known_lse)
@@ -380,7 +377,9 @@ class SoftmaxWeights(Weights):
         problem = self.problem
         if len(columns) < n:
             # The log-sum-exp counts keys that the window does not have: a gradient could not reach those.
-            lse = self.window(rows, range(n)).lse() if lse is None else lse
+            if lse is None:
+                whole_rows = self.window(rows, range(n))
+                lse = whole_rows.recorded_lse().detach() if self.is_symbolic else whole_rows.lse()
             problem = self.detach().problem
         elif problem.needs_graph:
             self.gradient.mark_incomplete("a window was taken")

@@ -11,7 +11,7 @@ from torch import Tensor
 from attlas.engine.dense import MatrixLike
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Part, Statistic, keep_larger, merge_sums
+from attlas.engine.statistic import Part, Statistic, TensorForm, keep_larger, merge_sums
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import one_of
 from attlas.foundation.tiles import Tile
@@ -27,6 +27,12 @@ def _zeros_for_columns(problem: Problem) -> Tensor:
     """Return zeros of shape (batch, heads, n)."""
     batch, heads, _, n = problem.shape
     return torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
+
+
+def _form_of_columns(problem: Problem, dtype: torch.dtype | None = None) -> TensorForm:
+    """Return the form of a result with one number for each key; by default in the dtype of the sums."""
+    batch, heads, _, n = problem.shape
+    return TensorForm((batch, heads, n), dtype or problem.dtype)
 
 
 def _columns(at: Tile) -> tuple[slice, slice, slice]:
@@ -49,6 +55,9 @@ class _OfQueries(Statistic):
         check_span("rows", rows)
         self.rows = rows
         self.axis = "columns" if rows is None else None
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return _form_of_columns(problem)
 
     @public()
     def window(self, problem: Problem) -> range:
@@ -224,6 +233,9 @@ class ColumnArgMax(Statistic):
     """
 
     differentiable = False
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return _form_of_columns(problem, torch.int64)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.shape[2] == 0:

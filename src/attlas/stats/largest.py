@@ -13,13 +13,13 @@ from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import GROUP, Part, Statistic
+from attlas.engine.statistic import GROUP, Part, Statistic, TensorForm
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
 from attlas.foundation.devices import DeviceCopies
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
-from attlas.stats.rows import zeros_for_rows
+from attlas.stats.rows import form_of_rows, zeros_for_rows
 
 _FEW = 128  # how many of the largest are worth keeping in order while a row is read
 _BLOCK = 64  # sorted weights that are summed together before any is looked at alone
@@ -91,6 +91,10 @@ class TopK(Statistic):
     def __init__(self, k: int) -> None:
         whole_number("k", k, "k=8")
         self.k = k
+
+    def forms(self, problem: Problem) -> Any:
+        forms: list[Any] = [form_of_rows(problem, self.k), form_of_rows(problem, self.k, dtype=torch.int64)]
+        return Largest(*forms)
 
     def start(self, problem: Problem) -> Any:
         self._check_fits(problem)
@@ -221,6 +225,9 @@ class ArgMax(TopK):
     def __init__(self) -> None:
         super().__init__(1)
 
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem, dtype=torch.int64)
+
     def finish(self, carry: Largest) -> Tensor:
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
@@ -263,6 +270,9 @@ class TailMass(TopK):
     >>> stats.tail_mass(A, 3)
     tensor([0.2500, 0.2500])
     """
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem)
 
     def start(self, problem: Problem) -> tuple[Largest, Tensor]:
         return super().start(problem), zeros_for_rows(problem)
@@ -346,6 +356,9 @@ class Coverage(Statistic):
             return
         rule = "levels must be numbers above 0 and at most 1."
         raise ShapeError(rule, f"levels = {self.levels!r}", "Coverage((0.9, 0.95, 0.99))", where="Coverage()")
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem, len(self.levels), dtype=torch.int64)
 
     def start(self, problem: Problem) -> Tensor:
         shape = (*problem.shape[:3], len(self.levels))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from attlas.engine.gradient import CellGradient
 from attlas.engine.outputs import Blocks
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import GROUP, Part, Statistic, keep_larger, merge_sums
+from attlas.engine.statistic import GROUP, Part, Statistic, TensorForm, keep_larger, merge_sums
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.tiles import Tile
@@ -82,6 +82,9 @@ class Picture(Statistic):
         self.pool = pool
         self.rows = rows
         self.columns = columns
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return TensorForm((*problem.shape[:2], self.height, self.width), problem.dtype)
 
     def start(self, problem: Problem) -> _Blocks:
         rows, columns = self._edges(problem)
@@ -239,6 +242,10 @@ class Offsets(Statistic):
         self.axis = None if mean else "diagonals"
 
     merge = merge_sums
+
+    def forms(self, problem: Problem) -> TensorForm:
+        batch, heads, m, n = problem.shape
+        return TensorForm((batch, heads, max(m + n - 1, 0)), problem.dtype)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         batch, heads, m, n = problem.shape

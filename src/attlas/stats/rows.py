@@ -14,7 +14,7 @@ from torch import Tensor
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import product
 from attlas.engine.problem import Problem, spread_heads
-from attlas.engine.statistic import Part, Statistic, keep_larger, lowest, merge_sums
+from attlas.engine.statistic import Part, Statistic, TensorForm, keep_larger, lowest, merge_sums
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import check_floating
 from attlas.foundation.tiles import Tile
@@ -27,6 +27,11 @@ from attlas.stats.functions import function_of
 def zeros_for_rows(problem: Problem) -> Tensor:
     """Return a 0 for each row, shape (batch, heads, m)."""
     return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
+
+
+def form_of_rows(problem: Problem, *sizes: int, dtype: torch.dtype | None = None) -> TensorForm:
+    """Return the form of a result with one number for each row, or several; by default in the dtype of the sums."""
+    return TensorForm((*problem.shape[:3], *sizes), dtype or problem.dtype)
 
 
 class PerRow(Statistic):
@@ -42,6 +47,9 @@ class PerRow(Statistic):
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         carry[at.place] = self.merge(carry[at.place], self.of(part))
         return carry
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem)
 
     @abstractmethod
     def of(self, part: Part) -> Tensor:
@@ -186,6 +194,9 @@ class EffectiveKeys(Statistic):
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return zeros_for_rows(problem), zeros_for_rows(problem)
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
         mass, squares = carry
@@ -405,6 +416,10 @@ class LogitMoments(Statistic):
     of_logits = True
     axis = "rows"
 
+    def forms(self, problem: Problem) -> Any:
+        form: Any = form_of_rows(problem)
+        return Moments(form, form)
+
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
@@ -529,6 +544,9 @@ class Pooled(Statistic):
     def __init__(self, v: Tensor) -> None:
         check_floating("v must be a floating point tensor.", "v", v, "v.float()")
         self.v: Tensor = v
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return form_of_rows(problem, self.v.shape[-1])
 
     def start(self, problem: Problem) -> Tensor:
         v = self._values(problem)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import Problem
-from attlas.engine.statistic import Part, Statistic
+from attlas.engine.statistic import Part, Statistic, TensorForm
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer
 from attlas.foundation.compat import cached_property
@@ -185,6 +185,9 @@ class Spans(Statistic):
         for name, given in (("rows", self.rows), ("columns", self.columns)):
             for index, span in enumerate(given):
                 check_span(f"{name}[{index}]", span)
+
+    def forms(self, problem: Problem) -> TensorForm:
+        return TensorForm((*problem.shape[:2], len(self.rows), len(self.columns)), problem.dtype)
 
     @public("Spans()")
     def start(self, problem: Problem) -> _Pieces:

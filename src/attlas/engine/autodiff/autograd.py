@@ -93,26 +93,62 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         v, lse, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
-        problem, dtype = request.problem, request.problem.dtype
+        problem = request.problem
         problem.check_unchanged()
         if torch.is_grad_enabled():
             logits, _, weights = _definition(request)
             keep = 1.0 if request.dropout is None else request.dropout.keep(problem.tile(*map(range, problem.shape)))
-            values = spread_heads(v, problem.shape[1]).to(dtype)
+            values = spread_heads(v, problem.shape[1]).to(problem.dtype)
             pooled = product(weights * keep, values, lambda: logits != -torch.inf).to(v.dtype)
             return None, None, *recorded_gradients(pooled, (v, sink, *inputs), grad)
         out = ctx.out
         if out._version != ctx.version:  # the user has changed it in place
             out, lse = forward(request, v, candidates(request, "output"))
-        # A parameter sums over all cells what the rounding of an output moves alike in each cell of a row.
-        unrounded = out
-        if request.learned and v.dtype.itemsize < dtype.itemsize:
-            unrounded = forward(request, v.to(dtype), candidates(request, "output"))[0]
-        delta = (grad.to(dtype) * unrounded.to(dtype)).sum(dim=-1)
-        d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
-        gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
-        d_v = None if gradients.pooled is None else sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)
-        return None, None, d_v, d_sink, *_cast(gradients, inputs)
+        d_v, d_sink, found = product_gradients(
+            request, inputs, v, sink if ctx.needs_input_grad[3] else None, lse, out, grad
+        )
+        return None, None, d_v, d_sink, *found
+
+
+def product_gradients(
+    request: Request,
+    inputs: Sequence[Tensor],
+    v: Tensor,
+    sink: Tensor | None,
+    lse: Tensor,
+    out: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
+    """Return the gradients in the values, in a sink where one is given, and in the inputs of a request.
+
+    Parameters
+    ----------
+    request : Request
+        The matrix, whose product ``A @ v`` this is.
+    inputs : sequence of Tensor
+        The inputs of the request, in whose dtypes their gradients are.
+    v : Tensor, shape (batch, value heads, n, e)
+        The values.
+    sink : Tensor, shape (heads,), optional
+        The sink, where its gradient is wanted.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp of each row.
+    out : Tensor, shape (batch, heads, m, e)
+        The product.
+    grad : Tensor, shape (batch, heads, m, e)
+        Gradient of a loss in it.
+    """
+    dtype = request.problem.dtype
+    # A parameter sums over all cells what the rounding of an output moves alike in each cell of a row.
+    unrounded = out
+    if request.learned and out.dtype.itemsize < dtype.itemsize:
+        unrounded = forward(request, v.to(dtype), candidates(request, "output"))[0]
+    delta = (grad.to(dtype) * unrounded.to(dtype)).sum(dim=-1)
+    d_sink = None if sink is None else _sink_gradient(sink, lse, delta)
+    gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
+    d_v = None if gradients.pooled is None else sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)
+    grads = [*gradients.q, *gradients.k, *gradients.parameters]
+    return d_v, d_sink, [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
 
 
 class _PoolTransposed(torch.autograd.Function):
@@ -137,13 +173,25 @@ class _PoolTransposed(torch.autograd.Function):
             rows = rows * share_of(exact.lse, lse).unsqueeze(-1) if request.problem.partial else rows
             pooled = torch.matmul(exact.weights.mT, rows.to(exact.weights.dtype)).to(x.dtype)
             return None, None, *recorded_gradients(pooled, (x, sink, *inputs), grad)
-        d_x, own = forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
-        if request.problem.partial:
-            d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
-        delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
-        gradients = _backward(request, lse, CellGradient(x, grad, delta=delta))
-        d_sink = _sink_gradient(sink, lse, delta) if ctx.needs_input_grad[3] else None
-        return None, None, d_x.to(x.dtype), d_sink, *_cast(gradients, inputs)
+        sink = sink if ctx.needs_input_grad[3] else None
+        d_x, d_sink, found = transposed_gradients(request, inputs, x, sink, lse, grad)
+        return None, None, d_x, d_sink, *found
+
+
+def transposed_gradients(
+    request: Request, inputs: Sequence[Tensor], x: Tensor, sink: Tensor | None, lse: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """Return the gradients of ``A.mT @ x``: in x, in a sink where one is given, and in the inputs of a request.
+
+    Parameters are those of `product_gradients`; `grad` has the shape (batch, heads, n, e).
+    """
+    d_x, own = forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
+    if request.problem.partial:
+        d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
+    delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
+    gradients = _backward(request, lse, CellGradient(x, grad, delta=delta))
+    d_sink = None if sink is None else _sink_gradient(sink, lse, delta)
+    return d_x.to(x.dtype), d_sink, _cast(gradients, inputs)
 
 
 class _Collected(torch.autograd.Function):
@@ -230,7 +278,7 @@ def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
 
 
-def _cast(gradients: Gradients, inputs: list[Tensor]) -> list[Tensor | None]:
+def _cast(gradients: Gradients, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of tokens and parameters in the dtypes of the inputs."""
     grads: list[Tensor | None] = [*gradients.q, *gradients.k, *gradients.parameters]
     return [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]

@@ -1,0 +1,169 @@
+"""What is computed of a matrix in a program that torch traces: by an operator, or by torch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.dropout import Dropout
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem
+from attlas.engine.statistic import Statistic
+from attlas.foundation.compat import transforming
+from attlas.masks.local import Causal
+from attlas.matrix.compiled import definition, operators
+from attlas.matrix.compiled.text import NoTextError, problem_text
+from attlas.matrix.reads import LogSumExp
+from attlas.scores.base import Derived, ScaledByTensor, Score, Sum
+from attlas.scores.dot import ScaledDot, SoftCap
+
+
+def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, lse: Callable[[], Tensor]) -> Tensor:
+    """Return ``A @ v``, shape (batch, heads, m, e); `lse` gives the log-sum-exp of a part of a matrix."""
+    prepared = None
+    if _operators_are_traced() and not _is_plain(problem, dropout):
+        seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
+        prepared = _prepared(problem, plan, dropout=seed)
+    if prepared is None:
+        return definition.product(problem, v, dropout, lse)
+    problem, tensors, text = prepared
+    keep = _needs_gradient(problem.q, problem.k, v, *tensors)
+    out: Tensor = operators.pool(problem.q, problem.k, v, tensors, text, keep)[0]
+    return out
+
+
+def transposed_product(problem: Problem, x: Tensor, plan: Plan, lse: Callable[[], Tensor]) -> Tensor:
+    """Return ``A.mT @ x``, shape (batch, heads, n, e)."""
+    prepared = _prepared(problem, plan) if _operators_are_traced() else None
+    if prepared is None:
+        return definition.transposed_product(problem, x, lse)
+    problem, tensors, text = prepared
+    out: Tensor = operators.pool_transposed(problem.q, problem.k, x, tensors, text)[0]
+    return out
+
+
+def statistics(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any]:
+    """Return the results of statistics."""
+    found = _collected(problem, asked, plan)
+    return definition.statistics(problem, asked) if found is None else found
+
+
+def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
+    """Return the log-sum-exp of each row, shape (batch, heads, m)."""
+    found = _collected(problem, [LogSumExp()], plan)
+    return definition.log_sum_exp(problem) if found is None else found[0]
+
+
+def _collected(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any] | None:
+    """Return the results of statistics by an operator; None where none may stand in the program."""
+    # The score is kept as it is: its log-weights may count a constant of each row.
+    prepared = _prepared(problem, plan, asked=asked, keep_score=True) if _operators_are_traced() else None
+    if prepared is None:
+        return None
+    forms = [statistic.forms(problem) for statistic in asked]
+    problem, tensors, text = prepared
+    keep = _needs_gradient(problem.q, problem.k, *tensors)
+    found = operators.statistics(problem.q, problem.k, tensors, text, keep)
+    results: list[Any] = operators.results_of(forms, list(found[:-1]))
+    return results
+
+
+def cells(
+    problem: Problem,
+    rows: range | Tensor,
+    columns: range | Tensor,
+    plan: Plan,
+    lse: Callable[[], Tensor],
+    *,
+    logits: bool,
+) -> Tensor:
+    """Return weights, or log-weights, shape (batch, heads, len(rows), len(columns))."""
+    prepared = _prepared(problem, plan, keep_score=logits) if _operators_are_traced() else None
+    if prepared is None:
+        return definition.cells(problem, rows, columns, lse, logits=logits)
+    problem, tensors, text = prepared
+    keep = _needs_gradient(problem.q, problem.k, *tensors)
+    i, j = (_places(some) for some in (rows, columns))
+    found: Tensor = operators.cells(problem.q, problem.k, i, j, tensors, text, logits, keep)[0]
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- what is traced
+
+
+def _operators_are_traced() -> bool:
+    """Return whether operators may stand in the program that is being traced."""
+    # An exported program must run where there is no attlas.
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not transforming()
+
+
+def _is_plain(problem: Problem, dropout: Dropout | None) -> bool:
+    """Return whether torch's own function computes a product as it is, without a tensor for the mask."""
+    mask, (_, _, m, n) = problem.mask, problem.shape
+    whole = mask is None or (type(mask) is Causal and not mask.offset and m == n)
+    if problem.sink is not None or not whole or (dropout is not None and problem.device.type == "cpu"):
+        return False
+    return isinstance(problem.score, ScaledDot)
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    """Return whether a gradient of one of them is recorded."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _places(some: range | Tensor) -> Tensor:
+    """Return rows or columns as int64 on the CPU."""
+    return torch.arange(some.start, some.stop, device="cpu") if isinstance(some, range) else some
+
+
+def _prepared(
+    problem: Problem, plan: Plan, *, keep_score: bool = False, **options: Any
+) -> tuple[Problem, list[Tensor], str] | None:
+    """Return a problem of the tokens that an operator takes, its tensors, and its text; None where there is no text.
+
+    What a dot product makes of its tokens is traced, so that autograd and the compiler see it; other scores make
+    their tokens inside of the operator.
+    """
+    tensors: list[Tensor] = []
+    try:
+        text = problem_text(problem, plan, tensors, **options)
+        if keep_score or not _makes_tokens(problem.score):
+            return problem, tensors, text
+        fused = _fused(problem)
+        if fused is None:
+            return problem, tensors, text
+        learned = _needs_gradient(*tensors)
+        tensors = []
+        return fused, tensors, problem_text(fused, plan, tensors, learned=learned, **options)
+    except NoTextError:
+        return None
+
+
+def _makes_tokens(score: Score) -> bool:
+    """Return whether a score may be a dot product of tokens that it makes of queries and keys."""
+    if isinstance(score, Sum):
+        of_tokens = [part for part in (score.left, score.right) if not part.positional]
+        return len(of_tokens) == 1 and _makes_tokens(of_tokens[0])
+    if isinstance(score, ScaledByTensor):
+        return score.factor.numel() == 1
+    if isinstance(score, Derived):
+        return _makes_tokens(score.inner)
+    return type(score).project is not Score.project and type(score).as_dot is not Score.as_dot
+
+
+def _fused(problem: Problem) -> Problem | None:
+    """Return the problem of the tokens of the dot product that a score is; None where it is none."""
+    dot = problem.score.as_dot(*problem.project())  # type: ignore[arg-type]  # tokens in the score's own form
+    if dot is None:
+        return None
+    plain = type(dot.scale) is float
+    score: Score = ScaledDot(dot.scale if plain else 1.0)
+    if dot.cap:
+        score = SoftCap(score, dot.cap)
+    if dot.bias is not None:
+        score = score + dot.bias
+    return replace(problem, q=dot.q if plain else dot.q * dot.scale, k=dot.k, score=score)
