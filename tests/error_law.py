@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+import torch
 
 import attlas
 from attlas import errors
@@ -62,22 +63,31 @@ def faults(rule: str, found: str, fix: str) -> list[str]:
     ]
 
 
+# What the errors of the test that runs break.
+BROKEN: list[str] = []
+
+
+def watch(error: errors.AttlasError) -> None:
+    """Note what is wrong with an error that was made two frames above."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == errors.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(PACKAGE):  # and not one that a test makes up
+        BROKEN.extend(f"{fault}, in: {error}" for fault in faults(error.rule, error.found, error.fix))
+
+
 class ErrorLaw:
     """Watches the errors of attlas, and fails the test in which one breaks the law."""
 
     def __init__(self) -> None:
-        self.broken: list[str] = []
         init, raises = errors.AttlasError.__init__, type(pytest.raises(Exception))
         leave: Any = raises.__exit__
 
         @wraps(init)
         def watched(error: errors.AttlasError, *args: Any, **options: Any) -> None:
             init(error, *args, **options)
-            frame = sys._getframe(1)
-            while frame.f_code.co_filename == errors.__file__ and frame.f_back is not None:
-                frame = frame.f_back
-            if frame.f_code.co_filename.startswith(PACKAGE):  # and not one that a test makes up
-                self.broken += [f"{fault}, in: {error}" for fault in faults(error.rule, error.found, error.fix)]
+            if not torch.compiler.is_dynamo_compiling():  # the compiler follows this function
+                watch(error)
 
         def left(self_: Any, kind: Any, error: BaseException | None, trace: TracebackType | None) -> Any:
             # The command line names its errors by the command, where it prints them.
@@ -86,7 +96,7 @@ class ErrorLaw:
                 while last is not None and last.tb_next is not None:
                     last = last.tb_next
                 if last is not None and last.tb_frame.f_code.co_filename.startswith(PACKAGE):
-                    self.broken.append(f"no public function is named, in: {error}")
+                    BROKEN.append(f"no public function is named, in: {error}")
             return leave(self_, kind, error, trace)
 
         errors.AttlasError.__init__ = watched  # type: ignore[method-assign]
@@ -95,8 +105,8 @@ class ErrorLaw:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         """Run a test, and fail it where an error of attlas broke the law."""
-        self.broken.clear()
+        BROKEN.clear()
         result = yield
-        if self.broken:
-            pytest.fail("\n".join(["an error of attlas breaks the law of tests/error_law.py:", *self.broken]))
+        if BROKEN:
+            pytest.fail("\n".join(["an error of attlas breaks the law of tests/error_law.py:", *BROKEN]))
         return result

@@ -68,7 +68,7 @@ class AttlasError(Exception):
         lines = [": ".join(filter(None, (where, self.rule)))]
         lines += [f"  {label}: {value}" for label, value in self.arguments.items()]
         lines += [f"  {label}: {value}" for label, value in (("found", self.found), ("fix", self.fix)) if value]
-        super().__init__("\n".join(lines))
+        self.args = ("\n".join(lines),)  # torch.compile follows this, and no super() outside of __init__
 
     def replaced(self, **fields: str) -> Self:
         """Return this error with other fields."""

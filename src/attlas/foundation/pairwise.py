@@ -55,7 +55,7 @@ class TileFunction:
         self._tiles = broadcasts
         self._compared = False
         self._devices: set[str] = set()  # types of device on which the tensors that it reads were looked at
-        if callable(f) and _takes(f, len(arguments)):
+        if callable(f) and (tracing() or _takes(f, len(arguments))):  # a program that is traced calls it at once
             return
         names = ", ".join(arguments)
         if callable(f):
@@ -82,6 +82,8 @@ class TileFunction:
         DeviceError
             If it holds tensors of a GPU and the matrix is not there.
         """
+        if torch.compiler.is_compiling():  # there are no numbers that could be compared
+            return self._pairs(at, cells)
         watch = None if tracing() else watched()
         if watch is not None:
             return self._watched(at, cells, watch)  # type: ignore[no-any-return]

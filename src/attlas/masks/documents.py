@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe, public
+from attlas.foundation.compat import tracing
 from attlas.foundation.devices import DeviceCopies, changes_of, to_device
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import BlockState, Mask, edges
@@ -37,7 +38,9 @@ class _Counted(Mask):
         label = self.label
         given = _integers(type(self).__name__, label, lengths, "give one whole number for each sequence: [7, 5].")
         self.axes, self.lengths = tuple(given.shape), given.flatten()
-        self.shortest, self.longest = (int(t) for t in self.lengths.aminmax()) if given.numel() else (0, 0)
+        # A program that torch traces cannot look at them: where it runs, the mask is made again and does.
+        known = given.numel() > 0 and not tracing()
+        self.shortest, self.longest = (int(t) for t in self.lengths.aminmax()) if known else (0, 0)
         if self.shortest < 0:
             rule, fix = f"{label} must be 0 or more.", f"use {label} = 0 for a sequence without such keys."
             raise ShapeError(rule, f"{label} = {self.shortest}", fix, arguments={label: lengths})

@@ -206,11 +206,11 @@ class AttentionMatrix(LazyTensor):
     def __rmatmul__(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
-        return self.mT @ x if x.ndim == 1 else (self.mT @ x.mT).mT
+        return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``A @ v``."""
-        return self @ v
+        return self.__matmul__(v)
 
     @public("A @ v")
     def pooled(self, v: Tensor, dropout_p: builtins.float = 0.0) -> Tensor:

@@ -4,23 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from attlas.errors import ShapeError
 from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 
-def _product(left: Any, right: Any) -> Any:
+@operation("bmm", "matmul", "mm", "mv")
+def _product(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return ``left @ right`` where one of the two is a matrix and the other a tensor."""
+    if kwargs or len(args) != 2:
+        return NotImplemented
+    left, right = args
+    # The methods by their names: torch.compile turns the operator into this function, with the sides exchanged.
     if isinstance(left, LazyTensor):
-        return NotImplemented if isinstance(right, LazyTensor) or right.ndim == 0 else left @ right
+        return NotImplemented if isinstance(right, LazyTensor) or right.ndim == 0 else left.__matmul__(right)
+    if function is torch.Tensor.matmul and torch.compiler.is_dynamo_compiling() and not _is_left_factor(left, right):
+        return right.__matmul__(left)
     return right.__rmatmul__(left)
+
+
+def _is_left_factor(t: Tensor, A: LazyTensor) -> bool:
+    """Return whether the operator ``@`` of a tensor and a matrix meant ``t @ A``, by their sizes.
+
+    torch.compile hands on ``A @ t`` as ``Tensor.matmul(t, A)``, as it does ``t @ A``.
+    """
+    left, right = t.shape[-1] == A.shape[-2], t.shape[-2 if t.ndim > 1 else -1] == A.shape[-1]
+    if not (left and right):
+        return left
+    rule = "inside torch.compile the two sides of @ must fit in one order alone: torch exchanges them."
+    fix = f"{A.label}.matmul(v) for {A.label} @ v, torch.matmul(v, {A.label}) for v @ {A.label}."
+    found = "sizes that fit in both orders"
+    raise ShapeError(rule, found, fix, arguments={A.label: f"shape {tuple(A.shape)}", "v": t}, where=f"{A.label} @ v")
 
 
 def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
     """Return ``v @ weight.T + bias``, a product of the matrix where it stands on the left."""
     if not isinstance(v, LazyTensor) or isinstance(weight, LazyTensor):
         return NotImplemented
-    out = v @ weight.mT if weight.ndim == 2 else v @ weight
+    out = v.__matmul__(weight.mT if weight.ndim == 2 else weight)
     return out if bias is None else out + bias
 
 
@@ -33,7 +56,7 @@ def _tensordot(left: Any, right: Any, dims: Any = 2) -> Any:
     """Return the product over the last axis of the matrix and the first of a tensor."""
     if not isinstance(left, LazyTensor) or isinstance(right, LazyTensor) or dims not in (1, ([-1], [0])):
         return NotImplemented
-    return (left @ right.flatten(1)).reshape(*left.shape[:-1], *right.shape[1:])
+    return left.__matmul__(right.flatten(1)).reshape(*left.shape[:-1], *right.shape[1:])
 
 
 def _einsum(equation: Any, *operands: Any) -> Any:
@@ -65,7 +88,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     order = [*(letter for letter in lead if letter in other), summed, *values]
     v = v.permute([other.index(letter) for letter in order])
     v = v[tuple(slice(None) if letter in other else None for letter in lead)]
-    pooled = product @ (v.flatten(len(lead) + 1) if values else v.unsqueeze(-1))
+    pooled = product.__matmul__(v.flatten(len(lead) + 1) if values else v.unsqueeze(-1))
     pooled = pooled.reshape(*pooled.shape[:-1], *v.shape[len(lead) + 1 :])
     letters = [*lead, kept, *values]
     gone = [axis for axis, letter in enumerate(letters) if letter not in out]
@@ -95,7 +118,6 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | 
 
 
 for _compute, _names in (
-    (_product, ("bmm", "matmul", "mm", "mv")),
     (_linear, ("linear",)),
     (_dropout, ("dropout",)),
     (_tensordot, ("tensordot",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.overrides import resolve_name
 
 from attlas import stats
 from attlas.engine.autodiff import graph
-from attlas.errors import DtypeError, GradientError, StoredOnlyError, TooLargeError, kind, public
+from attlas.errors import AttlasError, DtypeError, GradientError, StoredOnlyError, TooLargeError, kind, public
 from attlas.foundation.compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.foundation.indexing import Axes, Where
 from attlas.matrix.weights import Weights
@@ -60,6 +60,14 @@ Operation: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 # What is computed without the dense tensor, by the name of the function of torch, or of numpy: "numpy.sum".
 # `operation` and `lazy_method` fill it.
 OPERATIONS: dict[str, Operation] = {}
+# The functions of torch that have each of these names.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {}
+
+
+def _functions(name: str) -> tuple[Any, ...]:
+    """Return the functions that are called so: a method of tensors, one of torch, one of its layers."""
+    owners = (torch.Tensor, torch, torch.nn.functional)
+    return tuple(getattr(owner, name) for owner in owners if hasattr(owner, name))
 
 
 def operation(*names: str) -> Callable[[Operation], Operation]:
@@ -67,6 +75,7 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
 
     def enter(compute: Operation) -> Operation:
         OPERATIONS.update(dict.fromkeys(names, compute))
+        FUNCTIONS.update({name: _functions(name) for name in names})
         return compute
 
     return enter
@@ -122,7 +131,7 @@ def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
         return self.on_dense(name, *args, **kwargs) if found is NotImplemented else found
 
     run.without_dense = compute  # type: ignore[attr-defined]  # for `_by_method`
-    OPERATIONS[name] = _by_method(name)
+    operation(name)(_by_method(name))
     return run
 
 
@@ -270,19 +279,25 @@ class LazyTensor:
     def __torch_function__(
         cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        asked = next((part for part in tree_leaves(args[:1]) if isinstance(part, LazyTensor)), None)
-        of_gradient = func in (torch.autograd.grad, torch.autograd.backward)
-        if of_gradient and asked is not None and not asked.dtype.is_floating_point:
-            raise _no_gradient(asked, func.__name__)
-        where = (resolve_name(func) or "torch").replace("special_", "special.").replace("linalg_", "linalg.")
-        with public(f"{where}()"):
-            return _dispatched(func, getattr(func, "__name__", ""), args, kwargs or {})
+        if func in (torch.autograd.grad, torch.autograd.backward):
+            asked = next((part for part in tree_leaves(args[:1]) if isinstance(part, LazyTensor)), None)
+            if asked is not None and not asked.dtype.is_floating_point:
+                raise _no_gradient(asked, func.__name__)
+        try:
+            return _dispatched(func, str(getattr(func, "__name__", "")), args, kwargs or {})
+        except AttlasError as error:
+            if error.where or torch.compiler.is_dynamo_compiling():
+                raise
+            # The name is looked for where it is needed alone: that takes long.
+            where = (resolve_name(func) or "torch").replace("special_", "special.").replace("linalg_", "linalg.")
+            with public(f"{where}()"):
+                raise
 
 
 def _dispatched(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of torch gives: without the dense tensor where that can be, else on it."""
     compute = OPERATIONS.get(name)
-    if compute is not None and func in _functions(name):
+    if compute is not None and func in FUNCTIONS[name]:
         found = compute(func, args, kwargs)
         if found is not NotImplemented:
             return found
@@ -294,13 +309,6 @@ def _dispatched(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
 
 # numpy's names of arguments, which tensors take as well.
 _NAMES = {"axis": "dim", "keepdims": "keepdim"}
-
-
-@cache
-def _functions(name: str) -> tuple[Any, ...]:
-    """Return the functions that are called so: a method of tensors, one of torch, one of its layers."""
-    owners = (torch.Tensor, torch, torch.nn.functional)
-    return tuple(getattr(owner, name) for owner in owners if hasattr(owner, name))
 
 
 @operation("element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",

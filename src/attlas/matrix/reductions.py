@@ -38,7 +38,7 @@ def axes_of(A: LazyTensor | Matrix, name: str, dim: Dim) -> set[int]:
 
 def cells_reduced(A: LazyTensor | Matrix, name: str, dim: Dim) -> int:
     """Return the number of cells that a reduction takes together."""
-    return math.prod(A.shape[axis] for axis in axes_of(A, name, dim))
+    return math.prod([A.shape[axis] for axis in axes_of(A, name, dim)])
 
 
 def reduced_shape(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]:
@@ -102,7 +102,7 @@ def _recorded(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:
     out = A.axes.restore(A.weights.sums(over_keys=first == keys))
     out = out if first == keys else out.mT
     out = out.sum(sorted(dims - {first}), keepdim=True) if len(dims) > 1 else out
-    out = out / math.prod(A.shape[axis] for axis in dims) if name == "mean" else out
+    out = out / math.prod([A.shape[axis] for axis in dims]) if name == "mean" else out
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
 
 
@@ -119,7 +119,7 @@ def over_leading(A: Matrix, name: str, dims: set[int], cells: Any = None, *, lim
 
     Where it is `limited`, a result above 1 GiB is refused.
     """
-    nothing = name == "amax" and not math.prod(A.shape[axis] for axis in dims)  # torch raises
+    nothing = name == "amax" and not math.prod([A.shape[axis] for axis in dims])  # torch raises
     if A.weights.is_symbolic or transforming() or nothing:
         dense = A.to_dense()
         found: Tensor = getattr(dense, name if name == "amax" else "sum")(sorted(dims), keepdim=True)

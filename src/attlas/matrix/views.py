@@ -99,12 +99,16 @@ class TransposedMatrix(_View):
         return max_along(self, dim, keepdim)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
-        return self.matrix @ x if x.ndim == 1 else (self.matrix @ x.mT).mT
+        return self.matrix.__matmul__(x) if x.ndim == 1 else self.matrix.__matmul__(x.mT).mT
 
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
         if isinstance(x, LazyTensor):
-            return type(self)(self.matrix.full_precision()) @ x.to_dense()
+            return self.matrix.full_precision().transposed_product(x.to_dense())
         return self.matrix.transposed_product(x)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Return ``A.mT @ x``."""
+        return self.__matmul__(x)
 
     def _cells(self, part: Matrix, where: Where) -> Tensor:
         cells = part.read(where._replace(rows=where.columns, columns=where.rows))

@@ -94,12 +94,20 @@ def checked_bandwidth(bandwidth: object) -> Tensor:
         rule = "bandwidth must be one number, or one for each coordinate of q and k."
         fix = "give a scalar, or a tensor of shape (d,)."
         raise ShapeError(rule, f"{value.ndim} axes, {value.numel()} numbers", fix, bandwidth=value)
-    bad = ~(value.detach().isfinite() & (value.detach() > 0))
-    if bad.any():
+    if tracing():  # a program that torch traces can look at Python's numbers alone
+        wrong = [] if isinstance(bandwidth, Tensor) else [h for h in _listed(bandwidth) if not 0 < h < math.inf]
+    else:
+        wrong = value.detach()[~(value.detach().isfinite() & (value.detach() > 0))].tolist()
+    if wrong:
         rule = "every bandwidth must be a finite number above 0."
         fix = "give the distance at which a weight should have fallen, such as bandwidth=1.0."
-        raise ShapeError(rule, f"bandwidth = {value.detach()[bad][0].item()!r}", fix)
+        raise ShapeError(rule, f"bandwidth = {wrong[0]!r}", fix)
     return value
+
+
+def _listed(numbers: Any) -> list[float]:
+    """Return one number, or several, as a list."""
+    return list(numbers) if isinstance(numbers, Sequence) else [numbers]
 
 
 # From this size of token on, one matrix product beats a loop over coordinates by 5 times and more.

@@ -383,7 +383,7 @@ def _checked_slopes(slopes: object) -> Tensor:
         found = str(value.dtype).removeprefix("torch.") if isinstance(slopes, Tensor) else kind(slopes)
         fix = "give Alibi(8) for the slopes of the paper, or one float for each head."
         raise DtypeError(rule, found, fix, slopes=slopes)
-    if value.ndim != 1 or not bool(value.detach().isfinite().all()):
+    if value.ndim != 1 or not (tracing() or bool(value.detach().isfinite().all())):
         found = f"{value.ndim} axes" if value.ndim != 1 else "a slope that is not finite"
         fix = "give Alibi(8) for the slopes of the paper, or a tensor of shape (heads,)."
         raise ShapeError("slopes must be one finite number for each head.", found, fix, slopes=slopes)
