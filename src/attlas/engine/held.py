@@ -35,7 +35,8 @@ def parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], 
 
     A part that is shared comes several times.
     """
-    parts, tensors = [owner], dict[int, Tensor]()
+    parts = [owner]
+    tensors: dict[int, Tensor] = {}  # torch.compile follows no call of dict[int, Tensor]
     for part in parts:  # the list grows meanwhile
         for name, value in vars(part).items():
             if name in _SETTINGS or type(value) in _NO_TENSORS:

@@ -130,8 +130,8 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
     rows, columns = resolved[-2:]
     if rows is None and columns is None:
         return Where(leading, None, None, False)
-    rows = range(m) if rows is None else rows
-    columns = range(n) if columns is None else columns
+    rows = span_of(0, m) if rows is None else rows
+    columns = span_of(0, n) if columns is None else columns
     if pairs and 1 in (len(rows), len(columns)):
         rows, columns = torch.broadcast_tensors(rows, columns)
     if pairs and len(rows) != len(columns):
@@ -167,6 +167,8 @@ def _checked(entry: Any) -> Any:
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
     """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
     if isinstance(entry, slice):
+        if torch.compiler.is_compiling() and axis >= len(shape) - 2 and (entry.step or 1) > 0:
+            return torch.arange(size, device="cpu")[entry]
         span = range(size)[entry]
         if span.step == 1:
             return range(span.start, max(span.stop, span.start))
@@ -190,6 +192,11 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
         if beyond.numel():
             raise _outside(int(beyond[0]), axis, shape)
     return index % size if size else index
+
+
+def span_of(start: int, stop: int) -> range | Tensor:
+    """Return rows or columns that follow each other; as a tensor where torch.compile would fix the ends of a range."""
+    return torch.arange(start, stop, device="cpu") if torch.compiler.is_compiling() else range(start, stop)
 
 
 def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:

@@ -20,7 +20,7 @@ from attlas.errors import ModifiedError, public
 from attlas.foundation.autocast import cast_values
 from attlas.foundation.checks import check_values, whole_number
 from attlas.foundation.compat import transforming
-from attlas.foundation.indexing import Axes, Where, parse
+from attlas.foundation.indexing import Axes, Where, parse, span_of
 from attlas.masks import Mask
 from attlas.matrix import observers, products, shapes  # noqa: F401 - products enters its functions into the table
 from attlas.matrix.cellwise import Cellwise
@@ -348,8 +348,8 @@ class AttentionMatrix(LazyTensor):
     def read(self, where: Where, *, logits: bool = False) -> Tensor:
         """Return the cells of the rows and columns of an index; an int for rows or columns drops that axis."""
         row, column = where.rows, where.columns
-        row_index = range(row, row + 1) if isinstance(row, int) else row
-        column_index = range(column, column + 1) if isinstance(column, int) else column
+        row_index = span_of(row, row + 1) if isinstance(row, int) else row
+        column_index = span_of(column, column + 1) if isinstance(column, int) else column
         if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
             chunks = [
                 torch.diagonal(self.weights.cells(r, c, logits=logits), dim1=-2, dim2=-1)
@@ -428,7 +428,7 @@ class AttentionMatrix(LazyTensor):
         fix = f"read a part, {name}[..., :64, :], A.topk(8) or stats.picture(A, 512, 512), or pass limit=None."
         check_size([self], self.numel() * self.dtype.itemsize, limit, fix)
         m, n = self.weights.shape[2:]
-        return self.read(Where(None, range(m), range(n), False), logits=logits)
+        return self.read(Where(None, span_of(0, m), span_of(0, n), False), logits=logits)
 
     def collect(self, *statistics: Statistic) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix.

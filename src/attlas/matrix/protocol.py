@@ -15,7 +15,16 @@ from torch.overrides import resolve_name
 
 from attlas import stats
 from attlas.engine.autodiff import graph
-from attlas.errors import AttlasError, DtypeError, GradientError, StoredOnlyError, TooLargeError, kind, public
+from attlas.errors import (
+    AttlasError,
+    BackendError,
+    DtypeError,
+    GradientError,
+    StoredOnlyError,
+    TooLargeError,
+    kind,
+    public,
+)
 from attlas.foundation.compat import EinopsBackend, tree_leaves, tree_map_only
 from attlas.foundation.indexing import Axes, Where
 from attlas.matrix.weights import Weights
@@ -389,7 +398,9 @@ def check_size(found: Sequence[LazyTensor | Matrix], size: int, limit: int | Non
     shape = f"shape {tuple(some.shape)} {str(some.dtype).removeprefix('torch.')}"
     given = {some.label: shape} | ({"matrices": len(found)} if len(found) > 1 else {})
     fix = fix or "take parts, A[..., :64, :], numbers, A.sum(-2), or A.to_dense(limit=None) to insist."
-    raise TooLargeError(rule, f"{size:,} bytes, the limit is {limit:,}", fix, arguments=given)
+    # torch.compile can make no MemoryError; its own error has the texts of this one.
+    error = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
+    raise error(rule, f"{size:,} bytes, the limit is {limit:,}", fix, arguments=given)
 
 
 def check_are_statistics(given: Iterable[object]) -> None:

@@ -161,7 +161,8 @@ def _fused(problem: Problem) -> Problem | None:
     if dot is None:
         return None
     plain = type(dot.scale) is float
-    score: Score = ScaledDot(dot.scale if plain else 1.0)
+    # Its text is a constant also where torch.compile lets numbers vary.
+    score: Score = ScaledDot(float.fromhex(dot.scale.hex()) if plain else 1.0)
     if dot.cap:
         score = SoftCap(score, dot.cap)
     if dot.bias is not None:

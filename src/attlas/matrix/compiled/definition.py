@@ -22,7 +22,7 @@ from attlas.engine.fused import of_one_size
 from attlas.engine.online import share_of
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
-from attlas.errors import TooLargeError
+from attlas.errors import BackendError, TooLargeError
 from attlas.foundation.compat import tracing, transforming
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
@@ -94,7 +94,9 @@ def _check_size(problem: Problem, rows: int | None = None, heads: int | None = N
         "score": type(problem.score).__name__,
     }
     found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
-    raise TooLargeError(rule, found, _way_out(), arguments=given)
+    # The compiler can make no MemoryError; its own error has the texts of this one.
+    kind = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
+    raise kind(rule, found, _way_out(), arguments=given)
 
 
 def _way_out() -> str:

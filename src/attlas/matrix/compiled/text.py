@@ -129,7 +129,9 @@ def _text(value: Any, tensors: list[Tensor]) -> str:
         return "null" if value is None else "true" if value else "false"
     if isinstance(value, str):
         return '"' + value + '"'
-    if isinstance(value, (int, float)):
+    if isinstance(value, float):
+        return '{"float": "' + value.hex() + '"}'  # the one form that torch.compile takes for a constant
+    if isinstance(value, int):
         return str(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join([_text(part, tensors) for part in value]) + "]"
@@ -198,8 +200,8 @@ class Described:
         self.learned: bool = said["learned"]
         self.dropout: Dropout | None = None
         if said["dropout"] is not None:
-            p, seed = said["dropout"]
-            self.dropout = Dropout(p, int(take(seed["tensor"])))
+            p, seed = _made(said["dropout"], take)
+            self.dropout = Dropout(p, int(seed))
 
 
 def statistics_in(text: str, tensors: Sequence[Tensor]) -> tuple[Statistic, ...]:
@@ -222,6 +224,8 @@ def _made(value: Any, take: Callable[[int], Tensor]) -> Any:
         return value
     if "tensor" in value:
         return take(value["tensor"])
+    if "float" in value:
+        return float.fromhex(value["float"])
     if "range" in value:
         return range(*value["range"])
     if "slice" in value:
