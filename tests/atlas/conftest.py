@@ -86,7 +86,7 @@ def held(thing: object, path: str) -> dict[str, Any]:
         elif not key.startswith("_") and key not in ("training", "cells", "keys", "queries"):
             found[f"{path}.{key}"] = value
         elif key in ("keys", "queries"):
-            found[f"{path}.{key}"] = value._on[torch.device("cpu")]
+            found[f"{path}.{key}"] = value._ids
     return found
 
 
