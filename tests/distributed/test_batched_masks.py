@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 import attlas
 from attlas import RecordingError
 from attlas.distributed.batched_masks import joined_mask, joined_score
+from attlas.distributed.recordings import described, joined
 from attlas.foundation.tiles import Tile
 from attlas.masks import Causal, Documents, Heads, Mask, Padding, Prefix, Selected, Window, from_tensor, runs_of
+from attlas.matrix import softmax_matrix
 from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec, score_from, score_spec
 
 SIZES = Sizes(m=6, n=9, heads=2, batch=3)
@@ -175,3 +178,63 @@ def test_masks_of_your_own_name_no_axis() -> None:
 
     assert Even.batch_axis(torch.zeros(3)) is None
     assert attlas.Score.batch_axis(torch.zeros(3, 1, 2, 2)) is None
+
+
+def table(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def choices() -> Tensor:
+    return table(2, 2, 6, 6).argsort(-1)[..., :3].sort(-1).values
+
+
+OF_RANKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "function": (2, {"mask": attlas.from_function(lambda b, h, i, j: j + 2 * h <= i + 2)}),
+    "function of batches": (2, {"mask": attlas.from_function(lambda b, h, i, j: (j + 2 * h <= i + 2) | (j == b))}),
+    "tensor": (2, {"mask": from_tensor((table(2, 2, 6, 6) > 0.3) | torch.eye(6, dtype=torch.bool))}),
+    "runs": (2, {"mask": runs_of(from_tensor(table(2, 2, 6, 6) > 0.3), 2, 2, 6, 6)}),
+    "both": (2, {"mask": Causal() & attlas.from_function(lambda b, h, i, j: (j >= 2 * h) | (j == i))}),
+    "bias": (2, {"score": attlas.ScaledDot() + attlas.TensorBias(table(2, 2, 6, 6))}),
+    "bias of heads": (2, {"score": attlas.ScaledDot() + attlas.TensorBias(table(2, 6, 6))}),
+    "bias of all": (2, {"score": attlas.ScaledDot() + attlas.TensorBias(table(6, 6))}),
+    "heads": (2, {"mask": Heads({0: Window(0, 0)}, Causal())}),
+    "another head": (2, {"mask": Heads({1: Window(0, 0)}, Causal())}),
+    "tables of heads": (2, {"mask": Heads({1: from_tensor(table(2, 2, 6, 6) > 0.3)}, Causal())}),
+    "groups": (4, {"mask": Selected(choices(), 1, 2)}),
+    "one group": (2, {"mask": Selected(choices()[:, :1], 1, 2)}),
+}
+
+
+def of_two_ranks(local: int, heads: list[int], batch: int = 2, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return the weights that two ranks recorded of some of their heads, and those of the atlas of both."""
+    parts = []
+    for rank in (0, 1):
+        generator = torch.Generator().manual_seed(rank)
+        q, k = (torch.randn(batch, local, 6, 3, generator=generator) for _ in range(2))
+        parts.append(attlas.attend(q, k, **options)[:, heads])
+    told = {}
+    for rank, A in enumerate(parts):
+        numbers = tuple(local * rank + head for head in heads)
+        atlas = attlas.Atlas([attlas.Entry("attn", 0, "self", 0, numbers, (0, 6), 0, tuple(A.shape), A)])
+        told[rank] = described(atlas)
+    found = joined(atlas, told, [[0, 1]])[0].entries[0].need_matrix()
+    q, k = (torch.cat([getattr(A.problem, name) for A in parts], dim=1) for name in ("q", "k"))
+    whole = softmax_matrix(replace(found.problem, q=q, k=k, versions=()), found.plan)
+    return whole.to_dense(), torch.cat([A.to_dense() for A in parts], dim=1)
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+@pytest.mark.parametrize("chosen", ["all", "first", "last", "ends"])
+def test_masks_of_the_heads_that_were_recorded(name: str, chosen: str) -> None:
+    """Ranks share the heads, and record some of them: the tables of the others are left out."""
+    local, options = OF_RANKS[name]
+    heads = {"all": [*range(local)], "first": [0], "last": [local - 1], "ends": [0, local - 1]}[chosen]
+    found, expected = of_two_ranks(local, heads, **options)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("score", [attlas.Alibi([0.5]), attlas.RelativeBias(1)])
+def test_scores_with_numbers_of_heads_are_refused(score: Any) -> None:
+    """Also where each rank has one head: its numbers are not those of the whole."""
+    with pytest.raises(RecordingError, match="the same on all ranks"):
+        of_two_ranks(1, [0], score=attlas.ScaledDot() + score)

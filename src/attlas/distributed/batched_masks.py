@@ -13,7 +13,7 @@ from attlas.masks import Bits, Heads, Mask, Runs, runs_of
 from attlas.masks.placed import Concatenated
 from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec
 from attlas.recording.stacking import same_settings
-from attlas.scores import Score, TensorBias
+from attlas.scores import Alibi, RelativeBias, Score, TensorBias
 
 
 class _DifferError(Exception):
@@ -140,8 +140,8 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[M
 def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
     """Return the tensors of all parts as one; `owner` is the class that holds them, None for one of the user's own."""
     if owner is None or (issubclass(owner, Score) and owner is not TensorBias):
-        # A parameter of a score may count heads, by an axis that is not known.
-        if tensors[0].numel() > 1:
+        # A parameter of a score may count heads, by an axis that is not known; that of these two does.
+        if tensors[0].numel() > 1 or (axis == 1 and owner in (Alibi, RelativeBias)):
             raise _DifferError
         return _shared(tensors)
     # Masks of shape (batch, m, n) have one head for all.

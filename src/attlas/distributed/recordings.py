@@ -130,14 +130,46 @@ def _settings(entry: Entry) -> tuple[Any, Any]:
     return _of_heads(score_spec(problem.score, put), problem.head_ids), _of_heads(mask, problem.head_ids)
 
 
-def _of_heads(spec: Any, heads: Tensor) -> Any:
-    """Return a mask or a score whose tables have no other heads than those that are recorded."""
+def _of_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
+    """Return a mask or a score that says of no other heads than those that are recorded, counted from 0.
+
+    `owner` is the class of the mask or the score whose settings these are.
+    """
     if not isinstance(spec, dict):
         return spec
     t = spec.get("t")
     if isinstance(t, Tensor):
-        return {"t": t[:, heads].contiguous() if t.ndim == 4 and t.shape[1] > 1 else t}
-    return {name: _of_heads(value, heads) for name, value in spec.items()}
+        return {"t": _table_of_heads(t, heads, owner)}
+    owner = spec.get("class", owner)
+    if owner == "Heads":
+        named = {str(place): spec[str(head)] for place, head in enumerate(heads.tolist()) if str(head) in spec}
+        spec = {"class": owner} | (named or {"0": spec["default"]}) | {"default": spec["default"]}
+    elif owner == "Runs":
+        return _runs_of_heads(spec, heads)
+    elif owner == "Selected" and spec["indices"]["t"].ndim == 4 and spec["indices"]["t"].shape[1] > 1:
+        return spec | {"indices": {"t": spec["indices"]["t"][:, heads // spec["group"]]}, "group": 1}
+    return {name: _of_heads(value, heads, owner) for name, value in spec.items()}
+
+
+def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
+    """Return a tensor of a mask or a score without the heads that are not recorded."""
+    if owner == "TensorBias" and t.ndim == 3 and t.shape[0] > 1:
+        return t[None, heads]
+    # Three axes are (batch, m, n) in any other class.
+    return t[:, heads].contiguous() if t.ndim == 4 and t.shape[1] > 1 else t
+
+
+def _runs_of_heads(spec: dict[str, Any], heads: Tensor) -> dict[str, Any]:
+    """Return a stored `Runs` without the heads that are not recorded."""
+    first = spec["first"]["t"]
+    if first.shape[1] == 1:  # one table for all heads
+        return spec
+    rows = first[:, heads].flatten(0, 1)
+    counts = rows[:, -1] - rows[:, 0]
+    places = torch.cat([torch.arange(0), *(torch.arange(int(row[0]), int(row[-1])) for row in rows)])
+    rows = rows - rows[:, :1] + (counts.cumsum(0) - counts)[:, None]
+    runs = {name: {"t": spec[name]["t"][places]} for name in ("starts", "stops")}
+    return spec | runs | {"first": {"t": rows.unflatten(0, (len(first), len(heads)))}}
 
 
 # ------------------------------------------------------------------------------------------------------------- joining
