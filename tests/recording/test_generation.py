@@ -241,3 +241,24 @@ def test_steps_with_a_position_bias_are_joined_in_the_table(t5: nn.Module, ids: 
         for name, number in numbers.items():
             approximately = pytest.approx(number, abs=1e-4) if isinstance(number, float) else number
             assert record_of_head[name] == approximately, name
+
+
+@pytest.mark.parametrize("keep", ["statistics", "device"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_pictures_of_a_static_cache_have_the_keys_in_use(
+    llama: nn.Module, ids: Tensor, padded: bool, keep: Any
+) -> None:
+    """Its room for more keys is no part of a step, which is an entry of its own where only pictures are kept."""
+    found = []
+    mask = torch.ones_like(ids)
+    mask[0, :3] = int(not padded)
+    for static in (True, False):
+        room = transformers.StaticCache(config=llama.config, max_cache_len=30)
+        cache = room if static else transformers.DynamicCache(config=llama.config)
+        with record(llama, keep=keep, statistics=[stats.Picture(1, 4)]) as atlas, torch.no_grad():
+            llama(ids, attention_mask=mask, past_key_values=cache)
+            if not padded:
+                llama(ids[:, :1], past_key_values=cache)
+        found.append({(entry.path, entry.call, entry.shape): entry.statistics["picture"] for entry in atlas.entries})
+    assert len(found[0]) == 3 * (2 if keep == "statistics" and not padded else 1)
+    torch.testing.assert_close(found[0], found[1], equal_nan=True)

@@ -1,19 +1,23 @@
 """What one step of a generation costs does not grow with the tokens before it."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.pretend import PretendDevice
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attlas
 from attlas import stats
-from attlas.recording import record
+from attlas.engine import operations
+from attlas.recording import copies, record, snapshot
 from attlas.recording.atlas import Atlas
 
 STATISTICS = [stats.Entropy(), stats.TopK(2), stats.ColumnMass(), stats.ColumnMax(), stats.Offsets()]
@@ -49,6 +53,13 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Complete:
+    """An event of a device that has done its work."""
+
+    def query(self) -> bool:
+        return True
+
+
 class Kernels(TorchDispatchMode):
     """Counts the operations that torch runs."""
 
@@ -61,13 +72,14 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def write(tokens: int, watched: dict[int, Any], **options: Any) -> Atlas:
+def write(tokens: int, watched: dict[int, Any], put: Callable[[Any], Any] = lambda t: t, **options: Any) -> Atlas:
     """Record a text of some tokens, one at a time; count what happens at those that are named."""
-    model = Writer()
+    model = put(Writer())
+    model.k, model.v = put(torch.zeros(1, 2, 0, 4)), put(torch.zeros(1, 2, 0, 4))
     with record(model, **options) as atlas, torch.no_grad():
-        model(torch.arange(PROMPT).view(1, -1))
+        model(put(torch.arange(PROMPT).view(1, -1)))
         for token in range(PROMPT, tokens):
-            ids = torch.tensor([[token % 50]])
+            ids = put(torch.tensor([[token % 50]]))
             if token in watched:
                 with watched[token]:
                     model(ids)
@@ -97,6 +109,33 @@ def test_a_step_makes_as_many_calls_of_torch_after_1000_tokens(name: str, tmp_pa
     for early, late in ((few, 1000), (few + 1, 1001)):
         assert watched[early].names.total() > 50
         assert watched[early].names == watched[late].names
+
+
+@pytest.mark.parametrize(
+    ("name", "late"), [("values", 150), *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in SETTINGS)]
+)
+def test_a_step_on_a_device_makes_as_many_calls_after_many_tokens(
+    name: str, late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = 200 if "statistics" in SETTINGS[name] else 10
+    folder = {"folder": tmp_path / "a"} if name == "disk" else {}
+    device, calls, waits = PretendDevice("cuda"), [], []
+    monkeypatch.setattr(copies, "_pinned", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    monkeypatch.setattr(copies, "_event", lambda _: Complete())
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        device.forget()
+        yield
+        calls.append(device.calls)
+        waits.append(sum(count for (_, place), count in device.waits.items() if "recording" in place))
+
+    snapshot._bit_weights.cache_clear()
+    with device:
+        write(late + 1, {few: counted(), late: counted()}, device.put, **SETTINGS[name], **folder)
+    snapshot._bit_weights.cache_clear()
+    assert calls[0] == calls[1] > 50
+    assert waits == [1, 1]
 
 
 @pytest.fixture
@@ -131,18 +170,6 @@ def test_answers_at_the_end_of_a_pass_are_the_same(
     assert len(at_once) == 3 if beams == 1 else len(at_once) > 3
 
 
-@pytest.mark.usefixtures("other_device")
-def test_a_pass_waits_once_for_the_answers_of_all_layers(llama: nn.Module, ids: Tensor) -> None:
-    cache, calls = transformers.DynamicCache(config=llama.config), Calls()
-    with record(llama) as atlas, torch.no_grad():
-        llama(ids[:, :6], past_key_values=cache)
-        with calls:
-            llama(ids[:, 6:7], past_key_values=cache)
-    assert [entry.shape[2:] for entry in atlas.entries] == [(7, 7)] * 3
-    assert calls.names["TensorBase.tolist"] == 1
-    assert calls.names["_VariableFunctionsClass.equal"] == 3  # those of the text, and none of a layer
-
-
 @pytest.mark.parametrize("later", [False, True])
 def test_a_pass_that_raises_an_error(
     llama: nn.Module, ids: Tensor, later: bool, request: pytest.FixtureRequest
@@ -165,3 +192,73 @@ def test_a_pass_that_raises_an_error(
         (1, 0, (0, 8)),
         (2, 0, (0, 8)),
     ]
+
+
+class Masked(Writer):
+    """A writer whose steps see other keys each time: every second one hides the key before its own."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.heads(self.embedding(ids)).unflatten(-1, (6, 4)).transpose(1, 2).split(2, dim=1)
+        self.k, self.v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        n = self.k.shape[2]
+        hidden = torch.arange(n) != (n - 2 if n % 2 else -1)
+        hidden = hidden.to(q.device)
+        mask = attlas.Causal() if q.shape[2] > 1 else attlas.from_tensor(hidden[None])
+        return attlas.attention(q, self.k, self.v, mask=mask)
+
+
+@pytest.mark.parametrize("keep", ["device", "statistics"])
+@pytest.mark.parametrize("kind", [Writer, Masked])
+def test_steps_on_a_device_are_computed_together(
+    kind: type[Writer], keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the tokens stay, a step computes no statistic: the end of the text does, for all."""
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(operations, "collect", counted_calls(operations.collect, counts))
+    snapshot._bit_weights.cache_clear()
+    with PretendDevice("cuda") as device, torch.no_grad():
+        model = device.put(kind())
+        model.k, model.v = device.put(torch.zeros(1, 2, 0, 4)), device.put(torch.zeros(1, 2, 0, 4))
+        with record(model, keep=keep, statistics=STATISTICS[:1]) as atlas:
+            model(device.put(torch.arange(PROMPT).view(1, -1)))
+            counts.clear()
+            for token in range(PROMPT, PROMPT + 8):
+                model(device.put(torch.tensor([[token]])))
+            at_steps = counts.total()
+        (entry,) = atlas.entries
+        entropy = entry.statistics["entropy"].cpu()
+        weights = None if entry.matrix is None else entry.matrix.to_dense().cpu()
+    snapshot._bit_weights.cache_clear()
+    assert (at_steps == 0) == (keep == "device")
+    assert entropy.shape == (1, 2, PROMPT + 8)
+    if weights is not None:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, PROMPT + 8))
+        torch.testing.assert_close(entropy, torch.special.entr(weights).sum(-1))
+
+
+@pytest.mark.parametrize("keep", ["device", "disk", "cpu"])
+def test_steps_whose_output_came_alone_are_computed_together(
+    llama: nn.Module, ids: Tensor, keep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(operations, "log_sum_exp", counted_calls(operations.log_sum_exp, counts))
+    folder = {"folder": tmp_path / "a"} if keep == "disk" else {}
+    with record(llama, keep=keep, **folder) as atlas, torch.no_grad():
+        cache = transformers.DynamicCache(config=llama.config)
+        llama(ids, past_key_values=cache)
+        counts.clear()
+        for step in range(4):
+            llama(ids[:, step : step + 1], past_key_values=cache)
+        assert not counts
+    for entry in atlas.entries:
+        assert entry.matrix.lse.shape == (2, 4, 15)
+        assert entry.matrix.check() < 1e-5
+        torch.testing.assert_close(entry.matrix.to_dense().sum(-1), torch.ones(2, 4, 15))
+
+
+def counted_calls(function: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        counts[function.__name__] += 1
+        return function(*args, **kwargs)
+
+    return run

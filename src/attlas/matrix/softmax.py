@@ -359,7 +359,10 @@ class SoftmaxWeights(Weights):
         if batches is not None or heads is not None:
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
             lse = self.known_lse
-            some = self.derived(self.problem.select(batches, heads), None if lse is None else lse[batches][:, heads])
+            if lse is not None:
+                here = heads if isinstance(heads, slice) else heads.to(lse.device, non_blocking=True)
+                lse = lse[batches][:, here]
+            some = self.derived(self.problem.select(batches, heads), lse)
         if rows is None and columns is None:
             return some
         m, n = self.shape[2:]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attlas.recording.copies import HostCopies
 from attlas.recording.snapshot import same_bits
 
 _ROOM = 64  # slices along the axis that the first buffer has room for, at least
@@ -21,6 +22,8 @@ class GrowingTensor:
         The axis, counted from the first.
     keep : callable, optional
         Returns the first part as it is kept; as it is given, by default. Later parts are copied to its device.
+    copies : HostCopies, optional
+        Copies later parts of a GPU that are kept on the CPU, so that nobody waits for them.
 
     Notes
     -----
@@ -29,8 +32,14 @@ class GrowingTensor:
     with the number of steps.
     """
 
-    def __init__(self, axis: int = 2, keep: Callable[[Tensor], Tensor] = lambda t: t) -> None:
-        self._axis, self._keep = axis, keep
+    def __init__(
+        self,
+        axis: int = 2,
+        keep: Callable[[Tensor], Tensor] = lambda t: t,
+        copies: HostCopies | None = None,
+    ) -> None:
+        self._axis, self._keep, self._copies = axis, keep, copies
+        self._marks = 0  # of `copies` when the last part was copied
         self._stored: list[Tensor] = []  # parts on disk
         self._first: Tensor | None = None  # the first part in memory,
         self._tail: Tensor | None = None  # and all later ones: what is written of the buffer
@@ -39,21 +48,33 @@ class GrowingTensor:
     def append(self, t: Tensor) -> None:
         """Add a part, and copy it unless it is the first."""
         t = t.detach()
+        written = self._marks
+        if self._copies is not None:
+            self._marks = self._copies.marks
         if self._first is None and not self._stored:
             self._first = self._keep(t)
             return
         known = self.parts[-1]
         used = 0 if self._tail is None else self._size(self._tail)
         stop = used + self._size(t)
-        buffer = self._with_room(known, t, stop)
+        moves = self._copies is not None and t.device != known.device
+        buffer = self._with_room(known, t, stop, written if moves else None)
         target = self._narrow(buffer, used, stop)
         if target.shape != t.shape:
-            torch.cat([known, t], dim=self._axis)  # torch's error names both sizes; a copy might repeat numbers
-        target.copy_(t)
+            torch.cat([known, t.to(known.device)], dim=self._axis)  # torch's error names both sizes
+        if self._copies is not None and moves:
+            source = t.to(target.dtype).movedim(self._axis, 0).contiguous()
+            self._copies.write(target.movedim(self._axis, 0), source)
+        else:
+            target.copy_(t)
         self._tail = self._narrow(buffer, 0, stop)
 
-    def _with_room(self, known: Tensor, t: Tensor, size: int) -> Tensor:
-        """Return the buffer with some room, in a dtype that holds the numbers of both tensors."""
+    def _with_room(self, known: Tensor, t: Tensor, size: int, written: int | None) -> Tensor:
+        """Return the buffer with some room, in a dtype that holds the numbers of both tensors.
+
+        Where parts come from another device, `written` is the mark after which those in the buffer are complete. The
+        axis is then the outermost in memory: a part is contiguous, and the device writes it by itself.
+        """
         dtype = torch.promote_types(known.dtype, t.dtype)
         room = 0 if self._buffer is None else self._size(self._buffer)
         if self._buffer is not None and size <= room and self._buffer.dtype is dtype:
@@ -61,7 +82,13 @@ class GrowingTensor:
         sizes = list(known.shape)
         sizes[self._axis] = max(size, 2 * room, _ROOM)
         with torch.inference_mode(False):  # a later pass may write into it outside of inference mode
-            self._buffer = torch.empty(sizes, dtype=dtype, device=known.device)
+            if self._copies is None or written is None:
+                self._buffer = torch.empty(sizes, dtype=dtype, device=known.device)
+            else:
+                sizes.insert(0, sizes.pop(self._axis))
+                self._buffer = self._copies.empty(sizes, dtype, t.device).movedim(0, self._axis)
+                if self._tail is not None:
+                    self._copies.wait(written)
         if self._tail is not None:
             self._narrow(self._buffer, 0, self._size(self._tail)).copy_(self._tail)
         return self._buffer
@@ -110,6 +137,8 @@ class GrowingTensor:
 
     def joined(self) -> Tensor:
         """Return all parts as one tensor of exactly their size, and keep it in their place."""
+        if self._copies is not None:
+            self._copies.wait(self._marks)
         whole = self._stored[0] if self._stored else self._first
         if self._tail is None and not self._stored and whole is not None:  # one part, in memory
             return whole
@@ -120,6 +149,8 @@ class GrowingTensor:
 
     def store(self, write: Callable[[Tensor], Tensor]) -> None:
         """Replace the parts in memory by what `write` returns of them: one tensor with the same numbers, on disk."""
+        if self._copies is not None:
+            self._copies.wait(self._marks)
         self._hold(None, *self._stored, write(torch.cat(self._in_memory, dim=self._axis)))
 
     def replace(self, stored: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, kind
+from attlas.recording.snapshot import answers_later
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -79,7 +80,7 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         Of "self", the text that is read or written, and of "encoder" where there is another one; a decoder that
         makes its ids by itself (of labels) has none.
     masks : dict of str to Tensor of bool, shape (batch, tokens)
-        Nothing where no sequence is padded.
+        Nothing where no sequence is padded. Ids and masks of a device are copies on it, which nobody has looked at.
     """
     try:
         signature = _signature(model.forward)
@@ -95,11 +96,11 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     if decoder:
         ids["encoder"], masks["encoder"] = arguments.get("input_ids"), arguments.get("attention_mask")
     return (
-        {name: t.detach().to("cpu", copy=True) for name, t in ids.items() if _are_ids(t)},
+        {name: t.detach().clone() for name, t in ids.items() if _are_ids(t)},
         {
-            name: t.detach().to("cpu").bool()
+            name: t.detach().to(torch.bool, copy=True)
             for name, t in masks.items()
-            if isinstance(t, Tensor) and t.ndim == 2 and not bool(t.bool().all())
+            if isinstance(t, Tensor) and t.ndim == 2 and (answers_later(t) or not bool(t.bool().all()))
         },
     )
 

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
+from attlas.matrix import AttentionMatrix
 from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
 from attlas.recording.atlas.entry import KINDS, statistic_names
 from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
+from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
@@ -69,7 +71,8 @@ def record(
     heads : sequence of int, or mapping of layer to such, optional
         Which heads. A mapping alone also says which layers.
     statistics : sequence of Statistic
-        Numbers that are computed in the forward pass, at once for all of a layer.
+        Numbers that are computed in the forward pass, at once for all of a layer; where q and k stay on a GPU, those
+        of the steps of a generation at the end of the text.
     keep : {"device", "cpu", "disk", "statistics"}, default "device"
         Where q, k and lse of each attention go: they stay, are moved to the CPU, are written to `folder`
         as the forward goes, or are dropped as soon as the statistics are known.
@@ -151,8 +154,8 @@ def record(
     all processes as one atlas. torch's ``context_parallel`` is refused.
 
     Cost: nothing but the statistics' pass over each matrix; a step of a generation compares the keys before it, once,
-    and no other work of it grows with what is recorded. Memory: q, k and lse, unless they are dropped
-    or written; then one layer at a time.
+    and no other work of it grows with what is recorded. A GPU is waited for once a pass. Memory: q, k and lse, unless
+    they are dropped or written; then one layer at a time.
 
     Examples
     --------
@@ -224,24 +227,28 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._keep = keep
         self._folder = folder
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
-        self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device)
+        copies = None if device is None else HostCopies()
+        self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device, copies=copies)
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
         self._known_heads: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # by path and sizes
         self._heads_elsewhere = False  # whether another process has all chosen heads of a layer
         self._padding_masks: dict[str, Tensor] = {}
+        # Of the running pass: which queries are tokens, by mask, place and sizes, and the mask itself.
+        self._query_masks: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = {}
         self._texts = {"self": RecordedText(), "encoder": RecordedText()}
         self._encoder = metadata.encoder_of(model)  # generate() runs it by itself and gives its output to each pass
         self._encoding = False  # whether it runs so
         self._encoded: Tensor | None = None  # the output of its last run by itself,
         self._encoded_ids: Tensor | None = None  # and what it read
         self._given: Tensor | None = None  # the output of an encoder that the running pass was given
-        self._restarted = False  # whether the running pass does not go on from the tokens of the pass before
+        # Whether the running pass does not go on from the tokens of the pass before; on a device, a boolean on it.
+        self._restarted: bool | Tensor = False
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
-        self._sequences = RecordedSequences(self.atlas.entries)
+        self._sequences = RecordedSequences(self.atlas.entries, copies)
 
     def __enter__(self) -> Atlas:
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
@@ -269,8 +276,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     @public()
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
-        self._sequences.decide()
-        self.atlas.entries += [sequence.to_entry() for sequence in self._sequences.last.values()]
+        self._sequences.finish()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
@@ -318,6 +324,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         super()._begin(args, kwargs)
         self._sequences.decide()  # of a pass that raised an error
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
+        self._query_masks = {}
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
@@ -328,7 +335,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         ids, masks = metadata.text_inputs(module, args, kwargs)
         self._encoding, self._encoded = True, None
-        self._padding_masks = {"encoder": masks["self"]} if "self" in masks else {}
+        self._padding_masks, self._query_masks = {"encoder": masks["self"]} if "self" in masks else {}, {}
         self._texts["encoder"].begin(ids.get("self"))
 
     def _end_encoder(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -338,10 +345,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """
         if not self._encoding or not is_recording(self):
             return
-        self._encoding, self._padding_masks = False, {}
+        self._encoding, self._padding_masks, self._query_masks = False, {}, {}
         if output is None:
             return
-        changed = self._texts["encoder"].end()
+        text = self._texts["encoder"]
+        changed = text.end(self._sequences.decide(text.questions()))
         self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
         if changed:
             # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
@@ -354,22 +362,19 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
-        self._sequences.decide()
+        beams, is_repeated = _count_beams(self._encoded, self._given)
+        asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
+        found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
+        answers = {"self": found[: len(asked)], "encoder": found[len(asked) : -1]}
         if not any(site.kind == "encoder" for site in self._visits.values()):
-            self._texts["encoder"].begin(self._ids_of_given_output())
+            # What the encoder read for the output that the pass was given: `generate` repeats that for each beam.
+            ids = self._encoded_ids if beams and bool(found[-1]) else None
+            text_of_encoder.begin(None if ids is None else ids.repeat_interleave(beams, dim=0))
+            answers["encoder"] = text_of_encoder.questions()
         for name, text in self._texts.items():
-            changed = text.end()
-            if changed:
+            if text.end(answers[name]):
                 self._begin_entries_of(name)
-        self._padding_masks = {}  # an encoder that runs by itself has another text
-
-    def _ids_of_given_output(self) -> Tensor | None:
-        """Return what the encoder read for the output that the running pass was given; None where that is not known.
-
-        `generate` repeats the output of the encoder for each beam.
-        """
-        beams = _count_beams(self._encoded, self._given)
-        return None if self._encoded_ids is None or not beams else self._encoded_ids.repeat_interleave(beams, dim=0)
+        self._padding_masks, self._query_masks = {}, {}  # an encoder that runs by itself has another text
 
     def _begin_entries_of(self, name: str) -> None:
         """Note that entries before those of this pass are of another text than the one now in ``_texts[name]``."""
@@ -408,7 +413,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if self._values:
                 positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
             key = (site.path, self._passes.occurrence(site.path))
-            begins = self._restarted and positioned.cross
+            begins = positioned.cross and self._restarted
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
@@ -425,7 +430,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
         text, inside = self._texts["self" if cross else site.kind], self._passes.inside
         if inside and not cross:
-            self._restarted |= text.read(matrix.problem, first_query, first_key) and site.kind == "self"
+            restarted = text.read(matrix.problem, first_query, first_key)
+            self._restarted = self._restarted | restarted if site.kind == "self" else self._restarted
         # An attention that runs outside a pass, and outside a run of the encoder, cannot be about a text that is known.
         reads = inside or (self._encoding and site.kind == "encoder")
         if not (text.is_about(matrix.problem) if reads else text.ids is None):
@@ -433,9 +439,20 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         rows = self._selection.rows(first_query, matrix.weights.shape[2])
         if not len(rows):
             return None
-        query_mask = real_queries(matrix, self._padding_masks.get(site.kind), first_query, first_key, cross=cross)
+        query_mask = self._query_mask(site, matrix, first_query, first_key)
         keeps_all_keys = call.first_query is None
         return PositionedCall(matrix, rows, first_query, first_key, cross, query_mask, keeps_all_keys=keeps_all_keys)
+
+    def _query_mask(
+        self, site: AttentionSite, matrix: AttentionMatrix, first_query: int, first_key: int
+    ) -> Tensor | None:
+        """Return which queries are tokens; it is computed once for all layers of a pass that share their mask."""
+        mask = matrix.mask
+        key = (site.kind, id(mask), first_query, first_key, *matrix.weights.shape)
+        if key not in self._query_masks:
+            given, cross = self._padding_masks.get(site.kind), site.kind == "cross"
+            self._query_masks[key] = mask, real_queries(matrix, given, first_query, first_key, cross=cross)
+        return self._query_masks[key][1]
 
     def _kept_values(
         self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
@@ -463,9 +480,12 @@ def _hidden_state(output: Any) -> Tensor | None:
     return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
 
 
-def _count_beams(encoded: Tensor | None, given: Tensor | None) -> int:
-    """Return how often `given` has each sequence of `encoded`, in order: once, or for each beam; 0 if it is another."""
+def _count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
+    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
     if encoded is None or given is None or not len(encoded):
-        return 0
+        return 0, torch.tensor(False)
     beams = len(given) // len(encoded)
-    return beams if torch.equal(encoded.repeat_interleave(beams, dim=0), given) else 0
+    repeated = encoded.repeat_interleave(beams, dim=0)
+    if not beams or repeated.shape != given.shape or repeated.device != given.device:
+        return 0, torch.tensor(False)
+    return beams, (repeated == given).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,17 +13,20 @@ from torch import Tensor
 
 from attlas.engine.online import moved_lse
 from attlas.foundation.compat import cached_property
-from attlas.masks.placed import Block
+from attlas.masks.placed import Block, Stacked
 from attlas.matrix import AttentionMatrix, softmax_matrix
 from attlas.recording.atlas import Entry
 from attlas.recording.atlas.entry import statistic_names
+from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.growing import GrowingTensor
 from attlas.recording.merging import MergedStatistics, can_merge, with_keys
-from attlas.recording.snapshot import detached_tensor, fingerprint, kept_mask, snapshot
+from attlas.recording.snapshot import answers_later, detached_tensor, fingerprint, kept_mask, snapshot
 from attlas.recording.stacking import same_settings, stack_masks
 from attlas.stats import Statistic
+
+STEP = 16  # queries of a step of a generation, with or without a draft
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +43,20 @@ class RetentionPolicy:
         Device to which q and k are moved; by default they stay on theirs.
     disk : RecordingFolder, optional
         Folder to which q and k are written.
+    copies : HostCopies, optional
+        Copies of what is moved to the CPU.
     """
 
     statistics: tuple[Statistic, ...]
     tokens: bool = True
     device: torch.device | None = None
     disk: RecordingFolder | None = None
+    copies: HostCopies | None = None
+
+    def growing(self, count: int = 1) -> list[GrowingTensor]:
+        """Return tensors with an axis of tokens, the third, that will be stored."""
+        keep = partial(detached_tensor, device=self.device, copies=self.copies)
+        return [GrowingTensor(keep=keep, copies=self.copies) for _ in range(count)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,15 +145,19 @@ class RecordedSequence:
         self._statistics = MergedStatistics(policy.statistics)
         self._base = call.matrix.problem  # settings of all calls; its tensors are those of the first
         # Tensors of the calls in their order; keys, values and fingerprints of those calls that brought new keys.
-        keep = partial(detached_tensor, device=policy.device)
-        self._q, self._k, self._lse = GrowingTensor(keep=keep), GrowingTensor(keep=keep), GrowingTensor(keep=keep)
+        self._q, self._k, self._lse = policy.growing(3)
         self._values: dict[str, GrowingTensor] = {}
         self._fingerprints, self._query_masks = GrowingTensor(1), GrowingTensor(1)
         # Keys that are dropped or moved to another device are compared by their fingerprints, which stay.
         moved = policy.device is not None and policy.device != call.matrix.problem.device
         self._keeps_fingerprints = moved or not policy.tokens
+        # Where the tokens stay, steps may wait: one pass over all their rows at the end is faster than one for each.
+        self._steps_wait = policy.tokens and not moved
+        self.on_device = answers_later(call.matrix.problem.q)  # the program waits for its numbers
+        self._computed = 0  # rows whose log-sum-exp and statistics are known
         self._plan = call.matrix.plan
         self._written: Entry | None = None  # the entry of the first calls, on disk
+        self._marks = 0  # of the copies of the last call
         self._append(call)
         if policy.disk is not None and not policy.disk.is_small(sum(t.bytes_in_memory for t in self._tokens)):
             self.to_entry()
@@ -163,7 +179,8 @@ class RecordedSequence:
         sizes, known = ((p.shape[:2], p.q.shape[3], p.k.shape[1], p.k.shape[3]) for p in (problem, base))
         if sizes != known:
             return False
-        same = same_settings(problem.score, base.score) and same_settings(problem.sink, base.sink)
+        answers: list[Tensor] = []  # of a device
+        same = same_settings(problem.score, base.score, answers) and same_settings(problem.sink, base.sink, answers)
         if not (problem.score.position_free and same):
             return False
         if call.cross and (call.key_stop != self.key_stop or call.first_key != self.first_key):
@@ -172,8 +189,11 @@ class RecordedSequence:
             return False
         start, count = call.first_key - self.first_key, self.key_stop - call.first_key
         if self._keeps_fingerprints:
-            return self._fingerprints.equals(call.fingerprints[:, :count], start)
-        return self._k.equals(problem.k[:, :, :count], start)
+            equal = self._fingerprints.equals(call.fingerprints[:, :count], start)
+        else:
+            equal = self._k.equals(problem.k[:, :, :count], start)
+        answers += [equal] if isinstance(equal, Tensor) else []
+        return torch.stack(answers).all() if answers and equal is not False else equal
 
     def extend(self, call: PositionedCall) -> None:
         """Add one more call of the text."""
@@ -184,28 +204,64 @@ class RecordedSequence:
 
     def _append(self, call: PositionedCall) -> None:
         """Store the queries, the new keys, the mask and the statistics of a call, and move the ends of the text."""
-        part, n = _recorded_rows(call), call.matrix.weights.shape[3]
+        part, n = _recorded_rows(call, asks=not self.on_device), call.matrix.weights.shape[3]
+        self._marks = 0 if self.policy.copies is None else self.policy.copies.marks
         problem = part.problem
         rows, column = len(call.rows), call.first_key - self.first_key
-        if self.policy.statistics and (self.mergeable or not self.blocks):
-            statistics = [with_keys(s, n) if self.mergeable else s for s in self.policy.statistics]
-            self._statistics.add(part.collect(*statistics), rows, n, column)
+        row = self.next_row - self.first_query
+        waits = (
+            self._steps_wait and bool(self.blocks) and (self._computed < row or (rows <= STEP and self._lacks(part)))
+        )
+        if self.policy.statistics and self.mergeable:
+            if not waits:
+                self._collect(part, n, column)
+        elif self.policy.statistics and not self.blocks:
+            used = _over_keys_in_use(part, call)
+            self._statistics.add(used.collect(*self.policy.statistics), rows, used.weights.shape[3], column)
         if not self.blocks:
             # Later calls are compared with the sizes and settings of the first, whose queries may be on disk by then.
             first = replace(problem, q=problem.q[:, :, :0], mask=None)
-            self._base = snapshot(first, self.policy.device)
+            self._base = snapshot(first, self.policy.device, self.policy.copies)
         mask = None
         if self.policy.tokens:
-            mask = kept_mask(problem, self.policy.device)
+            mask = kept_mask(problem, self.policy.device, self.policy.copies)
             self._q.append(problem.q)
-            lse = part.softmax_weights.lse()  # in its exact form: weights need it
-            self._lse.append(lse if lse.ndim == 3 else self._kept_lse(lse))
+            if not waits:
+                lse = part.softmax_weights.lse()  # in its exact form: weights need it
+                self._lse.append(lse if lse.ndim == 3 else self._kept_lse(lse))
+        self._computed += 0 if waits else rows
         self._append_keys(call)
-        row = self.next_row - self.first_query
         self.blocks.append(Block(mask, range(row, row + rows), range(column, column + n)))
-        self._query_masks.append(_query_mask(part, call))
+        self._query_masks.append(_query_mask(part, call.query_mask, call.rows))
         self.next_row += rows
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
+
+    def _lacks(self, part: AttentionMatrix) -> bool:
+        """Return whether numbers of some rows did not come with their output, or a device would have to be asked."""
+        return self.on_device or part.softmax_weights.known_lse is None
+
+    def _collect(self, part: AttentionMatrix, n: int, column: int) -> None:
+        """Add the statistics of some rows over n keys, the first of which is at a column of the whole."""
+        statistics = [with_keys(s, n) for s in self.policy.statistics]
+        self._statistics.add(part.collect(*statistics), part.weights.shape[2], n, column)
+
+    def _compute_waiting(self, matrix: AttentionMatrix) -> None:
+        """Compute log-sum-exp and statistics of the rows that wait, given the matrix of all rows."""
+        rows = [range(self._computed, self.next_row - self.first_query)]
+        if isinstance(matrix.mask, Stacked):  # steps of different masks: each by its own
+            rows = [block.rows for block in self.blocks if block.rows.start >= self._computed]
+        seeing = [torch.ones(len(matrix), self._computed, dtype=torch.bool, device=matrix.problem.device)]
+        for some in rows:
+            part = matrix.window(some)
+            part = _without_questions(part) if self.on_device else part
+            if self.policy.statistics and self.mergeable:
+                self._collect(part, self.key_stop - self.first_key, 0)
+            self._lse.append(self._kept_lse(part.softmax_weights.lse()))
+            seeing.append(_query_mask(part))
+        self._computed = self.next_row - self.first_query
+        known = self._query_masks.joined()
+        self._query_masks = GrowingTensor(1)
+        self._query_masks.append(known & torch.cat(seeing, dim=1))
 
     def _append_keys(self, call: PositionedCall) -> None:
         """Store the keys of a call that no call before had, and their values; or the fingerprints of these keys."""
@@ -219,13 +275,8 @@ class RecordedSequence:
         self._k.append(call.matrix.problem.k[:, :, new])
         for name, t in call.values(new).items() if call.values else ():
             if name not in self._values:
-                self._values[name] = GrowingTensor(keep=partial(detached_tensor, device=self.policy.device))
+                (self._values[name],) = self.policy.growing()
             self._values[name].append(t)
-
-    @property
-    def key_count(self) -> int:
-        """Number of keys of the whole text."""
-        return self.key_stop - self.first_key
 
     def _kept_lse(self, lse: Tensor) -> Tensor:
         """Return a log-sum-exp in the form of the device where it is kept, which may have float64."""
@@ -234,17 +285,27 @@ class RecordedSequence:
 
     def matrix(self) -> AttentionMatrix:
         """Return the matrix of all queries so far over all keys."""
-        q, k, lse = self._q.joined(), self._k.joined(), self._lse.joined()
+        q, k, keys = self._q.joined(), self._k.joined(), self.key_stop - self.first_key
         batch, heads = q.shape[:2]
         problem = replace(self._base, q=q, k=k)
         tile = partial(problem.tile, range(batch), range(heads))
-        problem = replace(problem, mask=stack_masks(self.blocks, self.key_count, tile), versions=())
-        return softmax_matrix(problem, self._plan, lse=lse)
+        problem = replace(problem, mask=stack_masks(self.blocks, keys, tile), versions=())
+        if self._computed < q.shape[2]:
+            self._compute_waiting(softmax_matrix(problem, self._plan))
+        return softmax_matrix(problem, self._plan, lse=self._lse.joined())
 
-    def _entry_in_memory(self) -> Entry:
+    def query_mask(self) -> Tensor:
+        """Return which recorded queries are tokens that may attend to a key, on the device, shape (batch, rows)."""
+        if self.policy.tokens and self._computed < self.next_row - self.first_query:
+            self.matrix()
+        return self._query_masks.joined()
+
+    def _entry_in_memory(self, query_mask: Tensor | None) -> Entry:
         """Return the entry of all calls so far, of the tensors that are stored."""
-        matrix = self.matrix() if self.policy.tokens else None
-        rows, query_mask = self.next_row - self.first_query, self._query_masks.joined().cpu()
+        if self.policy.copies is not None:
+            self.policy.copies.wait(self._marks)
+        matrix, rows = self.matrix() if self.policy.tokens else None, self.next_row - self.first_query
+        query_mask = self._query_masks.joined().cpu() if query_mask is None else query_mask
         return Entry(
             name=self.site.path,
             layer=self.site.layer,
@@ -253,7 +314,7 @@ class RecordedSequence:
             heads=self.heads,
             queries=(self.first_query, self.next_row),
             first_key=self.first_key,
-            shape=(*self._base.shape[:2], rows, self.key_count),
+            shape=(*self._base.shape[:2], rows, self.key_stop - self.first_key),
             matrix=matrix,
             statistics=self._results(matrix),
             query_mask=None if bool(query_mask.all()) else query_mask,
@@ -264,16 +325,22 @@ class RecordedSequence:
         """Return the statistics of the whole text by name: merged from those of the calls, where that is exact."""
         statistics = self.policy.statistics
         if self.mergeable or len(self.blocks) == 1 or matrix is None:
-            results = self._statistics.finish(self.key_count)
+            results = self._statistics.finish(self.key_stop - self.first_key)
         else:
             results = list(matrix.collect(*statistics))
         return dict(zip(statistic_names(statistics), results, strict=True))
 
-    def to_entry(self) -> Entry:
-        """Return the entry of all calls so far; where the policy names a disk, write it there and return it mapped."""
+    def to_entry(self, query_mask: Tensor | None = None) -> Entry:
+        """Return the entry of all calls so far; where the policy names a disk, write it there and return it mapped.
+
+        Parameters
+        ----------
+        query_mask : Tensor of bool, optional, shape (batch, rows)
+            `query_mask` on the CPU, for who has asked for those of several texts at once.
+        """
         if self._written is not None and self._written.shape[2] == self.next_row - self.first_query:
             return self._written
-        entry = self._entry_in_memory()
+        entry = self._entry_in_memory(query_mask)
         if self.policy.disk is not None:
             self._written = entry = self.policy.disk.add(entry)
             if entry.matrix is not None:
@@ -286,20 +353,50 @@ class RecordedSequence:
         return entry
 
 
-def _recorded_rows(call: PositionedCall) -> AttentionMatrix:
-    """Return the matrix of the recorded queries of a call."""
+def _recorded_rows(call: PositionedCall, *, asks: bool) -> AttentionMatrix:
+    """Return the matrix of the recorded queries of a call; `asks` is whether statistics may look at its numbers."""
     if len(call.rows) != call.matrix.weights.shape[2]:
-        return call.matrix.window(call.rows)
-    call.matrix.weights.check_unchanged()
-    return call.matrix
+        part = call.matrix.window(call.rows)
+    else:
+        call.matrix.weights.check_unchanged()
+        part = call.matrix
+    return part if asks else _without_questions(part)
 
 
-def _query_mask(part: AttentionMatrix, call: PositionedCall) -> Tensor:
-    """Return which recorded queries of a call are tokens that may attend to a key, shape (batch, rows)."""
-    given = None if call.query_mask is None else call.query_mask[:, call.rows.start : call.rows.stop]
-    batch, heads, rows, _ = part.weights.shape
+def _over_keys_in_use(part: AttentionMatrix, call: PositionedCall) -> AttentionMatrix:
+    """Return the recorded rows of a call over the keys in use: not those that a static cache has room for."""
+    if not call.has_room:
+        return part
+    problem, count = part.problem, call.key_stop - call.first_key
+    block = Block(problem.mask, range(problem.shape[2]), range(problem.shape[3]))
+    mask = stack_masks([block], count)
+    return softmax_matrix(replace(problem, k=problem.k[:, :, :count], mask=mask, versions=()), part.plan)
+
+
+def _without_questions(part: AttentionMatrix) -> AttentionMatrix:
+    """Return the same matrix of a device, whose statistics are computed without a look at the sizes of its numbers."""
+    problem = copy.copy(part.problem)
+    vars(problem).update(has_finite_logits=False, has_small_logits=False)
+    weights = part.softmax_weights
+    return softmax_matrix(problem, part.plan, lse=None if weights.lse_is_rounded else weights.known_lse)
+
+
+def _query_mask(part: AttentionMatrix, given: Tensor | None = None, rows: range = range(0)) -> Tensor:
+    """Return which queries are tokens that may attend to a key, as far as it is known, shape (batch, queries).
+
+    Parameters
+    ----------
+    part : AttentionMatrix, shape (batch, heads, queries, n)
+        The queries.
+    given : Tensor of bool, optional, shape (batch, m)
+        Which queries of a call are tokens.
+    rows : range
+        Which of these the queries are.
+    """
+    batch, heads, m, _ = part.weights.shape
     lse = part.softmax_weights.known_lse
     if lse is None or part.sink is not None or not heads:
-        return torch.ones(batch, rows, dtype=torch.bool) if given is None else given
-    seeing = ((lse[..., 0] if lse.ndim == 4 else lse) > -torch.inf).any(dim=1)
-    return seeing if given is None else given.to(seeing.device, non_blocking=True) & seeing
+        seeing = torch.ones(batch, m, dtype=torch.bool, device=part.problem.device)
+    else:
+        seeing = ((lse[..., 0] if lse.ndim == 4 else lse) > -torch.inf).any(dim=1)
+    return seeing if given is None else given[:, rows.start : rows.stop] & seeing

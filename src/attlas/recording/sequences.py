@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 from attlas.foundation.autocast import without_autocast
 from attlas.matrix import observers
 from attlas.recording.atlas import Entry
+from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
-from attlas.recording.sequence import PositionedCall, RecordedSequence, RetentionPolicy
+from attlas.recording.sequence import STEP, PositionedCall, RecordedSequence, RetentionPolicy
+from attlas.recording.snapshot import answers_of
 
 # Path of an attention, and which of its calls in a pass.
 Key: TypeAlias = tuple[str, int]
 
-_STEP = 16  # queries of a call that may wait for the end of its pass: a step of a generation, with or without a draft
+_HELD = 2**28  # bytes of other calls that wait for the end of their pass together: their tokens may be copies
 
 
 class _NewCall(NamedTuple):
@@ -36,17 +38,21 @@ class RecordedSequences:
     ----------
     entries : list of Entry
         Where a text goes when another begins.
+    copies : HostCopies, optional
+        The copies of what is moved to the CPU.
 
     Notes
     -----
     Whether a call goes on with a text depends on its keys. A GPU computes that, and the program waits for the answer:
-    once for all steps of a pass, at its end, and not in each layer.
+    once for all layers of a pass, at its end.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[Entry], copies: HostCopies | None = None) -> None:
         self.last: dict[Key, RecordedSequence] = {}
-        self._entries = entries
-        self._undecided: dict[Key, tuple[_NewCall, bool | Tensor]] = {}  # steps of this pass, with their answers
+        self._entries, self._copies = entries, copies
+        self._undecided: dict[Key, tuple[_NewCall, bool | Tensor]] = {}  # calls of this pass, with their answers
+        self._held = 0  # bytes of those that are no step
+        self._ended: list[RecordedSequence] = []  # texts of a device that are no entry yet
 
     def add(
         self,
@@ -56,7 +62,7 @@ class RecordedSequences:
         policy: RetentionPolicy,
         call: PositionedCall,
         *,
-        begins: bool,
+        begins: bool | Tensor,
         may_wait: bool,
     ) -> None:
         """Add a call to the text that it continues, or begin another.
@@ -67,41 +73,62 @@ class RecordedSequences:
             The attention.
         site, heads, policy, call
             As `RecordedSequence` takes them.
-        begins : bool
-            Whether it is known that another text begins.
+        begins : bool or Tensor
+            Whether another text begins, whatever the keys are.
         may_wait : bool
             Whether `decide` is called when the pass has ended.
         """
         if key in self._undecided:
             self.decide()
         new, sequence = _NewCall(site, heads, policy, call), self.last.get(key)
-        continues = False if sequence is None or begins else sequence.continues(call)
-        # The keys of a static cache, which has room for more, are copies: those of one layer at a time.
-        step = call.matrix.weights.shape[2] <= _STEP and not call.has_room
+        continues = False if sequence is None or begins is True else sequence.continues(call)
+        if isinstance(begins, Tensor) and continues is not False:
+            continues = ~begins & continues
         later = isinstance(continues, Tensor) or bool(self._undecided)  # calls are added in their order
-        if may_wait and step and later:
-            self._undecided[key] = new, continues
-        else:
+        if not (may_wait and later):
             self._add(key, new, bool(continues))
+            return
+        self._undecided[key] = new, continues
+        q, k = call.matrix.problem.q, call.matrix.problem.k
+        # The keys of a static cache, which has room for more, are copies.
+        self._held += 0 if q.shape[2] <= STEP and not call.has_room else q.nbytes + k.nbytes
+        if self._held > _HELD:
+            self.decide()
 
     @without_autocast
     @torch.no_grad()
-    def decide(self) -> None:
-        """Add the calls that wait: one wait for each device, whatever the number of layers."""
-        waiting, self._undecided = self._undecided, {}
-        by_device: defaultdict[torch.device, list[tuple[Key, Tensor]]] = defaultdict(list)
-        continues: dict[Key, bool] = {}
-        for key, (_, answer) in waiting.items():
-            if isinstance(answer, Tensor):
-                by_device[answer.device].append((key, answer))
-            else:
-                continues[key] = answer
-        for answers in by_device.values():
-            found = torch.stack([answer for _, answer in answers]).tolist()
-            continues |= zip((key for key, _ in answers), found, strict=True)
+    def decide(self, others: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Add the calls that wait, and return other tensors on the CPU: one wait for each device.
+
+        Parameters
+        ----------
+        others : sequence of Tensor
+            Booleans or whole numbers.
+        """
+        if not (self._undecided or others):
+            return []
+        waiting, self._undecided, self._held = self._undecided, {}, 0
+        ended, self._ended = self._ended, []
+        asked = {key: answer for key, (_, answer) in waiting.items() if isinstance(answer, Tensor)}
+        found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in ended), *others]))
+        answers = dict(zip(asked, found))  # noqa: B905 - the others follow
+        self._entries += [sequence.to_entry(next(found)) for sequence in ended]
         with observers.unheard():
-            for key, (new, _) in waiting.items():
-                self._add(key, new, continues[key])
+            for key, (new, answer) in waiting.items():
+                self._add(key, new, bool(answers.get(key, answer)))
+        if self._copies is not None:
+            self._copies.mark()
+        return [*found]
+
+    def finish(self) -> None:
+        """Add the entries of all texts."""
+        if self._undecided:
+            self.decide()
+        sequences, self._ended = [*self._ended, *self.last.values()], []
+        later = [sequence for sequence in sequences if sequence.on_device]
+        masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
+        known = dict(zip(later, masks, strict=True))
+        self._entries += [sequence.to_entry(known.get(sequence)) for sequence in sequences]
 
     def _add(self, key: Key, new: _NewCall, continues: bool) -> None:
         """Add a call to the last text, or begin another."""
@@ -110,6 +137,9 @@ class RecordedSequences:
             if continues:
                 sequence.extend(new.call)
                 return
-            self._entries.append(sequence.to_entry())
+            if sequence.on_device:  # with the answers of the next pass
+                self._ended.append(sequence)
+            else:
+                self._entries.append(sequence.to_entry())
             number = sequence.number + 1
         self.last[key] = RecordedSequence(new.site, number, new.heads, new.policy, new.call)

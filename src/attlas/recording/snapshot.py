@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +19,7 @@ from attlas.masks.placed import Placed
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
+    from attlas.recording.copies import HostCopies
 
 _CHUNK = 1024  # keys whose fingerprint is taken together, at least,
 _CHUNKS = 8  # and the most chunks: little memory beside the keys themselves, and no more calls for more keys
@@ -25,7 +28,7 @@ _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers by th
 Thing = TypeVar("Thing", bound=Mask | nn.Module)
 
 
-def detached_tensor(t: Tensor, device: torch.device | None = None) -> Tensor:
+def detached_tensor(t: Tensor, device: torch.device | None = None, copies: HostCopies | None = None) -> Tensor:
     """Return a tensor without a graph; a copy where the model may write to it, or where its storage is larger.
 
     Parameters
@@ -34,17 +37,24 @@ def detached_tensor(t: Tensor, device: torch.device | None = None) -> Tensor:
         Queries or keys as the model computed them.
     device : torch.device, optional
         Where it is kept; where it is, by default.
+    copies : HostCopies, optional
+        Copies to the CPU, so that nobody waits for them.
     """
     t = t.detach()
     if device is not None and t.device != device:
-        return t.to(device)
+        return _moved(t, device, copies)
     # A static cache writes new keys into the tensor that it handed out; a tensor that was written to since it was
     # made, or is part of a larger one, is copied.
     written = t.is_inference() or changes(t) != 0
     return t.clone() if written or t.untyped_storage().nbytes() > t.nbytes else t
 
 
-def detached(thing: Thing, device: torch.device | None = None) -> Thing:
+def _moved(t: Tensor, device: torch.device, copies: HostCopies | None) -> Tensor:
+    """Return a tensor on another device."""
+    return t.to(device) if copies is None or device.type != "cpu" else copies.copy(t)
+
+
+def detached(thing: Thing, device: torch.device | None = None, copies: HostCopies | None = None) -> Thing:
     """Return a mask or a score whose tensors have no graph, on another device if one is named.
 
     Parameters
@@ -53,17 +63,19 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
         It is not changed; one that holds no tensor that matters is returned as it is.
     device : torch.device, optional
         Where its tensors are kept.
+    copies : HostCopies, optional
+        Copies to the CPU, so that nobody waits for them.
     """
 
     def detach(part: Any) -> Any:
         """Return a tensor, score or mask without a graph, on the device; a copy of one that a graph starts from."""
         if isinstance(part, Mask | nn.Module):  # a score, or a layer within one
-            return detached(part, device)
+            return detached(part, device, copies)
         moves = device is not None and part.device != device
         if not (moves or part.requires_grad):
             return part
         t = part.detach().clone() if part.is_leaf else part.detach()  # an optimizer changes parameters in place
-        t = t.to(device) if moves else t
+        t = _moved(t, device, copies) if moves and device is not None else t
         return nn.Parameter(t, requires_grad=False) if isinstance(part, nn.Parameter) else t
 
     # Numbers that a mask has copied stay as they are, whatever becomes of the tensor that they are copied from.
@@ -77,7 +89,7 @@ def detached(thing: Thing, device: torch.device | None = None) -> Thing:
     return out
 
 
-def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
+def snapshot(problem: Problem, device: torch.device | None = None, copies: HostCopies | None = None) -> Problem:
     """Return a problem without its keys that can be kept after the pass: no graph, nothing shared with the model.
 
     Parameters
@@ -86,27 +98,29 @@ def snapshot(problem: Problem, device: torch.device | None = None) -> Problem:
         The problem as the model made it.
     device : torch.device, optional
         Where its tensors are kept; where they are, by default.
+    copies : HostCopies, optional
+        Copies to the CPU, so that nobody waits for them.
     """
     target = None if device is None or device == problem.device else device
     return replace(
         problem,
-        q=detached_tensor(problem.q, target),
-        k=detached_tensor(problem.k[:, :, :0], target),
-        sink=None if problem.sink is None else problem.sink.detach().clone().to(target or problem.device),
-        mask=kept_mask(problem, device),
-        score=detached(problem.score, target),
+        q=detached_tensor(problem.q, target, copies),
+        k=detached_tensor(problem.k[:, :, :0], target, copies),
+        sink=None if problem.sink is None else detached_tensor(problem.sink.detach().clone(), target, copies),
+        mask=kept_mask(problem, device, copies),
+        score=detached(problem.score, target, copies),
         detached=True,
         read=(),
         versions=(),  # of the tensors kept here, and not of those of the model, which may change
     )
 
 
-def kept_mask(problem: Problem, device: torch.device | None = None) -> Mask | None:
+def kept_mask(problem: Problem, device: torch.device | None = None, copies: HostCopies | None = None) -> Mask | None:
     """Return the mask of a problem as `snapshot` keeps it."""
     if problem.mask is None:
         return None
     target = None if device is None or device == problem.device else device
-    mask = detached(problem.mask, target)
+    mask = detached(problem.mask, target, copies)
     if target is not None and holds_function(mask):
         rows, columns = map(range, problem.shape[2:])
         return Placed(mask, rows, columns, problem.device)  # what a function holds stays where it is
@@ -150,7 +164,7 @@ def _bit_weights(heads: int, d: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # they serve later calls outside of inference mode, too
         generator = torch.Generator().manual_seed(20)
         weights = torch.randint(-(2**62), 2**62, (heads, d), generator=generator, dtype=torch.int64) * 2 + 1
-        out: Tensor = weights.to(device).view(1, heads, 1, d)
+        out: Tensor = weights.to(device, non_blocking=True).view(1, heads, 1, d)
         return out
 
 
@@ -171,6 +185,24 @@ def same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
 def answers_later(t: Tensor) -> bool:
     """Return whether the program waits for a number of a tensor."""
     return t.device.type != "cpu"
+
+
+def answers_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of booleans or whole numbers on the CPU: one wait for each other device that some are on.
+
+    A GPU works behind the program. To read one of its numbers, the program waits until all work before it is done.
+    """
+    found = list(tensors)
+    by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+    for place, t in enumerate(found):
+        if t.device.type != "cpu":
+            by_device[t.device].append(place)
+    for places in by_device.values():
+        numbers = torch.cat([found[place].flatten().to(torch.int64) for place in places]).cpu()
+        parts = numbers.split([found[place].numel() for place in places])
+        for place, part in zip(places, parts, strict=True):
+            found[place] = part.view(found[place].shape).to(found[place].dtype)
+    return found
 
 
 def _holds_words(t: Tensor, size: int) -> bool:

@@ -12,6 +12,7 @@ from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
 from attlas.masks.placed import Block, Stacked
+from attlas.recording.snapshot import answers_later
 from attlas.scores import Score
 
 
@@ -73,18 +74,33 @@ def _agrees(first: Mask, block: Block, keys: int, stack: Stacked, tile: Callable
     return bool((first.allows(at) == stack.allows(at)).all())
 
 
-def same_settings(a: Any, b: Any) -> bool:
-    """Return whether two masks (or scores, or values in them) have the same class and equal attributes."""
+def same_settings(a: Any, b: Any, later: list[Tensor] | None = None) -> bool:
+    """Return whether two masks (or scores, or values in them) have the same class and equal attributes.
+
+    Parameters
+    ----------
+    a, b
+        The two.
+    later : list of Tensor, optional
+        Gets the answers of tensors of a device, booleans on it: the two are equal if all are true, too. Without it the
+        program waits for them.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
-        return a.dtype is b.dtype and torch.equal(a, b.to(a.device))
+        if a.dtype is not b.dtype or a.shape != b.shape:
+            return False
+        b = b.to(a.device, non_blocking=a.device.type != "cpu")
+        if later is None or not answers_later(a):
+            return torch.equal(a, b)
+        later.append((a == b).all())
+        return True
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same_settings, a, b))
+        return len(a) == len(b) and all(same_settings(one, other, later) for one, other in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_settings(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same_settings(a[name], b[name], later) for name in a)
     if isinstance(a, Mask | Score):
-        return same_settings(vars(a), vars(b))
+        return same_settings(vars(a), vars(b), later)
     return bool(a == b)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attlas.recording.snapshot import fingerprint
+from attlas.recording.snapshot import answers_later, fingerprint
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
@@ -34,12 +35,13 @@ class RecordedText:
         self._new_ids = ids
         self._first_new: int | None = None  # position of the first new token; None before an attention is read
         self._continued: Tensor | None = None  # the sequence of the pass before that each sequence goes on from
+        self._is_known: Tensor | None = None  # on a device: whether `_continued` holds for all
 
     def is_about(self, problem: Problem) -> bool:
         """Return whether the queries of an attention may be the new tokens, and not the patches of an image."""
         return self._new_ids is None or self._new_ids.shape == (problem.shape[0], problem.shape[2])
 
-    def read(self, problem: Problem, first_query: int, first_key: int) -> bool:
+    def read(self, problem: Problem, first_query: int, first_key: int) -> bool | Tensor:
         """Compare the keys of the first attention of a pass with those of the pass before.
 
         Parameters
@@ -51,8 +53,8 @@ class RecordedText:
 
         Returns
         -------
-        bool
-            Whether the sequences do not go on from where each of them was before.
+        bool or Tensor
+            Whether the sequences do not go on from where each of them was before; a boolean on the device of the keys.
         """
         batch, _, m, _ = problem.shape
         if self._first_new is not None or not self.is_about(problem):
@@ -61,25 +63,62 @@ class RecordedText:
         self._first_new, self._continued = first_query, self._continued_by(keys, first_query, first_key)
         stop = None if self._keys is None else self._first_key + self._keys.shape[1]
         self._keys, self._first_key = keys, first_key
-        goes_on = self._continued is not None and stop == first_query
-        return not (goes_on and torch.equal(self._continued, torch.arange(batch)))  # type: ignore[arg-type]  # not None
+        if self._continued is None or stop != first_query:
+            return True
+        own = torch.arange(batch, device=self._continued.device)
+        if self._is_known is not None:
+            return ~(self._is_known & (self._continued == own).all())
+        return not torch.equal(self._continued, own)
 
     def _continued_by(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
-        """Return the sequence of the pass before whose keys each sequence has; None where one has no such keys."""
+        """Return the sequence of the pass before whose keys each sequence has; None where one has no such keys.
+
+        Keys of a device are compared there, and the answer comes with `_is_known`.
+        """
         old, old_first = self._keys, self._first_key
         if old is None or old_first + old.shape[1] < first_query:
             return None
         start = max(first_key, old_first)
         new = keys[:, start - first_key : max(first_query, start) - first_key]
         old = old[:, start - old_first : max(first_query, start) - old_first]
-        if torch.equal(new, old):
-            return torch.arange(len(new))
-        same = (fingerprint(new[:, None, None]) == fingerprint(old[:, None, None]).mT).cpu()
+        later = answers_later(keys)
+        if later and old.device != keys.device:
+            old = old.to(keys.device, non_blocking=True)
+        equal = new.shape == old.shape and ((new == old).all() if later else torch.equal(new, old))
+        own = torch.arange(len(new), device=new.device)
+        if equal is True:
+            return own
+        same = _numbers_of(new)[:, None] == _numbers_of(old)
         # Two sequences may agree in the last keys and not in those that a sliding cache has dropped.
-        return same.int().argmax(1) if start == 0 and bool(same.any(1).all()) else None
+        found, known = same.int().argmax(1), same.any(1).all() if start == 0 else False
+        if not later:
+            return found if bool(known) else None
+        if known is False and equal is False:
+            return None
+        self._is_known = equal | known  # type: ignore[assignment]  # one of them is a tensor
+        return found if equal is False else torch.where(equal, own, found)
 
-    def end(self) -> bool:
-        """End a pass; return whether the ids do not begin with those of the passes before."""
+    def questions(self) -> list[Tensor]:
+        """Return what `end` must have on the CPU."""
+        found = []
+        for t in (self._new_ids, self._continued, self._is_known):
+            if t is not None:
+                found.append(t)
+        return found
+
+    def end(self, answers: Sequence[Tensor]) -> bool:
+        """End a pass; return whether the ids do not begin with those of the passes before.
+
+        Parameters
+        ----------
+        answers : sequence of Tensor
+            The `questions` on the CPU.
+        """
+        given = iter(answers)
+        self._new_ids = None if self._new_ids is None else next(given)
+        self._continued = None if self._continued is None else next(given)
+        if self._is_known is not None and not bool(next(given)):
+            self._continued = None
         before, self.ids = self.ids, self._joined()
         if before is None or self.ids is None:
             return before is not self.ids
@@ -92,3 +131,9 @@ class RecordedText:
         if self.ids is None or self._continued is None or self.ids.shape[1] < self._first_new:
             return None
         return torch.cat([self.ids[self._continued, : self._first_new], self._new_ids], dim=1)
+
+
+def _numbers_of(keys: Tensor) -> Tensor:
+    """Return one whole number for each sequence of fingerprints, shape (batch,): equal for equal sequences."""
+    odd = torch.arange(1, 2 * keys.shape[1], 2, device=keys.device) * -7046029254386353131  # 2**64 by the golden ratio
+    return ((keys ^ (keys >> 32)) * odd).sum(1)

@@ -37,11 +37,16 @@ def kept_values(
         Whether the values themselves are kept, and not only their norms.
     """
     values, group = values[:, :, keys], count // values.shape[1]
-    own = values if len(heads) == count else values[:, [head // group for head in heads]]
+    own = values if len(heads) == count else _some(values, [head // group for head in heads], axis=1)
     kept = {"values": own} if whole else {}
     kept["value_norms"] = norms_of(own)
     weight = _output_projection(model, path, count * values.shape[-1])
     return kept if weight is None else kept | {"output_norms": _output_norms(values, weight, heads, count)}
+
+
+def _some(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
+    """Return some places along an axis; nobody waits until a device has their numbers."""
+    return t.index_select(axis, torch.tensor(places, device="cpu").to(t.device, non_blocking=True))
 
 
 def _output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
@@ -98,7 +103,7 @@ def _output_norms(values: Tensor, weight: Tensor, heads: Sequence[int], count: i
     With the factor R of ``weight_h = Q R``, ``‖weight_h v‖ = ‖R v‖``: e² instead of ``out * e`` products per key.
     """
     size, group = values.shape[-1], count // values.shape[1]
-    factors = weight.unflatten(1, (count, size)).transpose(0, 1)[list(heads)].float()
+    factors = _some(weight.unflatten(1, (count, size)).transpose(0, 1), heads, axis=0).float()
     if values.shape[2] > size:
         factors = torch.linalg.qr(factors, mode="r").R
     found = [norms_of(values[:, head // group].float() @ factors[at].mT) for at, head in enumerate(heads)]

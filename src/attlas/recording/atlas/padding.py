@@ -42,6 +42,12 @@ def token_queries(weights: Weights) -> Tensor | None:
     tensor([[ True,  True,  True],
             [ True,  True, False]])
     """
+    queries = _token_queries(weights)
+    return None if queries is None or bool(queries.all()) else queries
+
+
+def _token_queries(weights: Weights) -> Tensor | None:
+    """Return `token_queries`, also where all are tokens; None where the mask tells nothing."""
     batch, _, m, n = weights.shape
     if weights.mask is None or 0 in weights.shape:
         return None
@@ -53,8 +59,7 @@ def token_queries(weights: Weights) -> Tensor | None:
         return None
     positions = torch.arange(first or 0, (first or 0) + m, device=padding.device)
     known = (positions >= 0) & (positions < n)
-    queries = ~padding[:, positions.clamp(0, n - 1)] | ~known
-    return None if bool(queries.all()) else queries
+    return ~padding[:, positions.clamp(0, n - 1)] | ~known
 
 
 def included_rows(entry: Entry) -> Tensor | None:
@@ -113,6 +118,7 @@ def real_queries(
     Returns
     -------
     Tensor of bool, shape (batch, m), or None
+        Where the matrix is; on a device other than the CPU also where all may be tokens.
 
     Notes
     -----
@@ -121,15 +127,30 @@ def real_queries(
     of the matrix itself says about its keys is used elsewhere.
     """
     batch, _, m, _ = A.weights.shape
-    if attention_mask is not None and _is_about(A, attention_mask, first_query, first_key, cross=cross):
-        queries: Tensor | None = attention_mask[:, first_query : first_query + m]
-    else:
-        queries = None if cross else token_queries(A.weights)
-    return None if queries is None or bool(queries.all()) else queries.expand(batch, m).cpu().clone()
+    device = A.problem.device
+    given = attention_mask if attention_mask is None else attention_mask.to(device, non_blocking=True)
+    about = False if given is None else _is_about(A, given, first_query, first_key, cross=cross)
+    told = _token_queries(A.weights) if about is not True and not cross else None
+    queries = told
+    if given is not None and about is not False:
+        queries = given[:, first_query : first_query + m]
+        if isinstance(about, Tensor):
+            queries = queries | ~about if told is None else torch.where(about, queries, told)
+    if queries is None:
+        return None
+    queries = queries.expand(batch, m)
+    if device.type != "cpu":
+        return queries.clone()
+    return None if bool(queries.all()) else queries.clone()
 
 
-def _is_about(A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool) -> bool:
-    """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding."""
+def _is_about(
+    A: AttentionMatrix, attention_mask: Tensor, first_query: int, first_key: int, *, cross: bool
+) -> bool | Tensor:
+    """Return whether an attention mask has the sizes of a matrix whose last query attends to no key of padding.
+
+    On a device the answer may be a boolean on it.
+    """
     batch, heads, m, n = A.weights.shape
     if len(attention_mask) != batch or attention_mask.shape[1] < first_query + m:
         return False
@@ -138,7 +159,9 @@ def _is_about(A: AttentionMatrix, attention_mask: Tensor, first_query: int, firs
     keys = attention_mask[:, first_key : first_key + n]
     keys = functional.pad(keys, (0, n - keys.shape[1]), value=True)
     if A.mask is None or not m or not heads:
-        return bool(keys.all())
-    at = A.weights.tile(range(batch), range(1), range(m - 1, m), range(n))
-    allowed = A.mask.allows(at).to(keys.device).expand(batch, 1, 1, n)[:, 0, 0]
-    return not bool((allowed & ~keys).any())
+        found = keys.all()
+    else:
+        at = A.weights.tile(range(batch), range(1), range(m - 1, m), range(n))
+        allowed = A.mask.allows(at).to(keys.device).expand(batch, 1, 1, n)[:, 0, 0]
+        found = ~(allowed & ~keys).any()
+    return bool(found) if keys.device.type == "cpu" else found
