@@ -20,6 +20,10 @@ from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
 needs_newer = pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8 has one setting for all devices")
 
 
+# What torch.backends sets, which refuses that once a test of torch's own has been imported.
+NEWER = (("mkldnn", "matmul", "bf16"), ("cuda", "matmul", "tf32"))
+
+
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
     """Put the settings of the process back."""
@@ -50,9 +54,8 @@ def lowered() -> dict[str, Callable[[], None]]:
         for name in ("high", "medium")
     }
     if precision.SET_FP32_PRECISION:
-        ways["newer"] = lambda: [setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),  # type: ignore[assignment, return-value]
-                                 setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")]  # fmt: skip
-        ways["generic"] = lambda: setattr(torch.backends, "fp32_precision", "tf32")
+        ways["newer"] = lambda: [precision.SET_FP32_PRECISION(*name, kind) for *name, kind in NEWER]  # type: ignore[assignment, return-value]
+        ways["generic"] = lambda: precision.SET_FP32_PRECISION("generic", "all", "tf32")
     return ways
 
 
@@ -94,11 +97,11 @@ def test_products_are_in_full_precision(way: str) -> None:
 
 @needs_newer
 def test_what_is_inherited_stays_so() -> None:
-    torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    precision.SET_FP32_PRECISION("generic", "all", "tf32")
     q = torch.randn(1, 9, 4)
     attlas.attend(q, q) @ q
     assert setting("cuda", "matmul") == "tf32"
-    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+    precision.SET_FP32_PRECISION("generic", "all", "none")
     assert setting("cuda", "matmul") == setting("mkldnn", "matmul") == "none"
 
 

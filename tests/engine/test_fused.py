@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attlas
 from attlas import Plan
-from attlas.engine import fused, traced
+from attlas.engine import fused
+from attlas.matrix.compiled import definition
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HEADS = ((4, 4, 4), (4, 2, 2), (4, 1, 1), (4, 2, 4))  # of queries, keys and values
@@ -325,9 +326,9 @@ def test_programs_take_fused_kernels(dtype: torch.dtype) -> None:
     for heads, sizes, (name, mask) in itertools.product(HEADS, SIZES, MASKS.items()):
         q, k, v = tokens(24, heads, sizes, dtype)
         for score in (attlas.ScaledDot(), attlas.ScaledDot() + attlas.Alibi(4)):
-            problem = attlas.attend(q, k, score=score, mask=mask(24)).softmax_weights.problem
+            weights = attlas.attend(q, k, score=score, mask=mask(24)).softmax_weights
             with NoDense(1 << 30):
-                found = traced.multiply(problem, v)
+                found = definition.product(weights.problem, v, None, weights.lse)
             A = attlas.attend(q.double(), k.double(), score=score, mask=mask(24), plan=Plan("reference"))
             torch.testing.assert_close(found.double(), A @ v.double(), msg=name, **tolerance(dtype))
 
@@ -340,5 +341,5 @@ def test_a_mask_of_three_axes_in_a_program() -> None:
     q, k, v = tokens(24, (4, 2, 2), (8, 8), torch.float32)
     A = attlas.attend(q, k, mask=Some())
     with NoDense(1 << 30):
-        found = traced.multiply(A.softmax_weights.problem, v)
+        found = definition.product(A.softmax_weights.problem, v, None, A.softmax_weights.lse)
     torch.testing.assert_close(found, A @ v)

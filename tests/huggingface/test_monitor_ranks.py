@@ -72,9 +72,9 @@ def error_of_rank(rank: int) -> str:
         steps(monitor, model, own)
     monitor.layers = [rank]  # ranks of a pipeline have different layers
     numbers, whole = (steps(each, model, IDS[:1]) for each in (monitor, AttentionMonitor(every=1, per="layer")))
-    assert {name: numbers[name] for name in numbers if "layer_" in name} == {
-        name: value for name, value in whole.items() if "layer_" in name
-    }
+    # Of all layers, outputs and statistics come from one call of the kernels: the last bits may be others.
+    of_layers = {name: value for name, value in whole.items() if "layer_" in name}
+    assert {name: numbers[name] for name in numbers if "layer_" in name} == pytest.approx(of_layers, rel=1e-6)
     return str(caught.value)
 
 
