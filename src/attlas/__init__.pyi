@@ -58,6 +58,7 @@ from attlas.scores import Bilinear as Bilinear
 from attlas.scores import Boxcar as Boxcar
 from attlas.scores import Cosine as Cosine
 from attlas.scores import Epanechnikov as Epanechnikov
+from attlas.scores import Forget as Forget
 from attlas.scores import Gaussian as Gaussian
 from attlas.scores import Laplace as Laplace
 from attlas.scores import RelativeBias as RelativeBias
@@ -71,10 +72,10 @@ from attlas.scores import Triangular as Triangular
 __all__ = [
     "Additive", "Alibi", "Atlas", "AttentionMatrix", "AttlasError", "BackendError", "Bilinear", "BlockState", "Boxcar",
     "Causal", "CheckpointError", "Cosine", "DeviceError", "Dilated", "Documents", "DtypeError", "Entry", "Epanechnikov",
-    "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding", "Plan",
-    "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap", "TensorBias",
-    "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence", "explain",
-    "from_function", "from_tensor", "intervene", "join", "load", "record", "stats", "testing",
+    "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
+    "Plan", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap",
+    "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence",
+    "explain", "from_function", "from_tensor", "intervene", "join", "load", "record", "stats", "testing",
 ]  # fmt: skip
 
 __version__: str

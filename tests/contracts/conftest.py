@@ -119,6 +119,19 @@ def bias(sizes: Sizes, *lead: int) -> Tensor:
     return sizes.random(*lead, sizes.m, sizes.n, seed=11).requires_grad_()
 
 
+def gates(sizes: Sizes, *lead: int) -> Tensor:
+    return nn.functional.logsigmoid(sizes.random(*lead, sizes.n, seed=13)).requires_grad_()
+
+
+def forgotten(log_gate: Tensor, gap: Tensor) -> Tensor:
+    """Return the sum of log gates after the key, up to that of the query; with a minus for keys after the query."""
+    n = gap.shape[1]
+    place, key = torch.arange(n), torch.arange(n)[:, None]
+    query = gap[:, :1, None] * -1  # i' of each row, as key 0 is at place 0
+    between = ((place > key) & (place <= query)).double() - ((place <= key) & (place > query)).double()
+    return torch.einsum("...l,ijl->...ij", log_gate, between)
+
+
 def relative(sizes: Sizes) -> Callable[..., Tensor]:
     """Return a FlexAttention score_mod with a learned bias of each distance."""
     table = sizes.random(2 * (sizes.m + sizes.n), seed=12).requires_grad_()
@@ -195,6 +208,13 @@ SCORES: dict[str, ScoreCase] = {
     ),
     "TensorBias(alone)": ScoreCase(
         lambda s: attlas.TensorBias(bias(s, s.heads)), lambda score, q, k, gap, s: score.t.expand(s.batch, -1, -1, -1)
+    ),
+    "Forget": ScoreCase(
+        lambda s: attlas.ScaledDot() + attlas.Forget(gates(s, s.batch, s.heads)),
+        lambda score, q, k, gap, s: dot(q, k) + forgotten(score.right.log_gate, gap),
+    ),
+    "Forget(alone)": ScoreCase(
+        lambda s: attlas.Forget(gates(s, s.heads)), lambda score, q, k, gap, s: forgotten(score.log_gate, gap)
     ),
     "ScaledByTensor": ScoreCase(
         lambda s: nn.Parameter(leaf(0.7).detach()) * attlas.ScaledDot(),

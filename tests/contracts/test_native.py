@@ -142,6 +142,8 @@ BIASES: dict[str, Callable[[Any], attlas.Score]] = {
     "TensorBias(forbids)": lambda s: attlas.TensorBias(
         s.random(s.m, s.n, seed=26).masked_fill(s.random(s.m, s.n, seed=27) > 0.6, -math.inf)
     ),
+    "Forget": lambda s: attlas.Forget(-s.random(s.batch, s.heads, s.n, seed=29).abs()),
+    "Forget(one head)": lambda s: attlas.Forget(-s.random(1, s.n, seed=29).abs()),
     "own": Places,
     "sum": lambda s: 2.0 * attlas.Alibi(s.heads) - random_tensor(s, s.m, s.n),
     "factors": lambda s: torch.linspace(0.5, 2, s.heads, dtype=torch.float64) * attlas.Alibi(s.heads),
@@ -193,7 +195,7 @@ def test_biases(instruction_set: str, name: str, dtype: torch.dtype, make: Any, 
                 same(A.lse.double(), exact.lse, f"lse, {where}", close)
 
 
-@pytest.mark.parametrize("name", ["Alibi", "RelativeBias", "TensorBias(heads)", "own"])
+@pytest.mark.parametrize("name", ["Alibi", "RelativeBias", "TensorBias(heads)", "Forget", "own"])
 def test_biases_of_windows(instruction_set: str, name: str, make: Any, sizes: Any, same: Any) -> None:
     s = sizes(30, 44)
     case, score = biased(name, "none", make, s, sink=False)

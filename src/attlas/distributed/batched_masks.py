@@ -13,7 +13,7 @@ from attlas.masks import Bits, Heads, Mask, Runs, runs_of
 from attlas.masks.placed import Concatenated
 from attlas.recording.atlas.serialization import class_named, mask_from, mask_spec
 from attlas.recording.stacking import same_settings
-from attlas.scores import Alibi, RelativeBias, Score, TensorBias
+from attlas.scores import Alibi, Forget, RelativeBias, Score, TensorBias
 
 
 class _DifferError(Exception):
@@ -64,7 +64,7 @@ def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tu
 def joined_score(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
     """Return the score of a batch (axis 0), or of all heads (axis 1), as plain data; None where there is none.
 
-    Its parameters must agree, and only a `TensorBias` may have a tensor of batches or heads.
+    Its parameters must agree, and only `TensorBias` and `Forget` may have a tensor of batches or heads.
     """
     try:
         return _joined(specs, sizes, axis)
@@ -139,7 +139,7 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[M
 
 def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
     """Return the tensors of all parts as one; `owner` is the class that holds them, None for one of the user's own."""
-    if owner is None or (issubclass(owner, Score) and owner is not TensorBias):
+    if owner is None or (issubclass(owner, Score) and owner not in (Forget, TensorBias)):
         # A parameter of a score may count heads, by an axis that is not known; that of these two does.
         if tensors[0].numel() > 1 or (axis == 1 and owner in (Alibi, RelativeBias)):
             raise _DifferError
