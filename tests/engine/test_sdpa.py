@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import attlas
 from attlas import Plan
@@ -71,3 +76,65 @@ def test_rows_without_keys_in_a_panel() -> None:
     assert bool((A.lse[0, 0, 1::2] == -math.inf).all())
     for g in torch.autograd.grad(out.sum(), (q, k, v)):
         assert bool(g.isfinite().all())
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes of one tensor that an operation makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.bytes = max(self.bytes, t.untyped_storage().nbytes())
+        return out
+
+
+BIASES: dict[str, Callable[[int, int], attlas.Score]] = {
+    "Alibi": lambda heads, n: attlas.Alibi(heads),
+    "RelativeBias": lambda heads, n: attlas.RelativeBias(heads, 8).requires_grad_(False),
+    "Forget": lambda heads, n: attlas.Forget(-torch.rand(heads, n)),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("mask", [None, attlas.Causal()], ids=["all", "causal"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "key_heads", "m", "n"),
+    [(1, 24, 24, 17, 50_000), (3, 8, 2, 17, 50_000), (1, 1, 1, 270, 300_000)],
+    ids=["heads", "groups", "keys"],
+)
+def test_a_bias_takes_no_large_tensor(
+    name: str, mask: attlas.Mask | None, batch: int, heads: int, key_heads: int, m: int, n: int
+) -> None:
+    """Dense, the bias takes 80 to 320 MB."""
+    q, k = torch.randn(batch, heads, m, 2), torch.randn(batch, key_heads, n, 2)
+    v, score = torch.randn(batch, key_heads, n, 2), attlas.ScaledDot() + BIASES[name](heads, n)
+    A = attlas.attend(q, k, score=score, mask=mask, plan=Plan("sdpa"))
+    with torch.no_grad(), Largest() as largest:
+        out = A @ v
+    assert largest.bytes <= 64 << 20
+    one = attlas.attend(q[-1:, :, -1:], k[-1:], score=score, mask=mask, plan=Plan("reference")) @ v[-1:]
+    torch.testing.assert_close(out[-1:, :, -1:], one, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cells", [2, 60, 500, 2000, 5000])
+@pytest.mark.parametrize(("heads", "key_heads", "value_heads"), [(4, 4, 4), (6, 2, 2), (6, 1, 1), (6, 3, 1), (4, 1, 4)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_pieces_of_some_heads(cells: int, heads: int, key_heads: int, value_heads: int, masked: bool) -> None:
+    q = torch.randn(3, heads, 20, 4, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(3, key_heads, 25, 4, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(3, value_heads, 25, 3, dtype=torch.float64, requires_grad=True)
+    mask = (torch.rand(3, heads, 20, 25) > 0.4) & (torch.arange(25) != 5) if masked else None
+    for bias in (attlas.Alibi(heads), attlas.TensorBias(torch.randn(20, 25)), None):
+        if bias is None and not masked:
+            continue
+        score = attlas.ScaledDot() if bias is None else attlas.ScaledDot() + bias
+        results = []
+        for plan in (Plan("sdpa", cells=cells), Plan("reference")):
+            A = attlas.attend(q, k, score=score, mask=mask, plan=plan)
+            out = A @ v
+            results.append([out, A.lse, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)

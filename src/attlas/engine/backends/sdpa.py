@@ -2,15 +2,15 @@
 
 On a CPU the flash kernel also returns the log-sum-exp, so the matrix keeps it and nothing is computed
 twice. A causal mask of any alignment is cut into rectangles and one square; other masks, and scores of
-positions, go to the kernel one block of rows at a time, so memory stays linear. Off the CPU, `attlas.engine.fused`
-finds the kernel, and autograd records it.
+positions, go to the kernel one block of rows at a time, and of heads where those are many, so memory stays
+linear. Off the CPU, `attlas.engine.fused` finds the kernel, and autograd records it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, product
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -24,7 +24,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exceeds, finite_shift, merge
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, match_heads, sum_heads
-from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks
+from attlas.engine.tiling import ColumnBlock, allowed_cells, column_blocks, cut_heads
 from attlas.foundation.checks import all_finite
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState
@@ -40,8 +40,13 @@ _Aligned: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
 
 
 class Piece(NamedTuple):
-    """A rectangle that one call of the kernel computes."""
+    """A rectangle of some heads that one call of the kernel computes.
 
+    It has all heads, or heads of one sequence: whole groups of those that share a key head, or a part of one group.
+    """
+
+    batches: range
+    heads: range
     rows: range
     columns: range
     causal: bool
@@ -49,9 +54,29 @@ class Piece(NamedTuple):
     unseen: Tensor | None
 
     @property
-    def place(self) -> tuple[slice, slice]:
-        """The slices of its rows and of its columns."""
-        return slice(self.rows.start, self.rows.stop), slice(self.columns.start, self.columns.stop)
+    def place(self) -> tuple[slice, slice, slice, slice]:
+        """The slices of its batches, heads, rows and columns."""
+        b, h, i, j = self[:4]
+        return slice(b.start, b.stop), slice(h.start, h.stop), slice(i.start, i.stop), slice(j.start, j.stop)
+
+    def groups(self, fold: int) -> slice:
+        """Return the key heads that it reads, where each serves `fold` query heads."""
+        return slice(self.heads.start // fold, (self.heads.stop - 1) // fold + 1)
+
+    def folded(self, t: Tensor, fold: int) -> Tensor:
+        """Return a tensor (batches, heads, ...) of the piece with its groups of heads folded into the batch."""
+        return _folded(t, min(fold, len(self.heads)))
+
+    def tokens(self, aligned: _Aligned, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of the piece; `heads` counts all heads of the matrix."""
+        q, k, v, fold = aligned
+        b, h, rows, columns = self.place
+        if fold > 1:
+            groups, first = heads // fold, self.heads.start % fold
+            start = self.batches.start * groups + self.heads.start // fold
+            b = slice(start, (self.batches.stop - 1) * groups + (self.heads.stop - 1) // fold + 1)
+            h = slice(first, first + min(fold, len(self.heads)))
+        return q[b, h, rows], k[b, h, columns], v[b, h, columns]
 
 
 class Sdpa(Backend):
@@ -111,9 +136,10 @@ class Sdpa(Backend):
         if v.dtype.itemsize > dot.q.dtype.itemsize:  # its output has the digits of the tokens
             return None
         aligned, e = _aligned(dot, v), v.shape[-1]
-        pieces = _pieces(problem, dot, request.plan)
+        fold = aligned[3]
+        pieces = _pieces(problem, dot, request.plan, fold)
         first = list(islice(pieces, 2))
-        if len(first) == 1 and len(first[0].rows) == problem.shape[2]:
+        if len(first) == 1 and tuple(map(len, first[0][:3])) == problem.shape[:3]:
             out, lse = _call(problem, dot, aligned, first[0], e)
         else:
             out, lse = _merged(problem, dot, aligned, chain(first, pieces), e)
@@ -138,7 +164,7 @@ class Sdpa(Backend):
         problem, dot = request.problem, request.product
         if problem.mask is not None and not all_finite(right):
             return None
-        q, k, values, fold = _aligned(dot, right)
+        aligned = q, k, _, fold = _aligned(dot, right)
         width = q.shape[-1]
         batch, heads, m, n = problem.shape
         shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
@@ -146,16 +172,18 @@ class Sdpa(Backend):
         safe = finite_shift(lse).to(problem.dtype)
         d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
         d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
-        for piece in _pieces(problem, dot, request.plan):
-            rows, columns = piece.place
-            tokens = q[:, :, rows], k[:, :, columns], values[:, :, columns]
-            d_out, own, total = (_folded(t[:, :, rows], fold) for t in (left, out, safe))
+        for piece in _pieces(problem, dot, request.plan, fold):
+            b, h, rows, columns = piece.place
+            tokens = piece.tokens(aligned, heads)
+            added = None if piece.added is None else _added(piece.added, piece, fold)
+            d_out, own, total = (piece.folded(t[b, h, rows], fold) for t in (left, out, safe))
             grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=_added(piece, problem, fold), scale=dot.scale
+                d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=added, scale=dot.scale
             )
-            d_q[:, :, rows] += grads[0].reshape(batch, heads, len(piece.rows), width)
+            d_q[b, h, rows] += grads[0].reshape(*map(len, piece[:3]), width)
             for into, part in ((d_k, grads[1]), (d_v, grads[2])):
-                into[:, :, columns] += part.unflatten(0, (batch, -1)).sum(dim=2) if fold > 1 else part
+                part = part.unflatten(0, (len(piece.batches), -1)).sum(dim=2) if fold > 1 else part
+                into[b, piece.groups(fold), columns] += part
         d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, right.shape[1])
         d_q, d_k = d_q[..., : dot.q.shape[-1]], d_k[..., : dot.k.shape[-1]]
         return Gradients([d_q], [d_k], [], d_v[..., : right.shape[-1]], delta)
@@ -187,30 +215,49 @@ def _folded(t: Tensor, fold: int) -> Tensor:
     return t if fold == 1 else t.unflatten(1, (-1, fold)).flatten(0, 1)
 
 
-def _pieces(problem: Problem, dot: Dot, plan: Plan) -> Iterator[Piece]:
+def _pieces(problem: Problem, dot: Dot, plan: Plan, fold: int) -> Iterator[Piece]:
     """Yield the rectangles that the kernel is called on; together they cover what the mask allows."""
     batch, heads, m, n = problem.shape
     if dot.bias is None and problem.mask is None:
-        yield Piece(range(m), range(n), False, None, None)
+        yield Piece(range(batch), range(heads), range(m), range(n), False, None, None)
         return
     if dot.bias is None and isinstance(problem.mask, Causal):
-        yield from _causal(m, n, n - m if problem.mask.offset is None else problem.mask.offset)
+        offset = n - m if problem.mask.offset is None else problem.mask.offset
+        for rows, columns, causal in _causal(m, n, offset):
+            yield Piece(range(batch), range(heads), rows, columns, causal, None, None)
         return
+    b, h, i, j = _sizes(problem, dot, plan)
+    for span, batches, own in product(cut(m, i), cut(batch, b), cut_heads(range(heads), h, fold)):
+        at = problem.tile(batches, own, span, range(n))
+        for block in column_blocks(at, problem.mask, j):
+            for part in _runs(block):
+                yield Piece(batches, own, span, part.columns, False, *_added_to_cells(problem, dot, at, part))
+
+
+def _sizes(problem: Problem, dot: Dot, plan: Plan) -> tuple[int, int, int, int]:
+    """Return how many batches, heads, rows and columns a piece may have.
+
+    What is added then takes little memory: for a bias at most 64 MiB, and so does what it is computed from.
+    """
+    batch, heads, m, n = problem.shape
     # Few rows at a time follow the edge of a mask closely; a score of positions costs the same for any number.
     most = 2048 if problem.mask is None else 512
-    rows = plan.rows or max(min(4 * plan.budget("cpu") // (batch * heads * n), most), 16)
-    for span in cut(m, rows):
-        at = problem.tile(range(batch), range(heads), span, range(n))
-        for block in column_blocks(at, problem.mask, plan.columns or n):
-            for part in _runs(block):
-                place = at.narrow(part.columns)
-                added, unseen = _bias(problem, dot, place), None
-                allowed = allowed_cells(at, problem.mask, part)
-                if allowed is not None:
-                    unseen = ~allowed.any(dim=-1)
-                    added = allowed.new_zeros((), dtype=problem.dtype) if added is None else added
-                    added = torch.where(allowed, added, -math.inf)
-                yield Piece(span, part.columns, False, added, unseen)
+    # A cell takes 8 bytes while it is computed. The kernel is slower with few rows than with few heads.
+    numbers, least = (4 * plan.budget("cpu"), 16) if dot.bias is None else (plan.budget("cpu") // 2, 256)
+    rows = min(plan.rows or max(min(numbers // (batch * heads * n), most), least), m)
+    columns = plan.columns or min(max(numbers // rows, 1), n)
+    together = max(numbers // (rows * columns), 1)
+    return max(together // heads, 1), min(together, heads), rows, columns
+
+
+def _added_to_cells(problem: Problem, dot: Dot, at: Tile, part: ColumnBlock) -> tuple[Tensor | None, Tensor | None]:
+    """Return what is added to the logits of a block of columns, and which of its rows see none of its keys."""
+    added = _bias(problem, dot, at.narrow(part.columns))
+    allowed = allowed_cells(at, problem.mask, part)
+    if allowed is None:
+        return added, None
+    added = allowed.new_zeros((), dtype=problem.dtype) if added is None else added
+    return torch.where(allowed, added, -math.inf), ~allowed.any(dim=-1)
 
 
 def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
@@ -232,42 +279,39 @@ def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
         return dot.bias(none, none, at).to(problem.dtype)
 
 
-def _causal(m: int, n: int, offset: int) -> Iterator[Piece]:
-    """Cut key j <= query i + offset into rectangles without a mask and one square with the kernel's own."""
+def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
+    """Cut key j <= query i + offset into rectangles without a mask and one square with the kernel's own (True)."""
     first = max(-offset, 0)  # rows above see nothing
     seen = min(max(offset, 0), n)  # columns that all remaining rows see
     if first >= m:
         return
     side = min(m - first, n - seen)
     if side == 0:
-        yield Piece(range(first, m), range(n), False, None, None)
+        yield range(first, m), range(n), False
         return
     if seen:
-        yield Piece(range(first, first + side), range(seen), False, None, None)
-    yield Piece(range(first, first + side), range(seen, seen + side), True, None, None)
+        yield range(first, first + side), range(seen), False
+    yield range(first, first + side), range(seen, seen + side), True
     if first + side < m:  # rows below the square see every key
-        yield Piece(range(first + side, m), range(n), False, None, None)
+        yield range(first + side, m), range(n), False
 
 
-def _added(piece: Piece, problem: Problem, fold: int) -> Tensor | None:
+def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
     """Return the tensor that is added to the logits, with four axes, grouped heads folded into the batch like q."""
-    if piece.added is None:
-        return None
-    added = piece.added[(None,) * (4 - piece.added.ndim)]
+    added = added[(None,) * (4 - added.ndim)]
     if fold == 1 or added.shape[:2] == (1, 1):
         return added
-    return _folded(added.expand(*problem.shape[:2], -1, -1), fold)
+    return piece.folded(added.expand(len(piece.batches), len(piece.heads), -1, -1), fold)
 
 
 def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of one piece."""
-    q, k, v, fold = aligned
-    rows, columns = piece.place
-    added = _added(piece, problem, fold)
+    tokens = piece.tokens(aligned, problem.shape[1])
+    added = None if piece.added is None else _added(piece.added, piece, aligned[3])
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q[:, :, rows], k[:, :, columns], v[:, :, columns], 0.0, piece.causal, attn_mask=added, scale=dot.scale
+        *tokens, 0.0, piece.causal, attn_mask=added, scale=dot.scale
     )
-    shape = (*problem.shape[:2], len(piece.rows))
+    shape = tuple(map(len, piece[:3]))
     out, lse = out.reshape(*shape, -1)[..., :e], lse.reshape(shape)
     if piece.unseen is not None:  # the kernel says 0 for the log-sum-exp of a row without keys
         out, lse = out.masked_fill(piece.unseen.unsqueeze(-1), 0.0), lse.masked_fill(piece.unseen, -math.inf)
@@ -280,7 +324,7 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
         part, part_lse = _call(problem, dot, aligned, piece, e)
-        rows, _ = piece.place
-        lse[:, :, rows], old, new = merge(lse[:, :, rows], part_lse)
-        out[:, :, rows] = out[:, :, rows] * old.unsqueeze(-1) + part * new.unsqueeze(-1)
+        place = piece.place[:3]
+        lse[place], old, new = merge(lse[place], part_lse)
+        out[place] = out[place] * old.unsqueeze(-1) + part * new.unsqueeze(-1)
     return out, lse
