@@ -140,3 +140,15 @@ def test_outputs_stay_where_no_statistic_is_recorded() -> None:
     with record(model):
         recorded = written()
     assert all(map(torch.equal, plain, recorded))
+
+
+def test_what_was_not_announced_is_collected_beside_it() -> None:
+    q, k, v = (torch.randn(1, 4, size, 8) for size in (7, 9, 9))
+    A = attlas.attend(q, k)
+    A.weights.announced = (stats.Entropy(), stats.MaxLogit())
+    A @ v
+    weights = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
+    torch.testing.assert_close(A.collect(stats.ColumnMass())[0], weights.sum(-2))
+    mass, entropy = A.collect(stats.ColumnMass(), stats.Entropy())
+    torch.testing.assert_close(mass, weights.sum(-2))
+    torch.testing.assert_close(entropy, torch.special.entr(weights).sum(-1))

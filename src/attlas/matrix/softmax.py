@@ -289,8 +289,9 @@ class SoftmaxWeights(Weights):
         return self._collected(statistics)
 
     def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
-        if self._kept and not self.needs_graph:
-            kept = {s: self._kept.pop(s) for s in statistics if s in self._kept}
+        announced = set() if self.needs_graph else self._kept.keys() & set(statistics)
+        if announced:
+            kept = {s: self._kept.pop(s) for s in announced}
             others = [s for s in statistics if s not in kept]
             kept |= zip(others, self._collected(others) if others else (), strict=True)
             return [kept[s] for s in statistics]

@@ -135,5 +135,5 @@ class RecordedText:
 
 def _numbers_of(keys: Tensor) -> Tensor:
     """Return one whole number for each sequence of fingerprints, shape (batch,): equal for equal sequences."""
-    odd = torch.arange(1, 2 * keys.shape[1], 2, device=keys.device) * -7046029254386353131  # 2**64 by the golden ratio
+    odd = (2 * torch.arange(keys.shape[1], device=keys.device) + 1) * -7046029254386353131  # 2**64 by the golden ratio
     return ((keys ^ (keys >> 32)) * odd).sum(1)
