@@ -46,6 +46,7 @@ from attlas.masks import from_tensor as from_tensor
 from attlas.matrix import AttentionMatrix as AttentionMatrix
 from attlas.matrix.attend import attend as attend
 from attlas.matrix.attend import attention as attention
+from attlas.matrix.compiled.exporting import export_operators as export_operators
 from attlas.matrix.divergence import divergence as divergence
 from attlas.matrix.explain import explain as explain
 from attlas.recording import atlas as atlas
@@ -75,7 +76,8 @@ __all__ = [
     "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
     "Plan", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap",
     "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence",
-    "explain", "from_function", "from_tensor", "intervene", "join", "load", "record", "stats", "testing",
+    "explain", "export_operators", "from_function", "from_tensor", "intervene", "join", "load", "record", "stats",
+    "testing",
 ]  # fmt: skip
 
 __version__: str

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind
+from attlas.foundation.compat import tracing
 from attlas.foundation.stored import Stored
 from attlas.foundation.tiles import Tile
 from attlas.masks.drawing import picture
@@ -265,6 +266,8 @@ class _Pair(Combined):
 
     def allows(self, at: Tile) -> Tensor:
         neutral = _OPPOSITE[self.absorbing]
+        if tracing():  # a state may ask for numbers that a program does not have while it is traced
+            return self.combine(self.left.allows(at), self.right.allows(at))
         if self.left.coverage(at) is neutral:
             return self.right.allows(at)
         if self.right.coverage(at) is neutral:
@@ -422,7 +425,8 @@ def edges(at: Tile) -> tuple[int, int, int, int] | None:
     Returns
     -------
     tuple of int, or None
-        None where the tile is empty, or where an index lies on a GPU and reading it would wait.
+        None where the tile is empty, where an index lies on a GPU and reading it would wait, and where torch traces
+        the program, which has no numbers then.
     """
     rows, columns = _ends(at.rows, at.row_index), _ends(at.columns, at.column_index)
     return None if rows is None or columns is None else rows + columns
@@ -432,7 +436,9 @@ def _ends(span: range, index: Tensor | None) -> tuple[int, int] | None:
     """Return the first and last position of a tile along one axis; None where it has none, or they lie on a GPU."""
     if index is None:
         return (span.start, span.stop - 1) if len(span) else None
-    return None if index.device.type != "cpu" or not index.numel() else (int(index.min()), int(index.max()))
+    return (
+        None if index.device.type != "cpu" or not index.numel() or tracing() else (int(index.min()), int(index.max()))
+    )
 
 
 _OPPOSITE = dict(zip(BlockState, reversed(BlockState), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -74,8 +75,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {}
 
 
 def _functions(name: str) -> tuple[Any, ...]:
-    """Return the functions that are called so: a method of tensors, one of torch, one of its layers."""
-    owners = (torch.Tensor, torch, torch.nn.functional)
+    """Return the functions that are called so: a method of tensors, one of torch, one of its layers, an operator.
+
+    torch.export hands on ``A @ v`` as `operator.matmul`, with its sides in order.
+    """
+    owners = (torch.Tensor, torch, torch.nn.functional, operator)
     return tuple(getattr(owner, name) for owner in owners if hasattr(owner, name))
 
 

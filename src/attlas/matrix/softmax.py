@@ -130,7 +130,7 @@ class SoftmaxWeights(Weights):
 
     def check_numbers(self) -> None:
         problem = self.problem
-        if problem.has_numbers:
+        if problem.has_numbers or torch.compiler.is_exporting():  # there torch's operations need no number
             return
         found = f"tensors of {problem.device}, {type(problem.q).__name__}"
         rule = "it needs tensors with numbers."

@@ -16,6 +16,7 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import GROUP, Part, Statistic, TensorForm
 from attlas.errors import ShapeError, public
 from attlas.foundation.checks import whole_number
+from attlas.foundation.compat import tracing
 from attlas.foundation.devices import DeviceCopies
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
@@ -177,7 +178,8 @@ def _join(left: Largest, right: Largest, k: int) -> Largest:
 def name_unseen(indices: Tensor) -> None:
     """Give places that no visited key has taken (-1) the first keys that are still free in their row."""
     k = indices.shape[-1]
-    on_device = indices.device.type != "cpu"  # then all rows are looked at: which have such a place is not asked
+    # Then all rows are looked at: which have such a place is not asked.
+    on_device = indices.device.type != "cpu" or tracing()
     if not on_device and not bool((indices < 0).any()):
         return
     some = (indices < 0).any(dim=-1)

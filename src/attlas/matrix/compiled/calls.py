@@ -16,6 +16,7 @@ from attlas.engine.statistic import Statistic
 from attlas.foundation.compat import transforming
 from attlas.masks.local import Causal
 from attlas.matrix.compiled import definition, operators
+from attlas.matrix.compiled.exporting import keeps_operators
 from attlas.matrix.compiled.text import NoTextError, problem_text
 from attlas.matrix.reads import LogSumExp
 from attlas.scores.base import Derived, ScaledByTensor, Score, Sum
@@ -97,8 +98,10 @@ def cells(
 
 def _operators_are_traced() -> bool:
     """Return whether operators may stand in the program that is being traced."""
-    # An exported program must run where there is no attlas.
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not transforming()
+    if not torch.compiler.is_compiling() or transforming():
+        return False
+    # An exported program must run where there is no attlas, but for one that is to load it.
+    return keeps_operators() or not torch.compiler.is_exporting()
 
 
 def _is_plain(problem: Problem, dropout: Dropout | None) -> bool:
