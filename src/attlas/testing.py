@@ -369,7 +369,7 @@ def _compare_gradients(
     plan: Plan,
 ) -> None:  # fmt: skip
     """Raise the error of a rule unless each gradient is the expected one, relative to its largest number."""
-    for name, a, b in zip(names, results, expected, strict=False):
+    for name, a, b in zip(names, results, expected, strict=False):  # the last name is left where there is no sink
         scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
         if (error := _difference(a, b)) > _CLOSE * scale:
             raise contract.broken(rule, f"gradient of {name} off by {error:.2g} with {plan}", fix)

@@ -122,7 +122,11 @@ class State:
         return np.asarray(self.tokens[side, head] / 2.0**_BITS)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything as tensors, for a file."""
+        """Return everything as tensors, for a file.
+
+        `sums` and `totals` are Python integers of any size, and become two tensors of int64 each: their lowest 62 bits,
+        and the rest. Weight by token and by distance is int64 with 30 bits after the point, which must not overflow.
+        """
         if max(int(t.max(initial=0)) for t in (self.tokens, self.distances)) >= 1 << _LIMB:
             rule = "the weight of one token must stay below that of 2³² queries."
             raise TooLargeError(rule, "a longer corpus", "attlas.corpus() for each half of it.", where="corpus()")

@@ -92,6 +92,7 @@ def _file() -> Path:
 
 
 def _read() -> dict[str, object]:
+    """Return the limits that were stored, by `_key` of their setting; none where the file cannot be read."""
     try:
         found = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not measured yet, or not by attlas

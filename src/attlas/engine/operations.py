@@ -158,8 +158,10 @@ def defined(problem: Problem, rows: Tensor) -> reference.Dense:
 def record(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, compute: Callable[[], tuple[list[Any], Tensor]]
 ) -> tuple[list[Any], Tensor]:
-    """Return statistics with their graph, and the log-sum-exp; `compute` gives both, without a graph."""
+    """Return statistics with their graph, and the log-sum-exp without; `compute` gives both, without a graph."""
     request = Request(problem, problem.project(), plan)
+    # Fused kernels give the gradient in the tokens of a dot product, but none in a constant that it adds to each row.
+    # Softmax does not see that constant; a statistic may (LogSumExp).
     if request.dot is not None and request.dot.row is None:
-        request = request.as_fused()  # what depends on the constant of a row alone would have to follow it
+        request = request.as_fused()
     return autograd.collect(request, statistics, compute)

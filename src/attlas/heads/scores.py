@@ -78,6 +78,8 @@ class HeadScores(Statistic):
         return [s.step(c, part, at) for s, c in zip(self._statistics, carry, strict=True)]
 
     def finish(self, carry: list[Any]) -> Tensor:
+        # The last statistic is `FixedDistance`: its score, and the distance with that score. Its sums by distance also
+        # give the mean distance.
         *scores, (fixed, distance) = (s.finish(c) for s, c in zip(self._statistics, carry, strict=True))
         mean_distance, behind = self._fixed.mean(carry[-1])
         return torch.stack([*scores, fixed, distance.to(fixed.dtype), mean_distance, behind], dim=-1)

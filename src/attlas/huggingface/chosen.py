@@ -34,14 +34,19 @@ def chosen_keys(module: nn.Module, heads: int, indices: Tensor | None, block_ind
 
 
 def _selected(module: nn.Module, heads: int, indices: Tensor, block: int) -> Selected:
-    """Return the mask of one choice; its groups divide the query heads."""
+    """Return the mask of one choice, whose entries stand for `block` keys each.
+
+    `indices` has the shape (batch, m, k), one choice for all heads, or (batch, groups, m, k), one for each group of
+    neighbouring query heads.
+    """
     four = indices[:, None] if indices.ndim == 3 else indices
     groups = four.shape[1] if four.ndim == 4 else 0
     if not groups or heads % groups:
         rule = "chosen keys must have the axes (batch, m, k), or (batch, groups, m, k) where groups divide the heads."
         fix = 'model.set_attn_implementation("eager")'
         raise BackendError(rule, f"{heads} heads here", fix, layer=type(module).__name__, chosen=indices)
-    return Selected(four, block, heads // groups if groups > 1 else 1)
+    per_group = heads // groups if groups > 1 else 1  # a single group is broadcast to every head
+    return Selected(four, block, per_group)
 
 
 def _block_size(module: nn.Module) -> int:

@@ -55,7 +55,10 @@ def asked_for_weights(layers: list[nn.MultiheadAttention]) -> Iterator[None]:
 
 
 def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward of a layer; `attend` is the one that it replaces."""
+    """Return the forward that replaces `attend`, the forward of a layer: `_answer` takes the calls that want weights.
+
+    Without weights a layer calls torch's function for attention, where recordings hear it.
+    """
     answer = uncompiled(partial(_answer, attend))
 
     def forward(

@@ -54,6 +54,7 @@ class _OfQueries(Statistic):
     def __init__(self, rows: Span | None = None) -> None:
         check_span("rows", rows)
         self.rows = rows
+        # With a window the results of stacked matrices do not add up: it would be counted in each of them.
         self.axis = "columns" if rows is None else None
 
     def forms(self, problem: Problem) -> TensorForm:

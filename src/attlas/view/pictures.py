@@ -67,7 +67,11 @@ class Pictures:
         return Picture(codes, progress)
 
     def thumbnail(self, place: Place, head: Head, pool: str, size: int, wanted: Wanted) -> Picture:
-        """Return ``size × size`` codes of the whole matrix, from a sample of rows where that is all there is yet."""
+        """Return the whole matrix as ``size × size`` codes, 16 bits for the logarithm of each pooled weight.
+
+        A small matrix is computed from every cell. A large one comes from the blocks of a complete pass, and from a
+        sample of its rows until there is one. `wanted` is asked between two steps whether anybody still waits.
+        """
         key = ("thumbnail", *place, pool, size)
         codes = self._kept.get(key)
         if codes is not None:

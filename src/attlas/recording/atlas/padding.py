@@ -47,12 +47,15 @@ def token_queries(weights: Weights) -> Tensor | None:
 
 
 def _token_queries(weights: Weights) -> Tensor | None:
-    """Return `token_queries`, also where all are tokens; None where the mask tells nothing."""
+    """Return which queries are tokens, shape (batch or 1, m), also where all are; None where the mask tells nothing.
+
+    A query is padding where the key at its own position is. A query with no such key counts as a token.
+    """
     batch, _, m, n = weights.shape
     if weights.mask is None or 0 in weights.shape:
         return None
     first = weights.mask.first_query(m, n)
-    if first is None and m != n:
+    if first is None and m != n:  # cross-attention
         return None
     padding = weights.mask.padding(weights.tile(range(batch), range(1), range(m), range(n)))
     if padding is None:

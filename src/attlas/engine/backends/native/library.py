@@ -58,7 +58,7 @@ class _Library:
         self.structures, self.codes, self.row_statistics = _read_declarations(self._c.attlas_abi().decode())
         self.best = int(self._c.attlas_best())
         self._c.attlas_pool.argtypes, self._c.attlas_pool.restype = [ctypes.c_void_p], None
-        self._c.attlas_pool(_openmp_entry())
+        self._c.attlas_pool(_openmp_entry())  # the kernels run on torch's threads; without an address, on their own
         # It is called with Python's lock, which it releases, and raises what a signal handler has raised.
         self._from_main_thread = ctypes.PyDLL(str(file)).attlas_from_main_thread
         self._from_main_thread.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
