@@ -289,7 +289,7 @@ class SoftmaxWeights(Weights):
         return self._collected(statistics)
 
     def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
-        announced = set() if self.needs_graph else self._kept.keys() & set(statistics)
+        announced = self._kept.keys() & set(statistics) if self._kept and not self.needs_graph else ()
         if announced:
             kept = {s: self._kept.pop(s) for s in announced}
             others = [s for s in statistics if s not in kept]
