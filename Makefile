@@ -46,8 +46,12 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 	@$(BIN)/attlas demo --out "$(OUT)"
 
 .PHONY: test
-test: current ## Run every test and every documented example
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+test: current ## Run every test and every documented example, but for those of compiled programs
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore=tests/compiled $(PYTEST_ARGS)
+
+.PHONY: test-compiled
+test-compiled: current ## Run the tests of torch.compile and torch.export: torch takes long to compile
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/compiled $(PYTEST_ARGS)
 
 FAST := tests/contracts --ignore=tests/contracts/test_testing.py
 
