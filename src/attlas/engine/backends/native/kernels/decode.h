@@ -247,12 +247,7 @@ class Decode {
       const T scale = factor_of<T>(p);
       const Shift<T> shift = Weight<T>::shift_of(double(state.top), scale);
       const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
-      T centre = 0;
-      if (WANTED & MOMENTS) {
-        const T mean = mean_in_the_middle(logits, size);
-        centre = mean > -INF<T> ? mean : state.top / scale;
-        if (row_sums.moments.count > 0) centre = T(row_sums.moments.mean / double(scale));
-      }
+      const T centre = WANTED & MOMENTS ? centre_of<T>(logits, size, scale, row_sums.moments, state.top) : T(0);
       VectorSums<T> sums;
       for (int64_t j = 0; j < size; j += W) {
         const V logit = load(logits + j);
@@ -362,26 +357,12 @@ class Decode {
     return kept_.at(size_t(((b * p_.key_heads + h / group_) * rows_ + h % group_ * p_.m) * stride_));
   }
 
-  // The kept logits of one head.
-  struct Kept final : LogitSource<T> {
-    const T* const rows;
-    const int64_t stride;
-    int64_t first = 0, some = 0;
-
-    Kept(const T* rows, int64_t stride) : rows(rows), stride(stride) { this->only_masked = true; }
-    void prepare_rows(int64_t, int64_t, int64_t first_row, int64_t count) override { first = first_row, some = count; }
-    void fill(int64_t left, int64_t columns, T* to, int64_t to_stride) override {
-      for (int64_t i = 0; i < some; ++i)
-        std::copy_n(rows + (first + i) * stride + left, std::min(columns, stride - left), to + i * to_stride);
-    }
-  };
-
   // Finds the coverage of the rows of a head.
   void cover(int64_t head) {
     using M = Whole<T, 1>;
     Finished<T> known(p_);
     if (!p_.lse_known) known.lse = lse_.data();
-    CoveragePass<M> pass(known, 1, 1, std::make_unique<Kept>(kept(head), stride_));
+    CoveragePass<M> pass(known, 1, 1, std::make_unique<KeptLogits<T>>(kept(head), stride_, !has_bias(p_)));
     for (int64_t i = 0; i < p_.m; i += M::ROWS)
       pass.run(head / p_.heads, head % p_.heads, i, std::min<int64_t>(M::ROWS, p_.m - i), nullptr);
   }

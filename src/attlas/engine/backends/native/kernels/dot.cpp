@@ -150,21 +150,6 @@ void along_statistics(const AttentionParams& p, Parts parts, const Packed<M>& pa
       });
 }
 
-// The logits of some rows, as the forward pass left them.
-template <class T>
-struct KeptLogits final : LogitSource<T> {
-  Aligned<T> rows;
-  const int64_t stride;
-  int64_t group = 0;  // the first of these rows
-  int64_t prepared = 0, some = 0;  // the prepared rows: the first, counted from `group`, and how many
-
-  KeptLogits(int64_t count, int64_t n, bool masked) : rows(size_t(count * n)), stride(n) { this->only_masked = masked; }
-  void prepare_rows(int64_t, int64_t, int64_t first, int64_t count) override { prepared = first - group, some = count; }
-  void fill(int64_t left, int64_t columns, T* to, int64_t to_stride) override {
-    for (int64_t i = 0; i < some; ++i) std::copy_n(rows.at(size_t((prepared + i) * stride + left)), columns, to + i * to_stride);
-  }
-};
-
 // Both passes over a few rows at a time, whose logits are kept: the second needs no product. Only for vectors, which take
 // longer for a product than for writing and reading its logits.
 template <class M>
@@ -183,10 +168,12 @@ class BothPasses {
   BothPasses(const Passes& passes, int64_t block)
       : known_(passes.given),
         group_(group_for(known_)),
-        kept_(new KeptLogits<T>(group_, Packed<M>::padded(known_.n), !has_bias(passes.given))),
+        stride_(Packed<M>::padded(known_.n)),
+        logits_(size_t(group_ * stride_)),
+        kept_(new KeptLogits<T>(logits_.data, stride_, !has_bias(passes.given))),
         forward_(passes.forward, group_, 1, 1, 1, 1),
         statistics_(known_, block, 1, 1, std::unique_ptr<LogitSource<T>>(kept_)) {
-    forward_.keep_logits(kept_->rows.data, kept_->stride);
+    forward_.keep_logits(logits_.data, stride_);
   }
 
   template <class Read>
@@ -205,7 +192,8 @@ class BothPasses {
 
  private:
   const Finished<T> known_;
-  const int64_t group_;
+  const int64_t group_, stride_;
+  const Aligned<T> logits_;
   KeptLogits<T>* const kept_;  // belongs to the statistics
   Forward<M> forward_;
   Statistics statistics_;

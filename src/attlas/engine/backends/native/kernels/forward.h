@@ -354,7 +354,7 @@ class Forward {
     VectorSums<T> sums[SUMS];
     const Shift<T> shift = Weight<T>::shift_of(double(row.max_logit) * unit(), scale);
     const V factor = all(T(double(scale) / Weight<T>::UNIT)), high = all(shift.high), low = all(shift.low);
-    const T centre = WANTED & MOMENTS ? centre_of(logits, size, scale, row) : T(0);
+    const T centre = WANTED & MOMENTS ? centre_of<T>(logits, size, scale, row.moments, row.max_logit) : T(0);
     for (int64_t j = 0; j < size; j += 2 * W) {  // COLUMNS is two vectors
       V e[2];
       for (int x = 0; x < 2; ++x) {
@@ -368,13 +368,6 @@ class Forward {
     }
     if (SUMS > 1) sums[0].template merge<WANTED>(sums[SUMS - 1]);
     row.add(sums[0], sums[0].template count<WANTED>(size), centre, scale, WANTED);
-  }
-
-  // A number near the mean of a row's logits, without the scale: the mean of those so far, or of a few in the middle.
-  T centre_of(const T* logits, int64_t size, T scale, const Row<T>& row) const {
-    if (row.moments.count > 0) return T(row.moments.mean / double(scale));
-    const T mean = mean_in_the_middle(logits, size);
-    return mean > -INF<T> ? mean : T(row.max_logit / double(scale));
   }
 
   // Adds the logits of a row of a strip to its k largest; lane l of tops[x] is the largest of logits l + x W, l + (x + 4)

@@ -189,4 +189,13 @@ T mean_in_the_middle(const T* row, int64_t size) {
   return count ? total / T(count) : -INF<T>;
 }
 
+// A number near the mean of a row's logits, without the scale: the mean of those so far, or of a few in the middle, or the
+// largest, which has the scale.
+template <class T>
+T centre_of(const T* row, int64_t size, T scale, const Moments& so_far, T largest) {
+  if (so_far.count > 0) return T(so_far.mean / double(scale));
+  const T mean = mean_in_the_middle(row, size);
+  return mean > -INF<T> ? mean : T(largest / double(scale));
+}
+
 }  // namespace ATTLAS_ISA
