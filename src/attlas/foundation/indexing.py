@@ -252,10 +252,12 @@ def _flattened(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tenso
 
 def _as_slice(index: Tensor | range) -> Tensor | slice:
     """Return consecutive positions as a slice, so that indexing with it gives a view."""
-    if isinstance(index, range) or not len(index):
-        return slice(index.start, index.stop) if isinstance(index, range) and len(index) else slice(0, 0)
-    if tracing():
-        return index
-    first, last = int(index[0]), int(index[-1])
-    consecutive = last - first + 1 == len(index) and bool((index.diff() == 1).all())
-    return slice(first, last + 1) if consecutive else index
+    if isinstance(index, Tensor) and not (tracing() and len(index)):
+        index = as_range(index)
+    return index if isinstance(index, Tensor) else slice(index.start, index.stop) if len(index) else slice(0, 0)
+
+
+def as_range(index: Tensor) -> range | Tensor:
+    """Return positions that follow each other as a range; others as they are."""
+    span = range(int(index[0]), int(index[-1]) + 1) if len(index) else range(0)
+    return span if len(span) == len(index) and bool((index.diff() == 1).all()) else index

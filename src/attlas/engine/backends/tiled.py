@@ -29,6 +29,7 @@ from attlas.engine.tiling import ColumnBlock, RowBlock, column_blocks, cut_heads
 from attlas.errors import ShapeError
 from attlas.foundation.checks import surely_finite, waits_for
 from attlas.foundation.devices import to_device
+from attlas.foundation.indexing import as_range
 from attlas.foundation.precision import products_in_float32, sums_in_float32
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt
@@ -223,15 +224,12 @@ def _tiles_of_cells(problem: Problem, at: Tile, plan: Plan) -> Iterator[tuple[Ti
     size = sizes(problem, plan, whole_rows=False, wide=True)
     heads = list(cut_heads(at.heads, size.heads, problem.group))
     for b, own_heads, r in product(cut(len(at.batches), size.batches), heads, cut(len(index), size.rows)):
-        rows, listed = r, index[r.start : r.stop]
-        in_order = bool((listed.diff() == 1).all())
-        if in_order:
-            rows = range(int(listed[0]), int(listed[-1]) + 1)
+        some = as_range(index[r.start : r.stop])
+        rows, of_rows = (some, None) if isinstance(some, range) else (r, some)
         h = slice(own_heads.start - at.heads.start, own_heads.stop - at.heads.start)
         place = slice(b.start, b.stop), h, slice(r.start, r.stop)
-        own, of_rows = at.batches[b.start : b.stop], None if in_order else listed
-        tile = problem.tile(own, own_heads, rows, at.columns, row_index=of_rows, column_index=at.column_index)
-        yield tile, place
+        own = at.batches[b.start : b.stop]
+        yield problem.tile(own, own_heads, rows, at.columns, row_index=of_rows, column_index=at.column_index), place
 
 
 def _lse_is_cheap(problem: Problem, at: Tile, form: Form) -> bool:

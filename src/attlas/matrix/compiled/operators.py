@@ -22,6 +22,7 @@ from attlas.engine.statistic import TensorForm
 from attlas.errors import public
 from attlas.foundation.checks import accumulation_dtype, sum_dtype
 from attlas.foundation.compat import autograd_in_operator
+from attlas.foundation.indexing import as_range
 from attlas.foundation.trees import tensors_in
 from attlas.matrix.compiled.text import Described, statistics_in
 from attlas.matrix.reads import Cells, LogSumExp, place_of
@@ -310,19 +311,10 @@ def cells(
     with torch.no_grad():
         of = Described(text, q, k, tensors)
         lse = online.widened(operations.log_sum_exp(of.problem, of.plan)) if keep else None
-        at = place_of(of.problem, as_range(rows), as_range(columns))
+        at = place_of(of.problem, as_range(rows), as_range(columns))  # tiles of a range can be skipped
         found = operations.cells(of.problem, at, of.plan, lse, "logits" if logits else "weights")
         found, lse = _own([found, _lse_form(q, keep) if lse is None else lse])
     return found, lse
-
-
-def as_range(index: Tensor) -> range | Tensor:
-    """Return places that follow each other as a range, whose tiles can be skipped; others as they are."""
-    if not len(index):
-        return range(0)
-    first, last = int(index[0]), int(index[-1])
-    follow = last - first + 1 == len(index) and bool((index.diff() == 1).all())
-    return range(first, last + 1) if follow else index
 
 
 @cells.register_fake
