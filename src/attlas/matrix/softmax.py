@@ -22,6 +22,7 @@ from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, public
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.masks.placed import translated_mask
@@ -361,7 +362,7 @@ class SoftmaxWeights(Weights):
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
             lse = self.known_lse
             if lse is not None:
-                here = heads if isinstance(heads, slice) else heads.to(lse.device, non_blocking=True)
+                here = heads if isinstance(heads, slice) else to_device(heads, lse.device)
                 lse = lse[batches][:, here]
             some = self.derived(self.problem.select(batches, heads), lse)
         if rows is None and columns is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.foundation.compat import changes, tree_leaves, tree_map_only
+from attlas.foundation.devices import to_device
 from attlas.masks import Mask
 from attlas.masks.placed import Placed
 
@@ -164,7 +165,7 @@ def _bit_weights(heads: int, d: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # they serve later calls outside of inference mode, too
         generator = torch.Generator().manual_seed(20)
         weights = torch.randint(-(2**62), 2**62, (heads, d), generator=generator, dtype=torch.int64) * 2 + 1
-        out: Tensor = weights.to(device, non_blocking=True).view(1, heads, 1, d)
+        out: Tensor = to_device(weights, device).view(1, heads, 1, d)
         return out
 
 

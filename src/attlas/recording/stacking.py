@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
 from attlas.masks import BlockState, Causal, Mask
 from attlas.masks.base import And
@@ -92,7 +93,7 @@ def same_settings(a: Any, b: Any, later: list[Tensor] | None = None) -> bool:
     if isinstance(a, Tensor):
         if a.dtype is not b.dtype or a.shape != b.shape:
             return False
-        b = b.to(a.device, non_blocking=a.device.type != "cpu")
+        b = to_device(b, a.device)
         if later is None or not answers_later(a):
             return torch.equal(a, b)
         later.append((a == b).all())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attlas.foundation.devices import to_device
 from attlas.recording.snapshot import answers_later, fingerprint
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class RecordedText:
         new = keys[:, start - first_key : max(first_query, start) - first_key]
         old = old[:, start - old_first : max(first_query, start) - old_first]
         later = answers_later(keys)
-        if later and old.device != keys.device:
-            old = old.to(keys.device, non_blocking=True)
+        if later:
+            old = to_device(old, keys.device)
         equal = new.shape == old.shape and ((new == old).all() if later else torch.equal(new, old))
         own = torch.arange(len(new), device=new.device)
         if equal is True:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from attlas.foundation.devices import to_device
 from attlas.matrix.value_weighted import norms_of
 
 # Names of the last linear map of an attention: in the module itself, then beside it (BERT).
@@ -46,7 +47,7 @@ def kept_values(
 
 def _some(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
     """Return some places along an axis; nobody waits until a device has their numbers."""
-    return t.index_select(axis, torch.tensor(places, device="cpu").to(t.device, non_blocking=True))
+    return t.index_select(axis, to_device(torch.tensor(places, device="cpu"), t.device))
 
 
 def _output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:

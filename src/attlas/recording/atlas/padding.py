@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.foundation.devices import to_device
 from attlas.matrix import AttentionMatrix, Weights
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def real_queries(
     """
     batch, _, m, _ = A.weights.shape
     device = A.problem.device
-    given = attention_mask if attention_mask is None else attention_mask.to(device, non_blocking=True)
+    given = attention_mask if attention_mask is None else to_device(attention_mask, device)
     about = False if given is None else _is_about(A, given, first_query, first_key, cross=cross)
     told = _token_queries(A.weights) if about is not True and not cross else None
     queries = told
