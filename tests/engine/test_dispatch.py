@@ -144,9 +144,9 @@ def test_the_kernels_refuse_what_they_do_not_compute(name: str) -> None:
 @needs_kernels
 def test_reads_go_to_the_kernels_where_packing_the_keys_pays_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from attlas.engine.backends.native import dot, library
-    from attlas.engine.costs import FEW_QUERIES_PRODUCTS
+    from attlas.engine.costs import OUTPUTS
 
-    in_place = int(library.current().instruction_set in FEW_QUERIES_PRODUCTS)  # these read the keys of few queries so
+    in_place = int(library.current().instruction_set in OUTPUTS)  # these read the keys of few queries so
 
     calls = []
     monkeypatch.setattr(

@@ -124,7 +124,7 @@ def threads_for(q: Tensor, n: int) -> int:
 def _of_dot_products(problem: Problem, operation: Operation, instruction_set: str) -> float:
     if operation == "statistics":
         _, _, m, n = problem.shape
-        unpacked = m < UNPACKED and instruction_set in FEW_QUERIES_PRODUCTS
+        unpacked = m < UNPACKED and instruction_set in OUTPUTS
         small = not unpacked and (m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n)
         return STATISTICS_SMALL if small else STATISTICS
     may_have_places = type(problem.score) is not ScaledDot and instruction_set in OUTPUTS

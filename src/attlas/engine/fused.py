@@ -75,9 +75,8 @@ KERNELS = (
 
 def unsupported(problem: Problem, dot: Dot, operation: Operation) -> str | None:
     """Return why torch's kernels of another device than a CPU do not compute an operation; None where one does."""
-    mask = problem.mask
-    square = isinstance(mask, Causal) and problem.shape[2] == problem.shape[3] and not mask.offset
-    if not (mask is None or square) or dot.bias is not None or problem.sink is not None:
+    square = is_square_causal(problem)
+    if not (problem.mask is None or square) or dot.bias is not None or problem.sink is not None:
         return "off the CPU only whole matrices and square causal masks without a sink are handed on"
     if operation == "backward":
         return "off the CPU autograd records its gradients, or tiles compute them"
@@ -85,6 +84,12 @@ def unsupported(problem: Problem, dot: Dot, operation: Operation) -> str | None:
     if find_call(dot.q, k, k, square) is None:  # as if values were like keys
         return "torch would store the whole matrix: no fused kernel takes these tokens on this device"
     return None
+
+
+def is_square_causal(problem: Problem) -> bool:
+    """Return whether the mask is that of the causal flag of torch's function: key j <= query i, with m = n."""
+    mask = problem.mask
+    return isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3]
 
 
 class Call(NamedTuple):

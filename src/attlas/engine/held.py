@@ -76,12 +76,12 @@ def _reads_its_own(part: nn.Module | Mask) -> bool:
 
 
 def runs_of_rows(mask: Mask, at: Tile) -> tuple[Tensor, Tensor] | None:
-    """Return the runs of keys that a mask allows in the rows of a tile, on its device.
+    """Return the runs of keys that a mask allows in the rows of a tile, on its device, which is not the CPU.
 
     They are found on the CPU where the mask is all of attlas: it may have to look at them, and a device would be waited
     for.
     """
-    if at.device.type == "cpu" or tracing() or not holds_all(mask):
+    if tracing() or not holds_all(mask):
         return mask.allowed_runs(at)
     found = mask.allowed_runs(replace(at, device=torch.device("cpu")))
     return None if found is None else (to_device(found[0], at.device), to_device(found[1], at.device))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attlas.engine.dropout import Dropout
+from attlas.engine.fused import is_square_causal
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
 from attlas.foundation.compat import transforming
-from attlas.masks.local import Causal
 from attlas.matrix.compiled import definition, operators
 from attlas.matrix.compiled.exporting import keeps_operators
 from attlas.matrix.compiled.text import NoTextError, problem_text
@@ -106,8 +106,7 @@ def _operators_are_traced() -> bool:
 
 def _is_plain(problem: Problem, dropout: Dropout | None) -> bool:
     """Return whether torch's own function computes a product as it is, without a tensor for the mask."""
-    mask, (_, _, m, n) = problem.mask, problem.shape
-    whole = mask is None or (type(mask) is Causal and not mask.offset and m == n)
+    whole = problem.mask is None or is_square_causal(problem)
     if problem.sink is not None or not whole or (dropout is not None and problem.device.type == "cpu"):
         return False
     return isinstance(problem.score, ScaledDot)

@@ -18,13 +18,12 @@ from torch.nn import functional
 from attlas.engine import operations
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
-from attlas.engine.fused import of_one_size
+from attlas.engine.fused import is_square_causal, of_one_size
 from attlas.engine.online import share_of
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, TooLargeError
 from attlas.foundation.compat import tracing, transforming
-from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 
 
@@ -111,7 +110,7 @@ def _way_out() -> str:
 def _fused(problem: Problem, dot: Dot, v: Tensor, p: float) -> Tensor:
     """Return the output of torch's fused kernel for a dot product."""
     mask = problem.mask
-    causal = isinstance(mask, Causal) and not mask.offset and problem.shape[2] == problem.shape[3] and dot.bias is None
+    causal = dot.bias is None and is_square_causal(problem)
     added = None if causal or (mask is None and dot.bias is None) else _added(problem, dot)
     dtype = dot.q.dtype
     q, k, values = of_one_size(dot.q, dot.k.to(dtype), v.to(dtype))

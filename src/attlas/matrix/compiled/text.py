@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,34 +25,19 @@ from attlas.matrix.reads import LogSumExp
 from attlas.scores import Score
 from attlas.scores.placed import PlacedScore
 
-# What a statistic is made of, by its class: the arguments of the class are its attributes.
-_SETTINGS: dict[type[Statistic], tuple[str, ...]] = {
-    LogSumExp: (),
-    stats.ArgMax: (),
-    stats.ColumnArgMax: (),
-    stats.ColumnMass: ("rows", "mean"),
-    stats.ColumnMax: ("rows",),
-    stats.Coverage: ("levels",),
-    stats.EffectiveKeys: (),
-    stats.Entropy: (),
-    stats.LogitMoments: (),
-    stats.MaxLogit: (),
-    stats.MaxWeight: (),
-    stats.Offsets: ("mean",),
-    stats.Picture: ("height", "width", "pool", "rows", "columns"),
-    stats.Pooled: ("v",),
-    stats.RowMass: (),
-    stats.Spans: ("rows", "columns", "mean"),
-    stats.TailMass: ("k",),
-    stats.TopK: ("k",),
-}
-
 
 def _classes(module: ModuleType, base: type) -> dict[str, Any]:
     """Return the classes of a module's exported names that are subclasses of `base`."""
     every = ((name, getattr(module, name)) for name in module.__all__)
     return {name: kind for name, kind in every if isinstance(kind, type) and issubclass(kind, base)}
 
+
+# What a statistic is made of, by its class: the arguments of the class are its attributes.
+_SETTINGS: dict[type[Statistic], tuple[str, ...]] = {
+    kind: tuple(inspect.signature(kind).parameters)
+    for kind in (LogSumExp, *_classes(stats, Statistic).values())
+    if kind is not Statistic
+}
 
 # Only these are made again from a text.
 _CLASSES: dict[str, Any] = {
