@@ -129,7 +129,8 @@ def check(case: Case, most: int, **given: bool) -> None:
         assert sum(found.waits.values()) <= most, found.report()
         assert not found.mixed, found.report()
     assert many.calls > few.calls  # there were more tiles
-    assert many.waits == few.waits
+    # A place waits once more where tiles hold no whole rows: a known log-sum-exp is then used, and has to be precise.
+    assert all(count <= max(few.waits[at], 1) for at, count in many.waits.items())
 
 
 @pytest.mark.parametrize("case", PRODUCTS)

@@ -300,7 +300,9 @@ class SoftmaxWeights(Weights):
         values = [s.v for s in statistics if s.v is not None]
         values_need_graph = bool(values) and torch.is_grad_enabled() and any(v.requires_grad for v in values)
         if not (values_need_graph or problem.needs_graph):
-            found, self._lse = operations.collect(problem, statistics, self.plan, self.known_lse)
+            asks = self.device.type == "cpu" or operations.needs_known_lse(problem, self.plan)
+            lse = self.known_lse if asks else None
+            found, self._lse = operations.collect(problem, statistics, self.plan, lse)
             return found
         if problem.is_symbolic:
             return compiled.statistics(problem, statistics, self.plan)
