@@ -90,6 +90,27 @@ def test_masks(name: str) -> None:
     assert of_attlas(exported(program, given, strict=False, keep=True)) <= {"pool"}
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "places"])
+@pytest.mark.parametrize("keep", [False, True], ids=["torch's own", "operators"])
+def test_gradients_of_a_program(name: str, keep: bool) -> None:
+    """A program that is loaded again gives the gradients of the plain one."""
+    f = CASES[name][0]
+    with attlas.export_operators() if keep else nullcontext():
+        made = torch.export.export(Program(f), tuple(tokens()), strict=False)
+    grads = []
+    for run in (made.module(), f):
+        own = tokens()
+        out = run(*own)
+        weights = numbers(*out.shape, seed=30)
+        grads.append(torch.autograd.grad((out * weights).sum(), own, allow_unused=True))
+    for found, wanted in zip(*grads, strict=True):
+        if wanted is None:
+            assert found is None or not bool(found.any())
+        else:
+            assert bool(wanted.any())
+            torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
 def test_operators_are_kept_inside_of_the_block_alone() -> None:
     program, given = Program(CASES["window"][0]), [t.detach() for t in tokens()]
     with pytest.raises(ValueError, match="of the test"), attlas.export_operators(), attlas.export_operators():

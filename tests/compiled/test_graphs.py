@@ -30,15 +30,46 @@ def both(q: Tensor, k: Tensor, v: Tensor, score: Any) -> list[Tensor]:
     return [A.matmul(v), A.collect(stats.Entropy())[0], A.mT.matmul(v), A[:, :, -1], A.sum(-2)]
 
 
-@pytest.mark.parametrize("name", ["ScaledDot", "SoftCap", "Bilinear", "Cosine", "temperature", "buckets", "Gaussian"])
-def test_lengths_that_vary_need_one_graph(name: str) -> None:
-    program, counter = Program(both, scores()[name]), CompileCounter()
+LENGTHS = (33, 40, 57)
+OF_ANY_LENGTH = sorted(scores().keys() - {"TensorBias"})  # which has a number for each pair
+MASKS_OF_ANY_LENGTH: dict[str, Any] = {
+    "Causal": attlas.Causal(),
+    "Window": attlas.Window(9, 0),
+    "Dilated": attlas.Dilated(9, 0, 3),
+    "Padding": attlas.Padding([24, 17]) & attlas.Causal(),
+    "Prefix": attlas.Prefix([5, 3]) | attlas.Causal(),
+    "Not": ~attlas.Window(3, 3),
+    "one tensor a head": attlas.from_tensor(torch.tensor([True, True, False, True]).view(1, HEADS, 1, 1)),
+}
+
+
+def check_one_graph(program: Callable[..., Any]) -> None:
+    """Check that a program of several lengths is compiled once, and its results."""
+    counter = CompileCounter()
     compiled = torch.compile(program, backend=counter, fullgraph=True, dynamic=True)
-    for n in (33, 40, 57):
+    for n in LENGTHS:
         given = [t.detach() for t in tokens(n, n)]
         for a, b in zip(compiled(*given), program(*given), strict=True):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", OF_ANY_LENGTH)
+def test_lengths_that_vary_need_one_graph(name: str) -> None:
+    check_one_graph(Program(both, scores()[name]))
+
+
+@pytest.mark.parametrize("name", MASKS_OF_ANY_LENGTH)
+def test_lengths_that_vary_need_one_graph_for_a_mask(name: str) -> None:
+    """With a sink, too, and a factor: numbers of a fixed size beside sizes that vary."""
+    sink, mask = numbers(HEADS, seed=4), MASKS_OF_ANY_LENGTH[name]
+    score = numbers(HEADS, seed=5) * attlas.ScaledDot()
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        A = attlas.attend(q, k, score, mask=mask, sink=sink)
+        return [A.matmul(v), A.collect(stats.Entropy())[0], A.mT.matmul(v), A[:, :, -1], A.sum(-2)]
+
+    check_one_graph(program)
 
 
 class Model(torch.nn.Module):
@@ -53,9 +84,10 @@ class Model(torch.nn.Module):
         return attlas.attention(q, k, v, self.score, self.mask)
 
 
-def test_other_tensors_do_not_compile_again_and_other_settings_do() -> None:
+@pytest.mark.parametrize("dynamic", [None, True], ids=["as it comes", "dynamic"])
+def test_other_tensors_do_not_compile_again_and_other_settings_do(dynamic: bool | None) -> None:
     model, counter = Model(), CompileCounter()
-    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=dynamic)
 
     def check(wanted: int) -> None:
         given = [numbers(*t.shape, seed=wanted) for t in tokens()]

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.compiled.programs import numbers
+from tests.tiny_models import SIZES
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import attlas
+import attlas.huggingface
 from attlas import stats
 
 LENGTH, HEADS, D = 8192, 2, 64
@@ -76,3 +79,32 @@ def test_beyond_the_plain_call(name: str, backward: bool) -> None:
 
     taken, plain = run(compiled), run(PROGRAMS[name])
     assert taken - plain <= BOUND
+
+
+@torch.no_grad()
+def test_an_exported_model_takes_what_it_takes_on_sdpa() -> None:
+    """Nobody asks for weights, so that none are there: those of one layer have 256 MiB."""
+    length, taken = 4096, {}
+    ids, given = torch.zeros(1, length, dtype=torch.int64), {"use_cache": False, "logits_to_keep": 1}
+    for name in ("sdpa", attlas.huggingface.NAME):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**SIZES | {"max_position_embeddings": length})
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation=name).eval()
+        program = torch.export.export(model, (ids,), given, strict=False).module()
+        logits = program(ids, **given).logits
+        taken[name] = peak(lambda program=program: program(ids, **given))
+        torch.testing.assert_close(logits, model(ids, **given).logits, rtol=1e-4, atol=1e-4)
+    assert taken[attlas.huggingface.NAME] <= 1.2 * taken["sdpa"], taken
+
+
+@torch.no_grad()
+def test_a_model_with_capped_logits_stores_no_matrix() -> None:
+    length = 4096
+    config = transformers.Gemma2Config(**SIZES | {"max_position_embeddings": length}, attn_logit_softcapping=5.0)
+    model = transformers.Gemma2ForCausalLM._from_config(config, attn_implementation=attlas.huggingface.NAME).eval()
+    ids = torch.zeros(1, length, dtype=torch.int64)
+    given = {"use_cache": False, "logits_to_keep": 1}
+    program = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(program(ids, **given).logits, model(ids, **given).logits, rtol=1e-4, atol=1e-4)
+    matrix = 4 * config.num_attention_heads * length**2
+    assert peak(lambda: program(ids, **given)) < matrix / 2

@@ -62,6 +62,31 @@ def test_statistics_and_cells_keep_the_rules_of_torch(name: str) -> None:
         torch.library.opcheck(operators.cells, (q, k, rows, columns, tensors, text, logits, True))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_keep_the_rules_of_torch(name: str) -> None:
+    """The operators of gradients, as autograd calls them: their forms without numbers are right, nothing is changed."""
+    asked = [stats.Entropy(), stats.TopK(2), stats.ColumnMass()]
+    problem, text, tensors = given(name)
+    q, k, v = problem.q.detach(), problem.k.detach(), tokens()[2].detach()
+    tensors = [t.detach() for t in tensors]
+    grad = numbers(*v.shape, seed=7)
+    out, lse = operators.pool(q, k, v, tensors, text, True)
+    torch.library.opcheck(operators.pool_backward, (grad, out, lse, q, k, v, tensors, text))
+    _, lse = operators.pool_transposed(q, k, v, tensors, text)
+    torch.library.opcheck(operators.pool_transposed_backward, (grad, lse, q, k, v, tensors, text))
+    rows, columns = torch.tensor([3, 3, 0]), torch.arange(2, 9)
+    for logits in (False, True):
+        found, lse = operators.cells(q, k, rows, columns, tensors, text, logits, True)
+        slope = numbers(*found.shape, seed=8)
+        given_back = (slope, found, lse, q, k, rows, columns, tensors, text, logits)
+        torch.library.opcheck(operators.cells_backward, given_back)
+    _, text, tensors = given(name, asked=asked)
+    tensors = [t.detach() for t in tensors]
+    *results, lse = operators.statistics(q, k, tensors, text, True)
+    slopes = [numbers(*t.shape, seed=9) for t in results if t.is_floating_point()]
+    torch.library.opcheck(operators.statistics_backward, (slopes, results, lse, q, k, tensors, text))
+
+
 def test_gradients_come_from_below_the_operator() -> None:
     """Autograd is off inside an operator: a gradient that is asked for there must not be zeros."""
     for name in ("bias", "additive", "kernel", "window and sink"):

@@ -19,7 +19,6 @@ from attlas.engine.outputs import MISSING
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, full_precision
 from attlas.engine.statistic import Statistic
-from attlas.engine.tiling import sizes
 from attlas.foundation.tiles import Tile
 from attlas.scores.dot import ScaledDot
 
@@ -125,15 +124,6 @@ def collect(
         if not asked:
             break
     return results, lse
-
-
-def needs_known_lse(problem: Problem, plan: Plan) -> bool:
-    """Return whether statistics on a device other than the CPU are faster with a log-sum-exp that is known.
-
-    They are not where a tile holds whole rows, whose log-sum-exp comes with their weights. Then nobody has to ask the
-    device whether a known one is precise enough.
-    """
-    return problem.partial or sizes(problem, plan, whole_rows=False, wide=True).columns < problem.shape[3]
 
 
 @torch.no_grad()

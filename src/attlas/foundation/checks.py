@@ -247,7 +247,7 @@ def check_values(
         v4 = _with_heads(axes.spread(v), len(layout))
         batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
         own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])
-        fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
+        fits = all(is_one_or(a, b) for a, b in zip(own, batch, strict=True))
         fits = fits and (v4.shape[-3] == heads or (v4.shape[-3] != 0 and heads % v4.shape[-3] == 0))
     if not fits:
         rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."
@@ -269,12 +269,20 @@ def check_sink(sink: Tensor, q: Tensor, leading: tuple[int, ...] = ()) -> Tensor
     if sink.device != q.device:
         rule, fix, found = "sink must be on the device of q.", "sink.to(q.device)", f"{sink.device} and {q.device}"
         raise DeviceError(rule, found, fix, arguments={"sink (heads,)": sink, "q (batch, heads, m, d)": q})
-    if sink.ndim > 1 or sink.numel() not in (1, heads):
+    if sink.ndim > 1 or not is_one_or(sink.numel(), heads):
         rule = "sink must hold one logit for each query head."
         fix = heads_of_three_axes(sink.numel(), leading) or f"pass a tensor of shape ({heads},)."
         found = f"shape {tuple(sink.shape)}, {counted(heads, 'head')}"
         raise ShapeError(rule, found, fix, arguments={"sink (heads,)": sink, "q (batch, heads, m, d)": q})
     return as_plain("sink", sink).reshape(-1).expand(heads)
+
+
+def is_one_or(size: int, full: int) -> bool:
+    """Return whether a size is that of the matrix, or 1.
+
+    torch.compile finds a size that varies in no tuple, so that each is compared by itself.
+    """
+    return size == 1 or size == full
 
 
 def check_tensors(labels: dict[str, Tensor]) -> None:

@@ -46,8 +46,9 @@ except ImportError:
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
     "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "autograd_in_operator",
-    "cached_property", "causal_models", "changes", "constant_to_compiler", "in_backward", "local_part", "parse_to",
-    "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+    "cached_property", "causal_models", "changes", "collector_of_outputs", "constant_to_compiler", "in_backward",
+    "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map",
+    "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -163,6 +164,19 @@ MASK_PARTS = {
     "remap_positions_for_packed_sequence": {"mask_function", "position_ids"},
     "add_offsets_to_mask_function": {"mask_function", "q_offset", "kv_offset"},
 }
+
+
+def collector_of_outputs() -> Any:
+    """Return what transformers collects outputs of layers in; None in versions without it.
+
+    Its `get` gives the outputs of the running model that are asked for, by name, or None for a model that collects
+    nothing by it. No public name tells an attention function whether somebody will read its weights.
+    """
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return None
+    return _active_collector
 
 
 def causal_models(transformers: Any) -> Any:

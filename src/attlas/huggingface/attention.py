@@ -15,7 +15,7 @@ from attlas.foundation.compat import changes
 from attlas.huggingface.chosen import chosen_keys, whole_of
 from attlas.huggingface.keywords import check_keywords
 from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
-from attlas.huggingface.traced import dense_attention
+from attlas.huggingface.traced import dense_attention, weights_are_returned
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
@@ -42,7 +42,7 @@ def attention_forward(
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
     **kwargs: object,
-) -> tuple[Tensor, AttentionMatrix | Tensor]:
+) -> tuple[Tensor, AttentionMatrix | Tensor | None]:
     """Attend as ``eager`` does, and return the weights as a lazy matrix.
 
     Parameters
@@ -85,7 +85,7 @@ def attention_forward(
         Pooled values.
     weights : AttentionMatrix, shape (batch, heads, m, n)
         The weights. They cost nothing until they are read. Inside torch.compile and torch.export a dense tensor,
-        which the compiler drops where nobody reads it.
+        which the compiler drops where nobody reads it; in torch.export None where the model does not return it.
 
     Raises
     ------
@@ -122,9 +122,10 @@ def attention_forward(
             causal=bool(is_causal),
             dropout=dropout,
             softcap=softcap,
-            sink=sinks if s_aux is None else s_aux.view(1, -1, 1, 1),
+            sink=sinks if s_aux is None else s_aux.to(query.dtype),
             bias=None if position_bias is None else position_bias[..., : key.shape[-2]],
             chosen=chosen,
+            returned=weights_are_returned(kwargs),
         )
         return output.transpose(1, 2).contiguous(), weights
     compiling = torch.compiler.is_compiling()

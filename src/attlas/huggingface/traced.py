@@ -9,8 +9,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from attlas.engine.autodiff.graph import DENSE_LIMIT
+from attlas.errors import BackendError, TooLargeError
+from attlas.foundation.compat import collector_of_outputs
 from attlas.huggingface.chosen import whole_of
-from attlas.masks import Mask
+from attlas.masks import Causal, Mask, from_tensor
+from attlas.matrix.attend import attend
+from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
+
+_COLLECTOR = collector_of_outputs()
 
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
@@ -30,6 +37,24 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
     return written
 
 
+def weights_are_returned(keywords: dict[str, Any]) -> bool:
+    """Return whether a program must compute the weights of a layer, because its model may return them.
+
+    A compiler drops what nobody reads, and torch.export does not: an exported program would compute the weights of
+    every layer. Then the model is asked, by what transformers collects of its layers; a model of which that is not
+    known gets its weights.
+
+    Parameters
+    ----------
+    keywords : dict
+        What the layer passed on.
+    """
+    if not torch.compiler.is_exporting() or keywords.get("output_attentions"):
+        return True
+    collected = None if _COLLECTOR is None else _COLLECTOR.get()
+    return collected is None or any("attentions" in name for name in collected)
+
+
 def dense_attention(
     query: Tensor,
     key: Tensor,
@@ -43,11 +68,13 @@ def dense_attention(
     sink: Tensor | None,
     bias: Tensor | None,
     chosen: Mask | None = None,
-) -> tuple[Tensor, Tensor]:
+    returned: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Return the pooled values, shape (batch, heads, m, e), and the dense weights, shape (batch, heads, m, n).
 
-    Both are plain operations of torch. The weights are computed apart from the pooled values, so that the compiler
-    drops them where nobody reads them.
+    The weights are plain operations of torch, computed apart from the pooled values, so that the compiler drops them
+    where nobody reads them; None where they are not `returned`. Values are pooled by torch's own function, or where
+    logits are capped or have a sink, (heads,) or (batch, heads, m, 1), by attlas.
     """
     m, n = query.shape[-2], key.shape[-2]
     only_causal = getattr(allowed, "attlas_causal", False) or (allowed is None and causal)
@@ -61,18 +88,38 @@ def dense_attention(
             allowed = allowed.masked_fill(~own, float("-inf"))
         else:
             allowed = own if allowed is None else allowed & own
-    with torch.autocast(query.device.type, enabled=False):  # it would round the logits to 16 bits
-        weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
+    weights = None
+    if returned:
+        _check_size(query, n)
+        with torch.autocast(query.device.type, enabled=False):  # it would round the logits to 16 bits
+            weights = _weights(query, key, allowed, scaling, softcap, sink, bias)
+    added = None if square else _added(allowed, bias, query.dtype)
     if softcap is None and sink is None:
-        added = None if square else _added(allowed, bias, query.dtype)
         grouped = query.shape[1] != key.shape[1]
         pooled = functional.scaled_dot_product_attention(
             query, key, value, added, dropout, is_causal=square, scale=scaling, enable_gqa=grouped
         )
         return pooled, weights
-    used = functional.dropout(weights, dropout)
-    values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return torch.matmul(used.to(value.dtype), values), weights
+    score: Score = ScaledDot(scaling)
+    score = score if softcap is None else SoftCap(score, softcap)
+    if sink is not None and sink.ndim > 1:
+        # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
+        score, sink = score + TensorBias(-sink), query.new_zeros(query.shape[1])
+    mask = Causal() if square else None if added is None else from_tensor(added)
+    return attend(query, key, score=score, mask=mask, sink=sink).pooled(value, dropout), weights
+
+
+def _check_size(query: Tensor, n: int) -> None:
+    """Raise a TooLargeError where an exported program would hold more than 1 GiB of weights."""
+    batch, heads, m, _ = query.shape
+    size = batch * heads * m * n * max(query.element_size(), 4)
+    if not torch.compiler.is_exporting() or not isinstance(size, int) or size <= DENSE_LIMIT:
+        return
+    rule = "torch.export traces a model that returns its attentions, and they would be larger than the limit."
+    found, fix = f"{size:,} bytes, the limit is {DENSE_LIMIT:,}", "output_attentions=False, or fewer tokens."
+    # The compiler can make no MemoryError; its own error has the texts of this one.
+    error = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
+    raise error(rule, found, fix, query=query, where="attlas.huggingface")
 
 
 def _added(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -107,7 +154,7 @@ def _weights(
         logits = logits.masked_fill(~added, float("-inf")) if added.dtype is torch.bool else logits + added
     top = logits.amax(-1, keepdim=True)
     if sink is not None:
-        sink = sink.to(accurate)
+        sink = (sink.view(1, -1, 1, 1) if sink.ndim == 1 else sink).to(accurate)
         top = torch.maximum(top, sink)
     top = top.clamp(min=torch.finfo(accurate).min)  # a row of nothing but -inf
     powers = torch.exp(logits - top)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, describe, public
-from attlas.foundation.checks import as_plain, whole_number
+from attlas.foundation.checks import as_plain, is_one_or, whole_number
 from attlas.foundation.compat import tracing
 from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.tiles import Tile, cut
@@ -204,7 +204,9 @@ class Selected(Mask):
         sequences, (own_batch, groups, own_m, _) = math.prod(batch), self.entries.shape
         own_heads = groups * self.group if groups > 1 else 1
         sizes = (("batch", own_batch, sequences), ("heads", own_heads, heads), ("m", own_m, m))
-        wrong = [f"{label} = {size} in mask, {full} in matrix" for label, size, full in sizes if size not in (1, full)]
+        wrong = [
+            f"{name} = {size} in mask, {full} in matrix" for name, size, full in sizes if not is_one_or(size, full)
+        ]
         per_head = len(self.axes) == 3 and self.axes[0] == heads
         if wrong:
             rule, found = "indices must have the sizes of the matrix, or 1.", ", ".join(wrong)

@@ -17,6 +17,7 @@ from attlas.foundation.checks import (
     check_probability,
     check_sink,
     heads_of_three_axes,
+    is_one_or,
     refuse_context_parallel,
 )
 from attlas.foundation.indexing import Axes
@@ -202,7 +203,7 @@ def _no_score(score: object) -> DtypeError:
 
 def _per_head(scale: Tensor, q: Tensor, leading: tuple[int, ...]) -> Tensor:
     """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it."""
-    if scale.numel() in (1, q.shape[1]) and scale.is_floating_point():
+    if is_one_or(scale.numel(), q.shape[1]) and scale.is_floating_point():
         return scale.to(q).reshape(1, -1, 1, 1)
     rule = "a scale that is a tensor has one number, or one for each head."
     heads = q.shape[1]

@@ -19,6 +19,7 @@ from attlas.engine.outputs import MISSING
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem, spread_heads
 from attlas.engine.statistic import Statistic
+from attlas.engine.tiling import sizes
 from attlas.errors import BackendError, public
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import cached_property, tracing
@@ -300,7 +301,7 @@ class SoftmaxWeights(Weights):
         values = [s.v for s in statistics if s.v is not None]
         values_need_graph = bool(values) and torch.is_grad_enabled() and any(v.requires_grad for v in values)
         if not (values_need_graph or problem.needs_graph):
-            asks = self.device.type == "cpu" or operations.needs_known_lse(problem, self.plan)
+            asks = self.device.type == "cpu" or _needs_known_lse(problem, self.plan)
             lse = self.known_lse if asks else None
             found, self._lse = operations.collect(problem, statistics, self.plan, lse)
             return found
@@ -421,6 +422,15 @@ class SoftmaxWeights(Weights):
         q, k = problem.q.to(device, dtype), problem.k.to(device, dtype)
         # Masks and positions bring their tensors along when they are asked.
         return self.derived(replace(problem, q=q, k=k, score=score, sink=sink, versions=()), lse)
+
+
+def _needs_known_lse(problem: Problem, plan: Plan) -> bool:
+    """Return whether statistics on a device other than the CPU are faster with a log-sum-exp that is known.
+
+    They are not where a tile holds whole rows, whose log-sum-exp comes with their weights. Then nobody has to ask the
+    device whether a known one is precise enough.
+    """
+    return problem.partial or sizes(problem, plan, whole_rows=False, wide=True).columns < problem.shape[3]
 
 
 class _NoTileSkipped(Mask):

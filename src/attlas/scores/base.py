@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import DtypeError, ShapeError, counted, kind, public
-from attlas.foundation.checks import check_floating, heads_of_three_axes
+from attlas.foundation.checks import check_floating, heads_of_three_axes, is_one_or
 from attlas.foundation.compat import tracing
 from attlas.foundation.devices import DeviceCopies, to_device
 from attlas.foundation.stored import Stored
@@ -398,7 +398,7 @@ class ScaledByTensor(Derived):
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         super().check(q, k, heads)
-        if self.factor.numel() not in (1, heads):
+        if not is_one_or(self.factor.numel(), heads):
             rule = "the factor of a score is one number, or one for each head."
             found = f"{counted(self.factor.numel(), 'number')}, {counted(heads, 'head')}"
             fix = heads_of_three_axes(len(self.factor), tuple(q.shape[:-2])) or f"a tensor of shape () or ({heads},)."

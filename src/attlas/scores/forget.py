@@ -14,6 +14,7 @@ from attlas.foundation.checks import (
     check_floating,
     heads_of_three_axes,
     holds_numbers,
+    is_one_or,
     sum_dtype,
     waits_for,
 )
@@ -117,7 +118,7 @@ class Forget(Score):
         cut = -2 if max(q.ndim, k.ndim) < 4 else -3
         batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()
         sizes, whole = tuple(self.log_gate.shape), (batch, heads, k.shape[-2])
-        leading = all(size in (1, full) for size, full in zip(sizes[-2::-1], whole[-2::-1], strict=False))
+        leading = all(is_one_or(size, full) for size, full in zip(sizes[-2::-1], whole[-2::-1], strict=False))
         if leading and sizes[-1] == whole[-1]:
             return
         rule = "log_gate of Forget() must have one number for each batch, head and key."

@@ -16,6 +16,7 @@ from attlas.foundation.checks import (
     check_floating,
     heads_of_three_axes,
     is_integer,
+    is_one_or,
     whole_number,
 )
 from attlas.foundation.compat import tracing
@@ -324,7 +325,7 @@ class TensorBias(Score):
         batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()
         whole = (batch, heads, q.shape[-2], k.shape[-2])
         sizes = (1,) * (4 - self.t.ndim) + tuple(self.t.shape)
-        if all(size in (1, full) for size, full in zip(sizes, whole, strict=True)):
+        if all(is_one_or(size, full) for size, full in zip(sizes, whole, strict=True)):
             return
         rule = "the tensor of TensorBias() must broadcast to (batch, heads, m, n)."
         found = f"{tuple(self.t.shape)} in t, (batch, heads, m, n) = {whole}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
@@ -118,13 +119,12 @@ def _text(value: Any, tensors: list[Tensor]) -> str:
     if isinstance(value, float):
         return '{"float": "' + value.hex() + '"}'  # the one form that torch.compile takes for a constant
     if isinstance(value, int):
-        return str(value)
+        return str(operator.index(value))  # a constant, also where torch.compile lets numbers vary
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join([_text(part, tensors) for part in value]) + "]"
-    if isinstance(value, range):
-        return '{"range": ' + _text((value.start, value.stop, value.step), tensors) + "}"
-    if isinstance(value, slice):
-        return '{"slice": ' + _text((value.start, value.stop, value.step), tensors) + "}"
+    if isinstance(value, (range, slice)):
+        name = "range" if isinstance(value, range) else "slice"
+        return '{"' + name + '": ' + _text((value.start, value.stop, value.step), tensors) + "}"
     name, settings = _settings(value)
     parts = [f'"{key}": {_text(setting, tensors)}' for key, setting in settings.items()]
     return '{"class": "' + name + '", "settings": {' + ", ".join(parts) + "}}"
