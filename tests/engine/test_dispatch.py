@@ -54,8 +54,10 @@ TILED: dict[str, Callable[[], attlas.AttentionMatrix]] = {
 @pytest.mark.parametrize("name", list(SDPA))
 def test_sdpa_is_chosen(name: str) -> None:
     choice = attlas.explain(SDPA[name]())
-    assert choice.backend == "sdpa"
-    assert set(choice.others) == NAMES - {"sdpa"}
+    reads_a_tensor = name in ("causal", "mask", "additive", "alibi")  # which torch's kernel needs: 9 queries, 11 keys
+    wanted = "native" if reads_a_tensor and fast() else "sdpa"
+    assert choice.backend == wanted
+    assert set(choice.others) == NAMES - {wanted}
 
 
 @pytest.mark.parametrize("name", list(TILED))
@@ -100,8 +102,8 @@ def test_a_bias_of_many_cells_goes_to_the_kernels() -> None:
     for bias in (attlas.Alibi(4), attlas.RelativeBias(4, 5), attlas.TensorBias(torch.zeros(64, 64))):
         choice = attlas.explain(attlas.attend(long, long, score=attlas.ScaledDot() + bias, mask=attlas.Causal()))
         assert choice.backend == ("native" if fast() else "sdpa")
-        few = attlas.attend(long[:, :, :63], long[:, :, :63], score=attlas.ScaledDot() + attlas.Alibi(4))
-        assert attlas.explain(few).backend == "sdpa"
+        few = attlas.attend(long[:, :, :5], long[:, :, :5], score=attlas.ScaledDot() + attlas.Alibi(4))
+        assert attlas.explain(few).backend == choice.backend
 
 
 @pytest.mark.parametrize("setting", ["none", "baseline"])
@@ -125,9 +127,10 @@ def test_vectors_of_avx2_are_chosen_by_what_was_measured() -> None:
         return output, backward
 
     assert costs(2, 2048, 2048, torch.float32) == (0.9, 0.9)
-    assert costs(2, 512, 512, torch.float32) == (1.2, 1.2)
-    assert costs(1, 256, 4096, torch.float32)[0] == 1.2
-    assert costs(2, 512, 512, torch.bfloat16) == (1.2, 0.9)  # torch has no fast gradients of 16-bit tokens
+    assert costs(2, 128, 128, torch.float32) == (1.2, 0.9)
+    assert costs(2, 64, 64, torch.float32) == (1.2, 1.2)
+    assert costs(2, 64, 64, torch.bfloat16) == (1.2, 0.9)  # torch has no fast gradients of 16-bit tokens
+    assert costs(8, 4096, 4, torch.float32) == (1.2, 1.2)  # each row has work of its own
     assert costs(8, 1, 1024, torch.float32)[0] == 1.2
     assert costs(8, 1, 16_384, torch.float32)[0] == 0.9
 
@@ -222,12 +225,9 @@ OTHERS = {
 
 @needs_kernels
 @pytest.mark.parametrize("name", list(OTHERS))
-def test_other_families_of_kernels_are_chosen_for_all_but_small_matrices(name: str) -> None:
-    small, large = torch.randn(40, 3), torch.randn(200, 3)
-    assert attlas.explain(attlas.attend(large, large, score=OTHERS[name])).backend == "native"
-    assert attlas.explain(attlas.attend(small, small, score=OTHERS[name])).backend != "native"
-    named = attlas.attend(small, small, score=OTHERS[name], plan=Plan("native"))
-    assert attlas.explain(named).backend == "native"
+def test_other_families_of_kernels_are_chosen_at_every_size(name: str) -> None:
+    for tokens in (torch.randn(2, 3), torch.randn(200, 3)):
+        assert attlas.explain(attlas.attend(tokens, tokens, score=OTHERS[name])).backend == "native"
 
 
 @needs_kernels

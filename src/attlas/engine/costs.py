@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.problem import Problem
+from attlas.masks.local import Causal
 from attlas.scores.base import Score, Sum
 from attlas.scores.dot import ScaledDot
 
@@ -25,15 +26,19 @@ Operation: TypeAlias = Literal["output", "backward", "transposed", "statistics",
 
 
 class Least(NamedTuple):
-    """Products from which a kernel is the faster way: from a number of queries on, and for fewer."""
+    """Products from which a kernel is the faster way: for up to `FEW_QUERIES`, for fewer than `UNPACKED`, for more.
 
-    queries: int
-    products: float
-    of_fewer: float = math.inf
+    `shared` are those for more queries where several heads share their keys; more queries also need a number of `keys`.
+    Where torch's kernel would read a tensor for the mask, that number is enough, and for fewer than `UNPACKED` queries
+    the products are `masked`.
+    """
 
-    def reached(self, queries: int, products: int) -> bool:
-        """Return whether a problem is as large."""
-        return products >= (self.products if queries >= self.queries else self.of_fewer)
+    few: float
+    some: float
+    many: float
+    shared: float
+    masked: float
+    keys: float
 
 
 # ----------------------------------------------------------------------------------------- dot products, our kernels
@@ -46,70 +51,67 @@ ONE_THREAD = 1 << 23
 ONE_THREAD_UNPACKED = 1 << 18
 #: Queries up to which the kernels that read keys and values as they lie are faster than torch's, from so many products.
 FEW_QUERIES = 4
-FEW_QUERIES_PRODUCTS = {"avx2": 1 << 21, "avx512": 1 << 18, "amx": 1 << 18}
 #: Instruction sets with which they are faster for any number of products where several heads share their keys.
 SHARED_KEYS = ("avx512", "amx")
 
-# With the wide vectors, an output of float32 and float16 pays off at much smaller sizes than one of other dtypes.
-_WIDE = {
-    torch.float32: Least(512, 1 << 24, of_fewer=1 << 30),
-    torch.float16: Least(512, 1 << 24, of_fewer=1 << 30),
-    torch.bfloat16: Least(UNPACKED, 1 << 30),
-    torch.float64: Least(UNPACKED, 1 << 30),
-}
-#: An output of `UNPACKED` queries and more, by instruction set and dtype; the plain vectors of "baseline" are slower.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_16_BITS = _DTYPES[2:]
+# With AMX torch's own products of bfloat16 are the fastest for all but large problems.
+_TORCH_HAS_AMX = {torch.bfloat16: Least(1 << 18, math.inf, 1 << 30, 1 << 30, math.inf, 1 << 15)}
+_OUTPUT = dict.fromkeys(_DTYPES, Least(1 << 18, 1 << 22, 1 << 21, 1 << 19, 0, 8))
+_GRADIENTS = dict.fromkeys(_DTYPES, Least(1 << 20, 1 << 20, 1 << 20, 1 << 21, 1 << 21, 32))
+_OF_16_BITS = dict.fromkeys(_16_BITS, Least(1 << 20, 1 << 18, 1 << 15, 1 << 15, 1 << 15, 16))
+#: An output, by instruction set and dtype; the plain vectors of "baseline" are slower. `benchmarks/plans.py` compares
+#: the choices with the other ways of random problems.
 OUTPUTS: Mapping[str, Mapping[torch.dtype, Least]] = {
-    "avx2": dict.fromkeys(_WIDE, Least(1024, 1 << 28)),
-    "avx512": _WIDE,
-    "amx": _WIDE,
+    "avx2": dict.fromkeys(_DTYPES, Least(1 << 21, 1 << 21, 1 << 23, 1 << 22, 0, 8)),
+    "avx512": _OUTPUT,
+    "amx": _OUTPUT | _TORCH_HAS_AMX,
 }
-#: Gradients of 16-bit tokens; those of other tokens are faster where outputs are. With AVX-512 torch's own are always
-#: faster: the kernels multiply with vectors. With AVX2 torch has no instructions for them and takes five times as long.
-#: With AMX they go by the outputs.
-GRADIENTS: Mapping[str, Least] = {"avx2": Least(0, 1 << 24), "avx512": Least(0, math.inf)}
+#: The gradients of a product.
+GRADIENTS: Mapping[str, Mapping[torch.dtype, Least]] = {
+    "avx2": dict.fromkeys(_DTYPES, Least(1 << 22, 1 << 22, 1 << 21, 1 << 21, 1 << 22, 32)) | _OF_16_BITS,
+    "avx512": _GRADIENTS | _OF_16_BITS,
+    "amx": _GRADIENTS | _OF_16_BITS | _TORCH_HAS_AMX,
+}
 #: Output and gradients, where they are the faster way and where not.
 FASTER = {"avx2": 0.9, "avx512": 0.6, "amx": 0.6}
 SLOWER = 1.2
-#: The same from so many cells on where places add to the logits: torch's kernel then reads a dense tensor of them.
+#: The same where places add to the logits, since torch's kernel reads a dense tensor of them; gradients from so many
+#: cells on.
 BIASED, BIASED_CELLS = 0.3, 1 << 12
 #: Statistics, for which tiles are the only other way. Fewer than `UNPACKED` queries read keys as they lie, which is
 #: faster with vectors of 256 bits and more. Without them, and of more queries, it is from 4 queries on, and from more
 #: where there are many keys, which take longer to pack than to read in a tile: from 10 queries for 1,024 keys, from 37
 #: for 16,384 (``12 m² >= n``).
 STATISTICS_QUERIES, STATISTICS_KEYS = 4, 12
+#: Queries for each key from which tiles are the faster way for statistics: the kernels have work for each row.
+STATISTICS_ROWS = 128
 STATISTICS, STATISTICS_SMALL = 1.0, 5.0
 
 # --------------------------------------------------------------------------------------- pairs of tokens, our kernels
 
-#: Cells from which the kernels are faster than a few tiles.
-PAIRS_CELLS = 1 << 14
+#: The kernels are faster at every size, but for statistics of `STATISTICS_ROWS` queries for each key.
 PAIRS, PAIRS_SMALL = 0.3, 5.0
 #: Coordinates up to which differences are faster than any dot product, and up to which there are kernels of them; from
 #: there on a matrix product is faster.
 DIRECT_COORDINATES, MOST_COORDINATES = 8, 16
 
 
-def is_faster(problem: Problem, instruction_set: str) -> bool:
-    """Return whether the kernels are the faster way for an output of dot products of this size."""
-    if instruction_set not in OUTPUTS:
+def is_faster(problem: Problem, instruction_set: str, of: Mapping[str, Mapping[torch.dtype, Least]] = OUTPUTS) -> bool:
+    """Return whether the kernels are the faster way for an output of dot products of this size, or for `GRADIENTS`."""
+    if instruction_set not in of:
         return False
-    q, k = problem.q, problem.k
-    queries, products = q.shape[2], q.numel() * k.shape[2]
-    if queries >= UNPACKED:
-        return OUTPUTS[instruction_set][q.dtype].reached(queries, products)
-    shared = instruction_set in SHARED_KEYS and q.shape[1] != k.shape[1]
-    return queries <= FEW_QUERIES and (shared or products >= FEW_QUERIES_PRODUCTS[instruction_set])
-
-
-def backward_is_faster(problem: Problem, instruction_set: str) -> bool:
-    """Return whether the kernels are the faster way for the gradients of a dot product of this size.
-
-    The thresholds of the output hold, except for 16-bit tokens, which have their own in `GRADIENTS`.
-    """
-    if problem.q.dtype.itemsize == 2 and instruction_set in GRADIENTS:
-        _, _, m, n = problem.shape
-        return GRADIENTS[instruction_set].reached(queries=m, products=problem.q.numel() * n)
-    return is_faster(problem, instruction_set)
+    q, mask, (_, heads, m, n) = problem.q, problem.mask, problem.shape
+    products, least = q.numel() * n, of[instruction_set][q.dtype]
+    if not (mask is None or (m == n and isinstance(mask, Causal))):
+        return n >= least.keys if m >= UNPACKED else products >= least.masked
+    shared = heads != problem.k.shape[1]
+    if m >= UNPACKED:
+        return n >= least.keys and products >= (least.shared if shared else least.many)
+    if m > FEW_QUERIES:
+        return products >= least.some
+    return products >= least.few or (shared and of is OUTPUTS and instruction_set in SHARED_KEYS)
 
 
 def threads_for(q: Tensor, n: int) -> int:
@@ -122,16 +124,17 @@ def threads_for(q: Tensor, n: int) -> int:
 
 
 def _of_dot_products(problem: Problem, operation: Operation, instruction_set: str) -> float:
+    _, _, m, n = problem.shape
     if operation == "statistics":
-        _, _, m, n = problem.shape
         unpacked = m < UNPACKED and instruction_set in OUTPUTS
-        small = not unpacked and (m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n)
+        small = not unpacked and (m < STATISTICS_QUERIES or STATISTICS_KEYS * m * m < n or m >= STATISTICS_ROWS * n)
         return STATISTICS_SMALL if small else STATISTICS
     may_have_places = type(problem.score) is not ScaledDot and instruction_set in OUTPUTS
-    if may_have_places and problem.shape[2] * problem.shape[3] >= BIASED_CELLS and _adds_places(problem.score):
+    large = operation != "backward" or m * n >= BIASED_CELLS
+    if may_have_places and large and _adds_places(problem.score):
         return BIASED
-    faster = backward_is_faster if operation == "backward" else is_faster
-    return FASTER[instruction_set] if faster(problem, instruction_set) else SLOWER
+    table = GRADIENTS if operation == "backward" else OUTPUTS
+    return FASTER[instruction_set] if is_faster(problem, instruction_set, table) else SLOWER
 
 
 def _adds_places(score: Score) -> bool:
@@ -143,7 +146,10 @@ def _adds_places(score: Score) -> bool:
 
 
 def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:
-    return PAIRS_SMALL if problem.shape[2] * problem.shape[3] < PAIRS_CELLS else PAIRS
+    _, _, m, n = problem.shape
+    if type(problem.score) is ScaledDot or (operation == "statistics" and m >= STATISTICS_ROWS * n):
+        return PAIRS_SMALL
+    return PAIRS
 
 
 # ------------------------------------------------------------------------------------------------------ all backends

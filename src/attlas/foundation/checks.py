@@ -247,7 +247,7 @@ def check_values(
         v4 = _with_heads(axes.spread(v), len(layout))
         batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
         own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])
-        fits = all(is_one_or(a, b) for a, b in zip(own, batch, strict=True))
+        fits = all(a == 1 or a == b for a, b in zip(own, batch, strict=True))
         fits = fits and (v4.shape[-3] == heads or (v4.shape[-3] != 0 and heads % v4.shape[-3] == 0))
     if not fits:
         rule = f"the leading axes of {name} must fit those of the matrix; its heads divide the query heads."

@@ -166,17 +166,13 @@ MASK_PARTS = {
 }
 
 
-def collector_of_outputs() -> Any:
-    """Return what transformers collects outputs of layers in; None in versions without it.
+def collector_of_outputs(output_capturing: Any) -> Any:
+    """Return what this module of transformers collects outputs of layers in; None in versions without it.
 
     Its `get` gives the outputs of the running model that are asked for, by name, or None for a model that collects
     nothing by it. No public name tells an attention function whether somebody will read its weights.
     """
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return None
-    return _active_collector
+    return getattr(output_capturing, "_active_collector", None)
 
 
 def causal_models(transformers: Any) -> Any:

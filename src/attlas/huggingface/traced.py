@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import BackendError, TooLargeError
 from attlas.foundation.compat import collector_of_outputs
 from attlas.huggingface.chosen import whole_of
@@ -17,7 +17,8 @@ from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix.attend import attend
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
-_COLLECTOR = collector_of_outputs()
+_COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
+_LARGEST = 1 << 30  # bytes of weights of one layer in an exported program, as A.to_dense() gives
 
 
 def dense_mask(arguments: dict[str, Any]) -> Tensor:
@@ -113,10 +114,10 @@ def _check_size(query: Tensor, n: int) -> None:
     """Raise a TooLargeError where an exported program would hold more than 1 GiB of weights."""
     batch, heads, m, _ = query.shape
     size = batch * heads * m * n * max(query.element_size(), 4)
-    if not torch.compiler.is_exporting() or not isinstance(size, int) or size <= DENSE_LIMIT:
+    if not torch.compiler.is_exporting() or not isinstance(size, int) or size <= _LARGEST:
         return
     rule = "torch.export traces a model that returns its attentions, and they would be larger than the limit."
-    found, fix = f"{size:,} bytes, the limit is {DENSE_LIMIT:,}", "output_attentions=False, or fewer tokens."
+    found, fix = f"{size:,} bytes, the limit is {_LARGEST:,}", "output_attentions=False, or fewer tokens."
     # The compiler can make no MemoryError; its own error has the texts of this one.
     error = BackendError if torch.compiler.is_dynamo_compiling() else TooLargeError
     raise error(rule, found, fix, query=query, where="attlas.huggingface")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind, public
-from attlas.foundation.checks import as_plain, is_one_or
+from attlas.foundation.checks import as_plain
 from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.devices import changes_of, to_device
 from attlas.foundation.pairwise import TileFunction
@@ -139,7 +139,7 @@ class _Stored(Mask):
         wrong = [
             f"{label} = {size} in mask, {full} in matrix"
             for label, size, full in zip(("batch", "heads", "m", "n"), self.cells.shape, wanted, strict=True)
-            if not is_one_or(size, full)
+            if size != 1 and size != full  # torch.compile finds a size that varies in no tuple
         ]
         per_head = len(self.axes) == 3 and self.axes[0] == heads
         if wrong:
