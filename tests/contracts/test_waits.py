@@ -138,6 +138,19 @@ def test_a_product_does_not_wait(case: str) -> None:
     check(PRODUCTS[case], 0)
 
 
+@pytest.mark.parametrize("kind", ["bool", "numbers", "bias"])
+def test_a_mask_tensor_on_the_cpu_is_copied_once(kind: str) -> None:
+    """And one of numbers once as a mask, once as what is added to the scores."""
+
+    def product(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cells = torch.ones(M, M).tril()
+        if kind == "bias":
+            return attend(q, k, score=attlas.ScaledDot() + attlas.TensorBias(cells)) @ v
+        return attend(q, k, mask=attlas.from_tensor(cells.bool() if kind == "bool" else cells.log() + cells)) @ v
+
+    check(product, 2 if kind == "numbers" else 1)
+
+
 @pytest.mark.parametrize("case", READS)
 def test_a_read_waits_twice_at_most(case: str) -> None:
     check(READS[case], 2)

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import changes, tracing
+
+LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together
 
 
 def changes_of(t: object) -> int | None:
@@ -79,6 +82,13 @@ class DeviceCopies:
                 copy = to_device(t, device, dtype)
             self._known[device, dtype] = t, count, copy
         return copy
+
+    def for_tiles(self, t: Tensor, device: torch.device) -> Tensor:
+        """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept."""
+        unknown = t.dtype is torch.float64 and not has_float64(device)
+        if t.device == device or unknown or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
+            return t
+        return self.of(t, device)
 
     def __eq__(self, other: object) -> bool:
         # What was copied makes no difference between two objects.

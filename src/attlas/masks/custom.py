@@ -13,7 +13,7 @@ from torch import Tensor
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_plain
 from attlas.foundation.compat import cached_property, tracing
-from attlas.foundation.devices import changes_of, to_device
+from attlas.foundation.devices import DeviceCopies, changes_of, to_device
 from attlas.foundation.pairwise import TileFunction
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
@@ -42,6 +42,7 @@ class _Stored(Mask):
         # Blocks of 64 x 64 cells by row of blocks: (any, all), each (batch, heads, blocks of columns), on the CPU.
         self._block_rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._changes = changes_of(t)
+        self._copies = DeviceCopies()
 
     def to_dict(self) -> dict[str, Any]:
         return {"t": self.tensor}
@@ -55,7 +56,7 @@ class _Stored(Mask):
         """Return True where the numbers of the tensor let a query see a key."""
 
     def allows(self, at: Tile) -> Tensor:
-        return to_device(self.rule(cells_of(self.cells, at)), at.device)
+        return to_device(self.rule(cells_of(self._copies.for_tiles(self.cells, at.device), at)), at.device)
 
     def coverage(self, at: Tile) -> BlockState:
         # Less than a block is as quickly computed as judged; a list of places has no block.
@@ -364,7 +365,7 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
     nothing else has weights 0 here, not 1/n. A padding mask of shape (batch, n) is ``t[:, None, None, :]``.
     Cost: the tensor itself, m · n numbers where no axis has size 1; a byte for each 64 × 64 cells, made as
     tiles ask, from which whole tiles are skipped. A tensor on a GPU is read for these at once, and the host waits for
-    it one time; one on the CPU beside queries on a GPU is copied tile by tile.
+    it one time; one on the CPU beside queries on a GPU is copied once, but tile by tile above 256 MiB.
 
     Examples
     --------

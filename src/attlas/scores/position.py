@@ -262,8 +262,9 @@ class TensorBias(Score):
 
     Notes
     -----
-    The tensor is used as it is and where it is: no tile copies more than itself. It is learned where it
-    requires a gradient, but it is a parameter of the score only if it is an ``nn.Parameter``.
+    The tensor is used as it is; one on the CPU beside tokens on a GPU is copied once, but tile by tile where it is
+    learned or takes more than 256 MiB. It is learned where it requires a gradient, but it is a parameter of the
+    score only if it is an ``nn.Parameter``.
     Cost: one read a pair.
 
     Examples
@@ -287,6 +288,7 @@ class TensorBias(Score):
             rule = "t has at most the four axes batch, heads, m and n."
             raise ShapeError(rule, f"{t.ndim} axes", "t.flatten(0, -4) makes one batch axis.", t=t)
         self.t = as_plain("t", t)
+        self._copies = DeviceCopies()
 
     def to_dict(self) -> dict[str, Any]:
         return {"t": self.t, "learn": isinstance(self.t, nn.Parameter)}
@@ -300,7 +302,8 @@ class TensorBias(Score):
         return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
-        return to_device(cells_of(self.t[(None,) * (4 - self.t.ndim)], at), at.device, at.dtype)
+        t = self._copies.for_tiles(self.t, at.device)
+        return to_device(cells_of(t[(None,) * (4 - t.ndim)], at), at.device, at.dtype)
 
     def bias(self, at: Tile) -> Bias | None:
         m, n = (1, 1, *self.t.shape)[-2:]
