@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from typing import Any
 
 import pytest
@@ -221,6 +222,24 @@ def test_torch_says_which_of_several_kernels_is_best(monkeypatch: pytest.MonkeyP
             q, k, v = map(device.put, (q, k, v))
             attlas.attend(q, k) @ v
         assert kernels.taken == [NAMES[choice]]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_tokens_are_filled_up_once(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question whether a kernel takes them makes no copy of them."""
+    pad, copies = torch.nn.functional.pad, []
+
+    def counted(t: Tensor, *given: Any, **more: Any) -> Tensor:
+        copies.append(t)
+        return pad(t, *given, **more)
+
+    monkeypatch.setattr(fused, "functional", types.SimpleNamespace(pad=counted))
+    q, k, v = tokens(40, heads, (5, 5), torch.float16)
+    with pretended() as (device, kernels):
+        A, values = attlas.attend(device.put(q), device.put(k)), device.put(v)
+        A @ values
+    assert kernels.taken
+    assert len(copies) == 3
 
 
 def test_torch_has_the_questions_that_are_asked() -> None:

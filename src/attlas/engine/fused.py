@@ -80,8 +80,8 @@ def unsupported(problem: Problem, dot: Dot, operation: Operation) -> str | None:
         return "off the CPU only whole matrices and square causal masks without a sink are handed on"
     if operation == "backward":
         return "off the CPU autograd records its gradients, or tiles compute them"
-    k = dot.k.to(dot.q.dtype)
-    if find_call(dot.q, k, k, square) is None:  # as if values were like keys
+    q, k = _without_numbers(dot.q), _without_numbers(dot.k.to(dot.q.dtype))
+    if find_call(q, k, k, square) is None:  # as if values were like keys
         return "torch would store the whole matrix: no fused kernel takes these tokens on this device"
     return None
 
@@ -148,6 +148,14 @@ def of_one_size(*tensors: Tensor) -> list[Tensor]:
         width = -(-width // _ALIGNED) * _ALIGNED
     wide = (functional.pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in tensors)
     return [t if t.stride(-1) == 1 else t.contiguous() for t in wide]
+
+
+def _without_numbers(t: Tensor) -> Tensor:
+    """Return tokens that kernels are asked about: those of CUDA that `of_one_size` would copy stand for their copy."""
+    width = -(-t.shape[-1] // _ALIGNED) * _ALIGNED
+    if t.device.type != "cuda" or width == t.shape[-1]:
+        return t
+    return t.new_empty(width, requires_grad=t.requires_grad).expand(*t.shape[:-1], width)
 
 
 def _forms(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
