@@ -19,6 +19,7 @@ import attlas
 from attlas import RecordingError, ShapeError
 from attlas.huggingface import AttentionMonitor
 from attlas.recording import hooks
+from attlas.recording.sequences import RecordedSequences
 
 needs_accelerate = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="Trainer needs accelerate: pip install accelerate"
@@ -135,10 +136,10 @@ def test_some_queries_of_one_layer_under_a_name(gpt2: nn.Module) -> None:
 
 def test_only_its_steps_cost_anything(gpt2: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
-    real = attlas.huggingface.monitor.record
+    real = attlas.huggingface.monitor._StepRecording
     monkeypatch.setattr(
         attlas.huggingface.monitor,
-        "record",
+        "_StepRecording",
         lambda *args, **kwargs: steps.append(loop.state.global_step + 1) or real(*args, **kwargs),
     )
     monitor = AttentionMonitor(every=3, per="model")
@@ -292,3 +293,25 @@ def test_trainer_logs_its_own_loss(gpt2: nn.Module, tmp_path: Path, every: int, 
 def test_settings_are_checked() -> None:
     assert refusal(ShapeError, lambda: AttentionMonitor(every=0)) == "AttentionMonitor(): every = 0"
     assert refusal(ShapeError, lambda: AttentionMonitor(per="token")) == "AttentionMonitor(): per = 'token'"
+
+
+@pytest.mark.parametrize("method", ["add", "decide"])
+def test_an_error_of_the_recording_ends_it(gpt2: nn.Module, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """The model runs as before, and the next step is recorded anew."""
+    monitor = AttentionMonitor(every=1)
+    loop, before = Loop(gpt2, monitor), hooks._active_recordings
+    ids, mask = batch()
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("an error inside the recording")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordedSequences, method, fails)
+        with pytest.raises(RuntimeError, match="an error inside"):
+            loop.step((ids, mask))
+    assert hooks._active_recordings == before
+    assert gpt2.config._attn_implementation == "sdpa"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in gpt2.modules())
+    gpt2(ids, attention_mask=mask)
+    loop.step((ids, mask))
+    assert monitor.last["attention/max_logit"] == pytest.approx(expected(gpt2, (ids, mask))["attention/max_logit"])

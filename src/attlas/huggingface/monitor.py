@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from attlas import stats
 from attlas.errors import public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.huggingface.ranks import Layers, Ranks, Sums, world
-from attlas.recording import record
+from attlas.recording import Recording
+from attlas.recording.selection import Selection
+from attlas.stats import Statistic
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-    from attlas.recording import Recording
     from attlas.recording.atlas import Entry
+    from attlas.recording.hooks import AttentionCall
 
 Per: TypeAlias = Literal["head", "layer", "model"]
 Numbers: TypeAlias = dict[str, float]
@@ -69,7 +73,7 @@ class AttentionMonitor(TrainerCallback):
     heads, by one all-reduce a step. If a rank cannot record a step, all raise its error at the end of the step.
 
     A step that an error or an interrupt breaks off stays recorded until the next training begins, or until
-    ``monitor.close()``.
+    ``monitor.close()``; an error of the recording itself ends it at once, and the model is as it was before.
 
     ``Trainer(callbacks=[monitor])`` puts the numbers into ``trainer.state.log_history`` and nowhere else: the
     callbacks that report to other programs (TensorBoard, Weights & Biases) do not get them.
@@ -146,9 +150,7 @@ class AttentionMonitor(TrainerCallback):
         self.close()
         numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
         try:
-            recording = record(
-                kwargs["model"], statistics=numbers, keep="statistics", queries=self.queries, layers=self.layers
-            )
+            recording = _StepRecording(kwargs["model"], Selection(self.layers, None, self.queries), numbers)
             recording.__enter__()
             self._open = recording
         except Exception as error:
@@ -220,6 +222,34 @@ class AttentionMonitor(TrainerCallback):
             "effective_keys": float(sums.effective_keys.sum()) / rows,
         }
         return {f"{self.prefix}/{path}{name}": value for name, value in numbers.items()}
+
+
+class _StepRecording(Recording):
+    """A recording of the statistics of one step, which no ``with`` block ends: its own error does so."""
+
+    def __init__(self, model: nn.Module, selection: Selection, statistics: tuple[Statistic, ...]) -> None:
+        super().__init__(model, selection, statistics, "statistics", None, False, None, False)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self._ended_by_error():
+            super()._begin(args, kwargs)
+
+    def on_attention(self, call: AttentionCall) -> None:
+        with self._ended_by_error():
+            super().on_attention(call)
+
+    def _end(self) -> None:
+        with self._ended_by_error():
+            super()._end()
+
+    @contextmanager
+    def _ended_by_error(self) -> Iterator[None]:
+        """Put everything back that the recording has changed, if an error is raised."""
+        try:
+            yield
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
 
 
 def _sums(entry: Entry) -> Sums:
