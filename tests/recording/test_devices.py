@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attlas.huggingface
 from attlas import stats
-from attlas.recording import copies, record, snapshot
+from attlas.recording import copies, disk, record, sequences, snapshot
 from attlas.recording.atlas import Atlas, Entry
 
 STEPS = 5
@@ -117,6 +117,33 @@ def test_recording_adds_one_wait_a_pass_and_changes_no_number(
             found = numbers(one)
         for key, t in numbers(other).items():
             torch.testing.assert_close(found[key], t, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("held", "waits_more"), [(2**28, 1), (0, 4)])
+@pytest.mark.parametrize("name", ["prompt", "padding"])
+def test_a_long_prompt_is_written_when_the_pass_has_ended(
+    model: nn.Module,
+    ids: Tensor,
+    cuda: PretendDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    held: int,
+    waits_more: int,
+) -> None:
+    """One wait for all layers; copies of more bytes than may be held are written before."""
+    monkeypatch.setattr(disk, "_SMALL", 1)
+    monkeypatch.setattr(sequences, "_HELD", held)
+    alone, _ = recorded(model, ids, name, cuda)
+    waits, atlas = recorded(model, ids, name, cuda, keep="disk", values=True)
+    assert sum(waits.values()) == sum(alone.values()) + waits_more, waits
+    _, expected = recorded(model, ids, name, None, keep="disk", values=True)
+    assert atlas is not None
+    assert expected is not None
+    for one, other in zip(atlas.entries, expected.entries, strict=True):
+        assert (one.path, one.queries, one.shape) == (other.path, other.queries, other.shape)
+        for key, t in numbers(other).items():
+            torch.testing.assert_close(numbers(one)[key], t, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(one.values, other.values)
 
 
 def numbers(entry: Entry) -> dict[str, Tensor | None]:

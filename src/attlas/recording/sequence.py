@@ -159,13 +159,21 @@ class RecordedSequence:
         self._written: Entry | None = None  # the entry of the first calls, on disk
         self._marks = 0  # of the copies of the last call
         self._append(call)
-        if policy.disk is not None and not policy.disk.is_small(sum(t.bytes_in_memory for t in self._tokens)):
+        if policy.disk is not None and not self.on_device and self.bytes_to_write:
             self.to_entry()
 
     @property
     def _tokens(self) -> list[GrowingTensor]:
         """Queries, keys and values."""
         return [self._q, self._k, *self._values.values()]
+
+    @property
+    def bytes_to_write(self) -> int:
+        """Bytes of a first call that is large enough to be written to disk at once, and is not yet; else 0."""
+        if self.policy.disk is None or self._written is not None:
+            return 0
+        size = sum(t.bytes_in_memory for t in self._tokens)
+        return 0 if self.policy.disk.is_small(size) else size
 
     def continues(self, call: PositionedCall) -> bool | Tensor:
         """Return whether a call continues this text: its queries come next, and the keys that both have are equal.

@@ -19,7 +19,9 @@ from attlas.recording.snapshot import answers_of
 # Path of an attention, and which of its calls in a pass.
 Key: TypeAlias = tuple[str, int]
 
-_HELD = 2**28  # bytes of other calls that wait for the end of their pass together: their tokens may be copies
+# Bytes of other calls that wait for the end of their pass together, since their tokens may be copies; and of copies in
+# pinned memory that wait to be written to disk.
+_HELD = 2**28
 
 
 class _NewCall(NamedTuple):
@@ -53,6 +55,8 @@ class RecordedSequences:
         self._undecided: dict[Key, tuple[_NewCall, bool | Tensor]] = {}  # calls of this pass, with their answers
         self._held = 0  # bytes of those that are no step
         self._ended: list[RecordedSequence] = []  # texts of a device that are no entry yet
+        self._unwritten: list[RecordedSequence] = []  # new ones of a device that go to disk when the pass has ended
+        self._unwritten_bytes = 0
 
     def add(
         self,
@@ -109,10 +113,12 @@ class RecordedSequences:
             return []
         waiting, self._undecided, self._held = self._undecided, {}, 0
         ended, self._ended = self._ended, []
+        texts = [*ended, *(self._take_unwritten() if self._unwritten else ())]
         asked = {key: answer for key, (_, answer) in waiting.items() if isinstance(answer, Tensor)}
-        found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in ended), *others]))
+        found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in texts), *others]))
         answers = dict(zip(asked, found))  # noqa: B905 - the others follow
-        self._entries += [sequence.to_entry(next(found)) for sequence in ended]
+        entries = [sequence.to_entry(next(found)) for sequence in texts]
+        self._entries += entries[: len(ended)]
         with observers.unheard():
             for key, (new, answer) in waiting.items():
                 self._add(key, new, bool(answers.get(key, answer)))
@@ -142,4 +148,23 @@ class RecordedSequences:
             else:
                 self._entries.append(sequence.to_entry())
             number = sequence.number + 1
-        self.last[key] = RecordedSequence(new.site, number, new.heads, new.policy, new.call)
+        sequence = self.last[key] = RecordedSequence(new.site, number, new.heads, new.policy, new.call)
+        if sequence.on_device and sequence.bytes_to_write:
+            self._unwritten.append(sequence)
+            self._unwritten_bytes += sequence.bytes_to_write
+            if self._unwritten_bytes > _HELD:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what waits for the disk: the device is waited for."""
+        unwritten = self._take_unwritten()
+        masks = answers_of([sequence.query_mask() for sequence in unwritten])
+        for sequence, mask in zip(unwritten, masks, strict=True):
+            sequence.to_entry(mask)
+
+    def _take_unwritten(self) -> list[RecordedSequence]:
+        """Return what waits for the disk; its copies are complete when the device is asked the next time."""
+        unwritten, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+        if unwritten and self._copies is not None:
+            self._copies.mark()
+        return unwritten
