@@ -112,7 +112,17 @@ class Heads(Combined):
         ]
 
     def allows(self, at: Tile) -> Tensor:
+        if torch.compiler.is_exporting():
+            return self._chosen(at)
         return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
+
+    def _chosen(self, at: Tile) -> Tensor:
+        """Return what is allowed where no number of a head can be read: each mask of all heads, and then a choice."""
+        allowed = self.default.allows(at)
+        for head, mask in zip(self.heads, self.masks, strict=True):
+            own = (at.head_ids == head).view(-1, 1, 1).to(allowed.device)
+            allowed = torch.where(own, mask.allows(at), allowed)
+        return allowed
 
     def coverage(self, at: Tile) -> BlockState:
         states = {mask.coverage(part) for _, mask, part in self.split(at)}
