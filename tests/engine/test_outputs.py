@@ -142,7 +142,7 @@ def test_statistics_that_need_other_names_are_left_to_the_tiles() -> None:
 class _Entropies(Backend):
     """A backend that reads 7 as each entropy, and the log-sum-exp."""
 
-    name, row, computes, reads = "entropies", "pairs", frozenset({"statistics"}), frozenset({"lse", "entropy"})
+    name, row, computes, reads = "entropies", "sdpa", frozenset({"statistics"}), frozenset({"lse", "entropy"})
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         return None

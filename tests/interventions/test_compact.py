@@ -81,7 +81,7 @@ class UpTo(Mask):
         return at.j < self.stop
 
     def allowed_runs(self, at: attlas.Tile) -> tuple[Tensor, Tensor]:
-        return torch.zeros(1, 1, at.m, dtype=torch.int64), self.stop.expand(1, 1, at.m)
+        return torch.zeros(1, 1, len(at.rows), dtype=torch.int64), self.stop.expand(1, 1, len(at.rows))
 
 
 @torch.no_grad()
