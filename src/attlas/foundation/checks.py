@@ -203,6 +203,7 @@ def check_inputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]
         rule = "the heads of k must divide the heads of q (grouped heads)."
         fix = f"give k a number of heads that divides {query_heads}; the axes are (batch, heads, tokens, size)."
         raise ShapeError(rule, f"{query_heads} query heads, {key_heads} key heads", fix, arguments=labels)
+    # With one leading axis or none, the user sees no axis of heads, and no axis of a batch that was not given.
     leading = (*batch, query_heads) if rank >= 2 else batch[len(batch) - rank :]
     return _flat(q4, batch, query_heads), _flat(k4, batch, key_heads), leading
 
@@ -246,7 +247,7 @@ def check_values(
     if fits:
         v4 = _with_heads(axes.spread(v), len(layout))
         batch = layout[:-1] if len(layout) >= 2 else (layout or (1,))
-        own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])
+        own = (1,) * (len(batch) - v4.ndim + 3) + tuple(v4.shape[:-3])  # its batch axes, 1 for those that it lacks
         fits = all(a == 1 or a == b for a, b in zip(own, batch, strict=True))
         fits = fits and (v4.shape[-3] == heads or (v4.shape[-3] != 0 and heads % v4.shape[-3] == 0))
     if not fits:
@@ -330,7 +331,10 @@ def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
 
 
 def _with_heads(t: Tensor, rank: int) -> Tensor:
-    """Give a tensor its head axis: with one leading axis, that axis is the batch and there is one head."""
+    """Return a tensor (..., tokens, size) with axes for batch and heads: one leading axis is the batch, of one head.
+
+    `rank` is the number of leading axes of the matrix.
+    """
     if rank <= 1:
         t = t.unsqueeze(-3)
     while t.ndim < max(rank, 2) + 2:
@@ -347,6 +351,7 @@ def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
 def _broadcast(
     first: tuple[int, ...], second: tuple[int, ...], labels: dict[str, Tensor], name: str
 ) -> tuple[int, ...]:
+    """Return the batch axes of two tensors, broadcast; raise a ShapeError about `name`, the second, if they differ."""
     if first == second:
         return tuple(first)
     try:
@@ -358,7 +363,10 @@ def _broadcast(
 
 
 def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
-    """Flatten batch axes to one; a view wherever strides allow it."""
+    """Return a tensor (..., heads, tokens, size) with its batch axes broadcast to `batch` and flattened to one.
+
+    It is a view wherever strides allow it.
+    """
     if t.ndim == 4 and t.shape[0] == batch[0] and t.shape[1] == heads:
         return t
     return t.expand(*batch, heads, *t.shape[-2:]).flatten(0, len(batch) - 1)

@@ -130,6 +130,7 @@ class IdCopies:
         A view of the numbers of the whole matrix costs no copy.
         """
         whole = self._whole[axis]
+        # Where in the whole numbers these begin, if they are a view of them.
         first = (ids.data_ptr() - whole.data_ptr()) // whole.element_size()
         if 0 <= first <= len(whole) - len(ids) and ids.is_contiguous():
             return self._copy(axis)[first : first + len(ids)]
@@ -140,6 +141,7 @@ class IdCopies:
         return self._others[key]
 
     def _copy(self, axis: int) -> Tensor:
+        """Return the numbers of all batches (`axis` 0) or heads (1) on the device, copied when first asked for."""
         copy = self._copies[axis]
         if copy is None:
             whole = self._whole[axis]

@@ -192,6 +192,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(handle: int) -> None:
+    """Wait until an open file is on disk, where its file system can say so."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -200,7 +201,10 @@ def _sync(handle: int) -> None:
 
 
 def _create(unfinished: Path, replaced: int | None) -> int:
-    """Make an empty file, and return the mode that it has to have in the end."""
+    """Make an empty file, and return the mode that it has to have in the end.
+
+    `replaced` is the mode of the file whose name it will take, None where there is none.
+    """
     # The system applies the umask. One that replaces another may have fewer readers: while it is written it has none.
     handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if replaced is None else 0o600)
     try:

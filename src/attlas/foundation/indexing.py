@@ -56,13 +56,24 @@ class Axes:
         """Return a factor of a product with an axis of size 1 for each leading axis that an index has dropped."""
         if all(self.kept):
             return t
+        # Leading axes that the factor lacks have size 1.
         lead = (1,) * (sum(self.kept) - (t.ndim - 2)) + tuple(t.shape[:-2])
         sizes = iter(lead)
         return t.reshape(*(next(sizes) if kept else 1 for kept in self.kept), *t.shape[-2:])
 
 
 class Where(NamedTuple):
-    """A parsed index: which batches and heads, and which rows and columns if they are asked for."""
+    """A parsed index: which batches and heads, and which rows and columns if they are asked for.
+
+    Parameters
+    ----------
+    leading : tuple or None
+        Batches, heads, and the leading axes of the result; None where all are meant.
+    rows, columns : int, range or Tensor of int64
+        None, both, where only leading axes were indexed.
+    pairs : bool
+        Whether rows and columns name cells in pairs, as two lists do in torch, and not every row with every column.
+    """
 
     leading: tuple[Any, Any, Axes] | None
     rows: Any
@@ -142,6 +153,7 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
 
 
 def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
+    """Return the error of an index of a matrix of this shape."""
     return error(rule, found, fix, A=f"shape {shape}", where="A[...]")
 
 
@@ -165,8 +177,21 @@ def _checked(entry: Any) -> Any:
 
 
 def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
-    """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU."""
+    """Return an index counted from 0: an int, a range of step 1, or an index tensor on the CPU.
+
+    Parameters
+    ----------
+    entry : int, slice, range, list or Tensor
+        The index, negative ones counted from the end.
+    size : int
+        Size of the axis that it selects from.
+    axis : int
+        Number of this axis, for errors.
+    shape : tuple of int
+        Shape of the matrix.
+    """
     if isinstance(entry, slice):
+        # torch.compile would fix the ends of a range, and compile again for each other length.
         if torch.compiler.is_compiling() and axis >= len(shape) - 2 and (entry.step or 1) > 0:
             return torch.arange(size, device="cpu")[entry]
         span = range(size)[entry]
@@ -200,6 +225,7 @@ def span_of(start: int, stop: int) -> range | Tensor:
 
 
 def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
+    """Return the error of an index outside of an axis of a matrix of this shape."""
     size = shape[axis]
     fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
     found = f"index {index} on axis {axis} of size {size}"
@@ -214,7 +240,11 @@ def _places(some: range | list[int]) -> Tensor:
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
-    """Return the selected batches and heads, as slices if possible, and the remaining leading axes."""
+    """Return the selected batches and heads, as slices if possible, and the remaining leading axes.
+
+    `entries` are resolved indices of the leading axes that the user sees, None for a whole axis. All axes before the
+    heads are one axis, the batch, in the engine. The result is None where no index selects anything.
+    """
     if all(entry is None for entry in entries):
         return None
     rest = iter(entries)
@@ -223,7 +253,7 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
     picks = [_pick(entry, size) for entry, size in zip(chosen, axes.layout, strict=True)]
     batch_axes = len(picks) - 1 if len(picks) >= 2 else len(picks)
     batches = _flattened(picks[:batch_axes], axes.layout[:batch_axes])
-    heads = picks[-1] if len(picks) >= 2 else range(1)
+    heads = picks[-1] if len(picks) >= 2 else range(1)  # with one leading axis, there is one head
     return _as_slice(batches), _as_slice(heads), Axes(tuple(map(len, picks)), kept)
 
 
@@ -233,11 +263,14 @@ def _pick(entry: Any, size: int) -> Tensor | range:
 
 
 def _flattened(picks: Sequence[Tensor | range], sizes: tuple[int, ...]) -> Tensor | range:
-    """Return the positions that some of each axis have where the axes are one: a range where none is a list."""
+    """Return which positions are picked once all axes are flattened to one: a range where they follow each other.
+
+    `picks` holds the positions that are picked of each axis, `sizes` the sizes of the axes.
+    """
     if len(picks) == 1:
         return picks[0]
     lengths = [len(pick) for pick in picks]
-    # They follow each other where all axes after the last one that is cut are whole, and those before it have one.
+    # They follow each other where no axis has a list, and each axis before the last one that is cut gives one position.
     cut = [axis for axis, (length, size) in enumerate(zip(lengths, sizes, strict=True)) if length != size]
     spans = [pick for pick in picks if isinstance(pick, range)]
     if len(spans) == len(picks) and math.prod(lengths[: cut[-1] if cut else 0]) == 1:

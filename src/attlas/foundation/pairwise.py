@@ -84,7 +84,7 @@ class TileFunction:
         """
         if torch.compiler.is_compiling():  # there are no numbers that could be compared
             return self._pairs(at, cells)
-        watch = None if tracing() else watched()
+        watch = None if tracing() else watched()  # a caller is listing the tensors that the function reads
         if watch is not None:
             return self._watched(at, cells, watch)  # type: ignore[no-any-return]
         first: Exception | None = None
@@ -103,16 +103,18 @@ class TileFunction:
                 first = error
             self._tiles = False
         elif at.device.type not in self._devices and not tracing():
-            self._few(at, cells, self._pairs)
+            self._few(at, cells, self._pairs)  # only to check where the tensors are that it reads
         return self._pairs(at, cells, first)
 
     def _whole(self, at: Tile, cells: tuple[Tensor, ...]) -> Any:
+        """Return what the function returns when it is called once, with tensors for the whole tile."""
         return self.f(*cells, at.b, at.h, at.i, at.j)
 
     def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
         """Return the function's values for few cells of a tile; None where it fails, as it will on the tile.
 
-        Raises a DeviceError before an operation gets a tensor that is neither on the CPU nor where the matrix is.
+        `ask` is the way to call it, `_whole` or `_pairs`. Raises a DeviceError before an operation gets a tensor that
+        is neither on the CPU nor where the matrix is.
         """
         few, some = few_of(at), _few_cells(at, cells)
         found = None
@@ -160,7 +162,12 @@ class TileFunction:
             return self._pairs(at, cells)
 
     def _pairs(self, at: Tile, cells: tuple[Tensor, ...], first: Exception | None = None) -> Tensor:
+        """Return the function's values for a tile, shape (batches, heads, rows, columns), by `torch.vmap` over pairs.
+
+        Raises a ShapeError where that fails too. It names `first`, the error of the call with whole tiles, if any.
+        """
         each: Callable[..., Tensor] = self.f
+        # The innermost vmap is over keys: along each axis, all cells change and one of b, h, i, j.
         for axis in (3, 2, 1, 0):
             positions = tuple(0 if place == axis else None for place in range(4))
             each = torch.vmap(each, in_dims=(*(0 for _ in cells), *positions))
@@ -181,7 +188,7 @@ class TileFunction:
         return found
 
     def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
-        """Compare a whole tile with single pairs, on at most 2 × 2 × 8 × 8 of them."""
+        """Return whether a call with a whole tile gives what single pairs give, on at most 2 × 2 × 8 × 8 of them."""
         whole = self._few(at, cells, self._whole)
         few = few_of(at)
         with torch.no_grad():
@@ -198,7 +205,7 @@ class TileFunction:
 
 
 def few_of(at: Tile) -> Tile:
-    """Return at most 2 × 2 × 8 × 8 cells of a tile, spread over its rows and columns."""
+    """Return a tile of at most 2 × 2 × 8 × 8 cells of another one, spread over its rows and columns."""
     rows, columns = at.i.flatten(), at.j.flatten()
     rows, columns = (t[_spread(len(t), t.device)] for t in (rows, columns))
     return replace(
@@ -215,7 +222,7 @@ def few_of(at: Tile) -> Tile:
 
 
 def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the numbers of these cells, of tensors of the whole tile."""
+    """Return the cells that `few_of` chooses, of tensors of shape (batches, heads, rows, columns) of the whole tile."""
     rows, columns = (_spread(len(span), at.device) for span in (at.rows, at.columns))
     return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
 
@@ -247,12 +254,13 @@ class _IndexByTensor(TorchFunctionMode):
 
 
 def _spread(size: int, device: torch.device) -> Tensor:
-    """Return indices that are spread over a tile, the first and the last among them, made on a device."""
+    """Return at most 8 indices below `size`, evenly spread, the first and the last among them, made on a device."""
     steps = min(size, _FEW) - 1
     return torch.arange(steps + 1, device=device) * (size - 1) // max(steps, 1)
 
 
 def _takes(f: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with `count` positional arguments."""
     try:
         inspect.signature(f).bind(*range(count))
     except TypeError:

@@ -87,7 +87,7 @@ def _set_full() -> list[Callable[[], None]]:
 def _set(name: tuple[str, ...], value: str) -> None:
     """Change one of the newer settings; one that is inherited stays so."""
     if SET_FP32_PRECISION is not None:
-        SET_FP32_PRECISION(*name, "none")
+        SET_FP32_PRECISION(*name, "none")  # "none" inherits the setting of the device, or that of all devices
         if setting(*name) != value:
             SET_FP32_PRECISION(*name, value)
 
@@ -106,7 +106,10 @@ def sums_in_float32(x: Tensor, y: Tensor) -> bool:
 
 @cache
 def _has_wide_sums(device: torch.device) -> bool:
-    """Return whether a GPU multiplies both kinds of 16 bits; those of AMD have no such function."""
+    """Return whether torch multiplies float16 and bfloat16 into float32 on a GPU; it has no such function for AMD's.
+
+    Compute capability 8.0 is the first that multiplies bfloat16.
+    """
     if torch.version.hip is not None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -32,7 +32,7 @@ class Progress:
         self._name, self._on = name, on
         self._moves = on and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._begin = time.perf_counter()
-        self._told = -_SLOW  # the first message is written at once
+        self._told = -_SLOW  # seconds at which the last message was written: the first one is written at once
         self._text = ""
 
     def __call__(self, text: str) -> None:
@@ -54,5 +54,5 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
         elif self._text and error is None:
-            self._told = -_SLOW
+            self._told = -_SLOW  # the last message too is written at once
             self(f"done, {self._text}")

@@ -33,7 +33,10 @@ def recorded_gradients(
 
 
 def tensors_in(carry: Any) -> list[Tensor]:
-    """Return the tensors of a carry: those of tuples, lists and dicts, and of objects that hold them."""
+    """Return the tensors of a carry, which is what a statistic keeps from one tile to the next.
+
+    A carry may be a tensor, nested tuples, lists and dicts of them, or an object that has them as attributes.
+    """
     if isinstance(carry, Tensor):
         return [carry]
     if isinstance(carry, list | tuple):

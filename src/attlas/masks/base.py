@@ -241,6 +241,7 @@ class Combined(Mask):
             part.check(batch, heads, m, n)
 
     def size(self) -> tuple[int | None, int | None]:
+        # Each part names some sizes at most: the first one that names a size says it for all.
         m, n = zip(*(part.size() for part in self.parts), strict=True)
         return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
 
@@ -265,7 +266,7 @@ class _Pair(Combined):
         self.right = right
 
     def allows(self, at: Tile) -> Tensor:
-        neutral = _OPPOSITE[self.absorbing]
+        neutral = _OPPOSITE[self.absorbing]  # where one mask has this state, the other alone decides
         if tracing():  # a state may ask for numbers that a program does not have while it is traced
             return self.combine(self.left.allows(at), self.right.allows(at))
         if self.left.coverage(at) is neutral:
@@ -279,6 +280,7 @@ class _Pair(Combined):
         if left is self.absorbing:
             return left
         right = self.right.coverage(at)
+        # A left mask that is neither absorbing nor partial is neutral: then the right one decides.
         return right if right is self.absorbing or left is not BlockState.PARTIAL else left
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:

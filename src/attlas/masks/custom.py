@@ -27,7 +27,13 @@ _TOGETHER = 1 << 26  # cells on a device that are judged at a time
 
 
 class _Stored(Mask):
-    """What masks of booleans and of numbers share: the tensor, its tiles, its coverage."""
+    """What masks of booleans and of numbers share: the tensor, its tiles, its coverage.
+
+    Parameters
+    ----------
+    t : Tensor, shape (m, n), (batch, m, n) or (batch, heads, m, n)
+        Booleans or numbers, from which `rule` says what is allowed; an axis of size 1 stands for every place.
+    """
 
     @public("from_tensor()")
     def __init__(self, t: Tensor) -> None:
@@ -65,8 +71,8 @@ class _Stored(Mask):
         height, width = self.cells.shape[2:]
         columns = slice(0, 1) if width == 1 else slice(at.columns.start // _BLOCK, -(-at.columns.stop // _BLOCK))
         block_rows = range(1) if height == 1 else range(at.rows.start // _BLOCK, -(-at.rows.stop // _BLOCK))
-        found = False
-        whole = True
+        found = False  # whether any cell of the tile is allowed
+        whole = True  # whether all are
         for block_row in block_rows:
             some, every = (heads_of(table[..., columns], at) for table in self._block_row(block_row))
             found = found or bool(some.any())
@@ -100,7 +106,7 @@ class _Stored(Mask):
         if block_row not in self._block_rows:
             allowed = self.rule(_own(self.cells)[:, :, block_row * _BLOCK : (block_row + 1) * _BLOCK])
             some, every = allowed.any(dim=2), allowed.all(dim=2)
-            edge = -some.shape[-1] % _BLOCK
+            edge = -some.shape[-1] % _BLOCK  # columns that the last block lacks: filled with what changes nothing
             some = torch.nn.functional.pad(some, (0, edge), value=False).unflatten(-1, (-1, _BLOCK)).any(-1)
             every = torch.nn.functional.pad(every, (0, edge), value=True).unflatten(-1, (-1, _BLOCK)).all(-1)
             self._block_rows[block_row] = some, every
@@ -119,6 +125,7 @@ class _Stored(Mask):
             cells = own[:, :, rows.start : rows.stop]
             allowed = self.rule(cells)
             boolean = boolean & ((cells == 0) | ~allowed).all()
+            # The last blocks are filled up, for `any` with False and for `all` with True.
             edges = (0, -allowed.shape[3] % _BLOCK, 0, -allowed.shape[2] % _BLOCK)
             some, every = (
                 torch.nn.functional.pad(allowed, edges, value=value)
@@ -128,6 +135,7 @@ class _Stored(Mask):
             )
             parts.append((some.any(-1).any(3), every.all(-1).all(3)))
         some, every = (torch.cat(blocks, dim=2) for blocks in zip(*parts, strict=True))
+        # All three are one tensor for the copy, so that the host waits once.
         *both, last = (
             torch.cat([some.flatten(), every.flatten(), boolean.view(1)]).cpu().split([some.numel()] * 2 + [1])
         )
@@ -137,6 +145,7 @@ class _Stored(Mask):
         if self._changes != changes_of(self.tensor):  # between two matrices it may change
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
+        # Which sizes differ, as text for the error.
         wrong = [
             f"{label} = {size} in mask, {full} in matrix"
             for label, size, full in zip(("batch", "heads", "m", "n"), self.cells.shape, wanted, strict=True)
@@ -425,7 +434,7 @@ class FunctionMask(Mask):
         return self._function.f
 
     def allows(self, at: Tile) -> Tensor:
-        if 0 in at.shape:
+        if 0 in at.shape:  # the user's function need not be able to compute without cells
             return torch.ones(at.shape, dtype=torch.bool, device=at.device)
         allowed = self._function(at)
         if isinstance(allowed, bool):

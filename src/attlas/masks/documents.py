@@ -21,7 +21,15 @@ Lengths: TypeAlias = "int | Sequence[int] | Tensor"
 
 
 class _Counted(Mask):
-    """Masks of one length for each sequence, or one for all: so many keys at one end may be attended to."""
+    """Masks of one length for each sequence, or one for all: so many keys at one end may be attended to.
+
+    Parameters
+    ----------
+    label : str
+        What the errors of a subclass call the lengths.
+    lengths : int, sequence of int, or Tensor of int, shape (batch,)
+        The lengths.
+    """
 
     side = "right"  # where the keys stand that may not
 
@@ -34,7 +42,10 @@ class _Counted(Mask):
 
     @public()
     def _read(self, lengths: Lengths) -> None:
-        """Copy the lengths to the CPU: `coverage` reads them for every tile, and must not wait for a GPU."""
+        """Copy the lengths to the CPU, and raise where one is negative.
+
+        They are there because `coverage` reads them for every tile, and must not wait for a GPU.
+        """
         label = self.label
         given = _integers(type(self).__name__, label, lengths, "give one whole number for each sequence: [7, 5].")
         self.axes, self.lengths = tuple(given.shape), given.flatten()
@@ -77,7 +88,8 @@ class _Counted(Mask):
         return (torch.zeros_like(lengths), lengths) if self.side == "right" else (end - lengths, end)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        if self.given is not None and changes_of(self.given[0]) != self.given[1]:  # between two matrices it may
+        # The user may change the tensor of lengths between two matrices: then it is read again.
+        if self.given is not None and changes_of(self.given[0]) != self.given[1]:
             self._read(self.given[0])
             self.given = self.given[0], changes_of(self.given[0])
         fix = f"give {math.prod(batch)} numbers, or one for all."
@@ -211,6 +223,7 @@ class Padding(_Counted):
         return {"lengths": self.lengths.view(self.axes), "side": self.side}
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Padding:
+        # The real keys that are left in the window: on the left side those that end, with the n keys, within it.
         if self.side == "left":
             return Padding((len(columns) + columns.start - n + self.lengths).clamp(0, len(columns)), side="left")
         return Padding((self.lengths - columns.start).clamp(0, len(columns)))
@@ -317,6 +330,7 @@ class Documents(Mask):
         if edges(at) is None or not len(at.batch_ids):
             return BlockState.PARTIAL
         cpu = torch.device("cpu")
+        # The smallest and the largest id of the tile's queries and of its keys, for each sequence.
         low, high = torch.aminmax(self.queries.tile(at, at.rows, at.row_index, self.first(at), cpu), dim=1)
         key_low, key_high = torch.aminmax(self.keys.tile(at, at.columns, at.column_index, 0, cpu), dim=1)
         if bool(((high < key_low) | (key_high < low)).all()):
@@ -333,16 +347,18 @@ class Documents(Mask):
         rows = self.queries.tile(at, at.rows, at.row_index, self.first(at), at.device)
         batch = max(len(keys), len(rows))
         keys, rows = keys.expand(batch, -1).contiguous(), rows.expand(batch, -1).contiguous()
+        # As the ids ascend, the keys of a document lie between the first place for its id and the last.
         first, stop = (torch.searchsorted(keys, rows, right=right) for right in (False, True))
         return first.unsqueeze(1), stop.unsqueeze(1)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # The user may change the tensors of ids between two matrices: then they are read again.
         if self.given is not None and self.given[2:] != tuple(map(changes_of, self.given[:2])):
-            self._read(*self.given[:2])  # between two matrices they may change
+            self._read(*self.given[:2])
             self.given = (*self.given[:2], *map(changes_of, self.given[:2]))
         for ids in (self.keys, self.queries):
             _check_batch("Documents", ids.label, ids.axes[:-1], batch, f"give {ids.label} for {math.prod(batch)}.")
-        shared = self.queries is self.keys
+        shared = self.queries is self.keys  # then the queries are the last m of the n tokens
         if self.keys.count != n or (m > n if shared else self.queries.count != m):
             given = {"ids": f"{self.keys.axes}"} | ({} if shared else {"query_ids": f"{self.queries.axes}"})
             rule = "Documents() must have one id for each key, and one for each query."
@@ -359,7 +375,15 @@ class Documents(Mask):
 
 
 class _Ids:
-    """Ids of tokens: one copy on the CPU for coverage, one on each device that asks for tiles."""
+    """Ids of tokens: one copy on the CPU for coverage, one on each device that asks for tiles.
+
+    Parameters
+    ----------
+    label : str
+        What errors call them.
+    ids : sequence of int, or Tensor of int, shape (tokens,) or (batch, tokens)
+        Document of each token.
+    """
 
     @public("Documents()")
     def __init__(self, label: str, ids: Sequence[int] | Tensor) -> None:
@@ -374,7 +398,19 @@ class _Ids:
         self._copies = DeviceCopies()
 
     def tile(self, at: Tile, span: range, index: Tensor | None, first: int, device: torch.device) -> Tensor:
-        """Return the ids of a tile's rows or columns, shape (batches, places) or (1, places)."""
+        """Return the ids of a tile's rows or columns, shape (batches, places) or (1, places).
+
+        Parameters
+        ----------
+        at : Tile
+            The tile.
+        span, index : range, Tensor or None
+            Its rows or columns: a range, or an index where they are none.
+        first : int
+            The place of row 0, or of column 0, among the ids.
+        device : torch.device
+            Where the result is.
+        """
         ids = self._ids if device.type == "cpu" else self._copies.of(self._ids, device)
         if index is None:
             ids = ids[:, span.start + first : span.stop + first]
@@ -386,7 +422,10 @@ class _Ids:
 
 
 def _integers(mask: str, label: str, value: Lengths, fix: str) -> Tensor:
-    """Return whole numbers as a tensor of int64 on the CPU, or raise."""
+    """Return whole numbers as a new tensor of int64 on the CPU, or raise a DtypeError with this fix.
+
+    `mask` is the name of the mask, and `label` that of its argument `value`.
+    """
     try:
         given = value if isinstance(value, Tensor) else torch.as_tensor(value)
         empty_list = not isinstance(value, Tensor) and not given.numel()  # torch reads [] as float

@@ -87,7 +87,7 @@ class Heads(Combined):
                 found = f"head {head} has {kind(mask)}"
                 found = found if counts else f"head = {head if type(head) is int else kind(head)}"
                 raise DtypeError(rule, found, fix, where="Heads()")
-        every = Window(None, None)
+        every = Window(None, None)  # hides nothing
         *own, self.default = (every if m is None else _boolean(m, "Heads()") for m in (*masks.values(), default))
         self.heads, self.masks = tuple(masks), tuple(own)
 
@@ -99,9 +99,10 @@ class Heads(Combined):
         return cls({int(head): mask for head, mask in settings.items() if head != "default"}, settings["default"])
 
     def split(self, at: Tile) -> list[tuple[list[int], Mask, Tile]]:
-        """Return which heads of a tile have which mask, and the tile of these heads."""
+        """Return each mask of a tile, the places of its heads in the tile, and the part of the tile with them."""
         of_heads = dict(zip(self.heads, self.masks, strict=True))
         owners = [of_heads.get(head, self.default) for head in at.head_ids.tolist()]
+        # By the identity of the mask: equal masks of two heads may differ in a tensor that the user changes.
         places: dict[int, list[int]] = {id(owner): [] for owner in owners or [self.default]}
         for place, owner in enumerate(owners):
             places[id(owner)].append(place)

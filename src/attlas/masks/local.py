@@ -16,7 +16,15 @@ __all__ = ["Causal", "Dilated", "Window"]
 
 
 class _Local(Mask):
-    """Masks of the distance between a key and the aligned place of a query."""
+    """Masks of the distance between a key and the aligned place of a query.
+
+    Parameters
+    ----------
+    left, right : int or None
+        How many keys before and after its own place a query sees; None for no limit.
+    offset : int or None
+        Which key query 0 is aligned with. None stands for ``n - m``, which aligns the last query with the last key.
+    """
 
     stored: tuple[str, ...] = ("offset",)
 
@@ -43,7 +51,7 @@ class _Local(Mask):
         return self.first_query(at.m, at.n)
 
     def allows(self, at: Tile) -> Tensor:
-        place = at.i + self.shift(at)
+        place = at.i + self.shift(at)  # the key that each query is aligned with
         left, right = self.left, self.right
         distances = self.distances(at)
         if distances is not None:  # a limit that no pair of the tile comes near need not be compared
@@ -55,7 +63,10 @@ class _Local(Mask):
         return at.j <= place + right if near is None else near & (at.j <= place + right)
 
     def distances(self, at: Tile) -> tuple[int, int] | None:
-        """Return the least and the largest distance in a tile; a whole tile has all between them, too."""
+        """Return the least and the largest distance from query to key in a tile; None where they cannot be read.
+
+        A distance is negative where the key stands before the query. A tile that is no list of places has all between.
+        """
         ends = edges(at)
         if ends is None:
             return None
@@ -286,7 +297,7 @@ class Dilated(_Local):
         if distances is None:
             return BlockState.PARTIAL
         low, high = distances
-        inside = super().coverage(at)
+        inside = super().coverage(at)  # what the window alone, with a step of 1, allows of the tile
         if inside is BlockState.FULL and (self.step == 1 or (low == high and low % self.step == 0)):
             return BlockState.FULL
         low = low if self.left is None else max(low, -self.left)

@@ -38,6 +38,7 @@ def translated_mask(mask: Mask, rows: range, columns: range, m: int, n: int) -> 
         What `Mask.translate` returns, or a `Placed` where that is None.
     """
     own = mask.translate(rows, columns, m, n)
+    # Where the m queries and n keys of the mask stand in the other matrix, whose position 0 is at rows.start here.
     placed = range(-rows.start, m - rows.start), range(-columns.start, n - columns.start)
     return Placed(mask, *placed) if own is None else own
 
@@ -88,6 +89,7 @@ class Placed(Mask):
         return tile if self.device is None else replace(tile, device=self.device)
 
     def _all_columns(self, at: Tile) -> Tile:
+        """Return a tile's rows with all columns, at the positions of the mask's own matrix."""
         return replace(self.original(at), columns=range(len(self.columns)), column_index=None)
 
     def allows(self, at: Tile) -> Tensor:
@@ -118,7 +120,7 @@ class Placed(Mask):
 
 
 def _in_columns(flags: Tensor, column: int, n: int) -> Tensor:
-    """Return flags of keys that begin at `column` as flags of n keys; the others are not set."""
+    """Return flags of keys, shape (batches, keys), that begin at `column`, as flags of n keys; others are False."""
     out = flags.new_zeros(len(flags), n)
     first, stop = max(column, 0), min(column + flags.shape[-1], n)
     out[:, first:stop] = flags[:, first - column : stop - column]
@@ -162,7 +164,7 @@ class Stacked(Mask):
 
     def allows(self, at: Tile) -> Tensor:
         rows = torch.arange(at.rows.start, at.rows.stop, device="cpu") if at.row_index is None else at.row_index.cpu()
-        owner = torch.searchsorted(self._starts, rows, right=True) - 1
+        owner = torch.searchsorted(self._starts, rows, right=True) - 1  # the block of each row
         if at.row_index is None and len(rows) and int(owner[0]) == int(owner[-1]):
             return self._of(self.blocks[int(owner[0])], at)
         out = torch.zeros(at.shape, dtype=torch.bool, device=at.device)
@@ -188,7 +190,7 @@ class Stacked(Mask):
         if at.scattered or not len(at.rows) or not len(at.columns):
             return BlockState.PARTIAL
         ends = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")
-        first, last = (torch.searchsorted(self._starts, ends, right=True) - 1).tolist()
+        first, last = (torch.searchsorted(self._starts, ends, right=True) - 1).tolist()  # blocks of the outer rows
         states = {self._covers(block, at) for block in self.blocks[first : min(last + 1, first + _MOST_BLOCKS)]}
         if last - first >= _MOST_BLOCKS:
             states.add(BlockState.PARTIAL)
@@ -210,7 +212,7 @@ class Stacked(Mask):
         return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
-        found, known = None, 0
+        found, known = None, 0  # keys before `known` have been looked at
         while known < at.n:  # no step need have all keys: a sliding cache drops the first ones
             begun = (block for block in self.blocks if block.columns.start <= known)
             block = max(begun, key=lambda block: block.columns.stop, default=None)
@@ -250,6 +252,7 @@ class Concatenated(Mask):
         self.axis = axis
 
     def allows(self, at: Tile) -> Tensor:
+        # Each batch, or head, of the tile is asked alone, under the number that it has in its part.
         found = []
         for number in (at.batch_ids if self.axis == 0 else at.head_ids).tolist():
             mask, place = self.owners[number]
@@ -290,22 +293,24 @@ class Positions:
         return self.edges[-1] - 1 if self.edges[-1] < OPEN_END else self.edges[-2] - 1
 
     def has(self, positions: Tensor) -> Tensor:
-        """Return which of some positions are among these."""
+        """Return which of some positions are among these, as bool of the same shape."""
+        # A position lies in a run where the number of edges up to it is odd.
         edges, copies = self._table
         return torch.searchsorted(copies.of(edges, positions.device), positions, right=True) % 2 == 1
 
     @cached_property
     def _table(self) -> tuple[Tensor, DeviceCopies]:
+        """The edges as a tensor on the CPU, and the keeper of its copies on devices."""
         return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
     def state(self, first: int, last: int) -> BlockState:
         """Return how much of a range of positions, its last one included, is among these."""
-        run = bisect_right(self.edges, first)
+        run = bisect_right(self.edges, first)  # the edges up to `first`; odd where it lies in a run
         alone = run == len(self.edges) or self.edges[run] > last
         return BlockState.PARTIAL if not alone else BlockState.FULL if run % 2 else BlockState.EMPTY
 
     def gaps(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the runs of positions of a range that are not among these."""
+        """Return the runs of positions from `first` up to `stop` that are not among these, each as (start, stop)."""
         ends = [first, *(min(max(edge, first), stop) for edge in self.edges), stop]
         return [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b]
 

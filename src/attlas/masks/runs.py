@@ -115,23 +115,31 @@ class Runs(Mask):
         return (run >= 0) & (functional.pad(stops, (0, 1))[run] > line)
 
     def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
-        """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU."""
-        batch, heads, ends = self.first.shape
+        """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU.
+
+        The table counts the rows of all batches and heads from 0. `index` holds the rows of the tile where these are
+        no range.
+        """
+        batch, heads, ends = self.first.shape  # m + 1 ends
         b = at.batch_ids if batch > 1 else at.batch_ids[:1] * 0
         h = at.head_ids if heads > 1 else at.head_ids[:1] * 0
         i = torch.arange(at.rows.start, at.rows.stop, device="cpu") if index is None else index.cpu()
         return ((b.view(-1, 1, 1) * heads) + h.view(-1, 1)) * (ends - 1) + i
 
     def _summed(self, rows: Tensor, at: Tile) -> Tensor:
-        """Fill a tile by a cumulative sum along each row, over +1 at starts of runs and -1 at their stops."""
+        """Return which cells of a tile are allowed: a cumulative sum of +1 at starts of runs and -1 at their stops.
+
+        `rows` are the rows of the table that the tile asks about, as `_rows` returns them.
+        """
         line, (low, high) = rows.flatten() * (self.n + 1), (at.columns.start, at.columns.stop)
         # Runs that end before the tile or begin after it are left out by two searches a row.
         begin = torch.searchsorted(self._line_stops, line + low, right=True)
         end = torch.searchsorted(self._line_starts, line + high)
         counts = (end - begin).clamp(min=0)
+        # For each run in the tile: its row in the tile, and its number in the table.
         row = torch.repeat_interleave(torch.arange(len(line), device="cpu"), counts)
         runs = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts - begin)[row]
-        width = high - low + 1
+        width = high - low + 1  # one column more, for runs that go on after the tile
         change = torch.zeros(len(line) * width, dtype=torch.int8, device="cpu")
         change[row * width + (self.starts[runs] - low).clamp(min=0)] = 1
         change[row * width + (self.stops[runs] - low).clamp(max=width - 1)] = -1
@@ -145,7 +153,8 @@ class Runs(Mask):
         low, high = line + at.columns.start, line + at.columns.stop
         if not len(self.starts):
             return BlockState.EMPTY
-        # The last run that begins before the tile ends, and the last that has begun where the tile begins.
+        # For each row the last run that begins before the tile ends, and the last that has begun where the tile begins:
+        # the tile has an allowed cell if the first one ends in it or later, and is full if the second one covers it.
         last = torch.searchsorted(self._line_starts, high) - 1
         over = torch.searchsorted(self._line_starts, low, right=True) - 1
         if not bool(((last >= 0) & (self._line_stops[last] > low)).any()):
@@ -187,7 +196,7 @@ class RunPerRow(Mask):
     """
 
     def __init__(self, first: Tensor, stop: Tensor) -> None:
-        self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))
+        self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))  # as (batch, heads, m)
 
     def _runs(self, at: Tile) -> tuple[Tensor, Tensor]:
         """Return the runs of a tile's rows where they are stored."""
@@ -256,7 +265,7 @@ class Bits(Mask):
         cells = self.packed
         for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
             cells = cells.index_select(axis, ids) if cells.shape[axis] > 1 else cells
-        here = replace(at, device=torch.device("cpu"))
+        here = replace(at, device=torch.device("cpu"))  # the same tile, with its positions on the CPU
         cells, j = cells.index_select(2, here.i.flatten()), here.j.flatten()
         if at.device.type == "cpu":
             return ((cells.index_select(3, j // 8) >> (j % 8).to(torch.uint8)) & 1).bool()
@@ -328,8 +337,9 @@ def runs_of(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.de
       · · · ■ ■ ·
       5 queries × 6 keys
     """
-    blocks, together = [], (1, 1)  # batches and heads that differ from the first, so far
-    found = 0
+    # For each band of rows its runs; and how many batches and heads the result must have, 1 while all are alike.
+    blocks, together = [], (1, 1)
+    found = 0  # runs so far, as many as the result would hold
     for rows in _bands(batch, heads, m, n):
         allowed = _allowed_rows(mask, (batch, heads, m, n), rows, device)
         together = max(together[0], allowed.shape[0]), max(together[1], allowed.shape[1])
@@ -350,11 +360,16 @@ class _RowRuns(NamedTuple):
 
 
 def _bands(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
+    """Yield ranges of the m rows that are asked for at once, with all batches, heads and keys."""
     return cut(m, max(1, _CELLS // max(1, batch * heads * n)))
 
 
 def _allowed_rows(mask: Mask, sizes: tuple[int, int, int, int], rows: range, device: torch.device | str) -> Tensor:
-    """Return which pairs of some rows are allowed, with one batch, or one head, where all are alike."""
+    """Return which pairs of some rows are allowed, with one batch, or one head, where all are alike.
+
+    `sizes` are those of the matrix: batch, heads, m, n. The result has the shape (batch or 1, heads or 1, rows, n), on
+    the CPU; `device` is where the mask is asked.
+    """
     batch, heads, m, n = sizes
     all_batches, all_heads = (torch.arange(size, device="cpu") for size in (batch, heads))
     at = Tile(range(batch), range(heads), rows, range(n), m, n, all_batches, all_heads, torch.device(device))
@@ -367,7 +382,7 @@ def _allowed_rows(mask: Mask, sizes: tuple[int, int, int, int], rows: range, dev
 
 
 def _find_runs(allowed: Tensor) -> _RowRuns:
-    """Find the runs of some rows: along a row, what is allowed begins and ends in turn."""
+    """Return the runs of rows, shape (batch, heads, rows, n): along a row, what is allowed begins and ends in turn."""
     turns = functional.pad(allowed, (1, 1)).to(torch.int8).diff(dim=-1).ne(0)
     places = turns.nonzero()[:, -1]
     kind = torch.int32 if allowed.shape[-1] < 2**31 else torch.int64
@@ -375,8 +390,13 @@ def _find_runs(allowed: Tensor) -> _RowRuns:
 
 
 def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int) -> Runs:
-    """Put blocks of rows together, batch by batch and head by head."""
+    """Return the runs of all bands of rows as one table, batch by batch and head by head.
+
+    A band with one batch, or one head, stands for all.
+    """
+    # Counts, starts and stops in the order of the table.
     tables: list[list[Tensor]] = [[torch.zeros(0, dtype=torch.int64, device="cpu")], [], []]
+    # Where the runs of each batch and head end in those of a band.
     cuts = [functional.pad(block.counts.sum(-1).flatten().cumsum(0), (1, 0)) for block in blocks]
     for b in range(batch):
         for h in range(heads):
@@ -396,7 +416,7 @@ def _concatenated(blocks: list[_RowRuns], batch: int, heads: int, m: int, n: int
 
 
 def _packed(mask: Mask, batch: int, heads: int, m: int, n: int, device: torch.device | str = "cpu") -> Bits:
-    """Pack what a mask allows, eight keys a byte."""
+    """Return what a mask allows, eight keys a byte; raise a TooLargeError where that takes more than the limit."""
     blocks: list[Tensor] = []
     size = 0
     for rows in _bands(batch, heads, m, n):

@@ -116,7 +116,7 @@ class Selected(Mask):
         ids, groups = at.head_ids // self.group, self.entries.shape[1]
         if groups == 1:
             return self._of_groups(at)
-        if tracing():  # then it is asked for all heads
+        if tracing():  # a program that is traced asks for all heads, and their numbers cannot be read
             return self._of_groups(replace(at, head_ids=torch.arange(groups))).repeat_interleave(self.group, dim=1)
         own, places = torch.unique_consecutive(ids, return_inverse=True)
         allowed = self._of_groups(replace(at, head_ids=own))
@@ -131,6 +131,7 @@ class Selected(Mask):
             return self._among(rows, to_device(at.column_index, at.device))
         first, stop = self._blocks(at)
         begin, end = self._ends(rows, first, stop)
+        # The entries of each row from `begin` up to `end` are blocks of this tile: they are set among its blocks.
         # On a GPU, and where torch traces, the number of entries cannot be read: all are looked at.
         most = rows.shape[-1]
         if rows.device.type == "cpu" and not tracing():
@@ -146,7 +147,15 @@ class Selected(Mask):
         return blocks
 
     def _among(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return whether each of some single keys was chosen."""
+        """Return which of some single keys each row chose, shape (..., rows, columns).
+
+        Parameters
+        ----------
+        rows : Tensor of int, shape (..., rows, k)
+            The entries of each row, ascending.
+        columns : Tensor of int64, shape (columns,)
+            The keys.
+        """
         asked = (columns // self.block).to(rows.dtype).expand(*rows.shape[:-1], -1).contiguous()
         places = torch.searchsorted(rows, asked).clamp(max=rows.shape[-1] - 1)
         return rows.gather(-1, places) == asked
@@ -166,7 +175,7 @@ class Selected(Mask):
 
     @staticmethod
     def _ends(rows: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return where the entries from `first` up to `stop` begin and end in each row."""
+        """Return where the entries from `first` up to `stop` begin and end in each row of shape (..., k), ascending."""
         settings: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}  # made there: a copy would wait
         asked = (
             torch.arange(first, stop + 1, stop - first, **settings)
@@ -194,6 +203,7 @@ class Selected(Mask):
         if not inside or columns.start % self.block:
             return None
         own = self.entries if self.entries.shape[2] == 1 else self.entries[:, :, rows.start : rows.stop]
+        # Entries are counted from the first block of the window; negative ones choose nothing.
         moved = copy.copy(self)
         moved._copies = DeviceCopies()
         moved.entries = own - columns.start // self.block if columns.start else own
@@ -201,7 +211,7 @@ class Selected(Mask):
         return moved
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-        sequences, (own_batch, groups, own_m, _) = math.prod(batch), self.entries.shape
+        sequences, (own_batch, groups, own_m, _) = math.prod(batch), self.entries.shape  # the last is k
         own_heads = groups * self.group if groups > 1 else 1
         sizes = (("batch", own_batch, sequences), ("heads", own_heads, heads), ("m", own_m, m))
         wrong = [
@@ -226,6 +236,7 @@ class Selected(Mask):
 
     def size(self) -> tuple[int | None, int | None]:
         own_m = self.entries.shape[2]
+        # The largest key that is chosen says how many keys there are at least.
         real = self.entries[self.entries < _NOTHING]
         last = (int(real.max()) + 1) * self.block if real.numel() else 0
         return None if own_m == 1 else own_m, max(own_m, last) if own_m > 1 else None
@@ -270,6 +281,7 @@ def _ascending(t: Tensor) -> Tensor:
     for rows in cut(len(flat), max(_TOGETHER // max(t.shape[-1], 1), 1)):
         part = flat[rows.start : rows.stop].sort(dim=-1).values
         twice = part[:, 1:] == part[:, :-1]
+        # On a GPU, to look whether there are any would wait for it.
         if t.device.type != "cpu" or bool(twice.any()):
             part[:, 1:].masked_fill_(twice, _NOTHING)
             part = part.sort(dim=-1).values
