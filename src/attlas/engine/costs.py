@@ -124,6 +124,7 @@ def threads_for(q: Tensor, n: int) -> int:
 
 
 def _of_dot_products(problem: Problem, operation: Operation, instruction_set: str) -> float:
+    """Return the cost of an operation by the kernels of dot products, by sizes, mask and dtype."""
     _, _, m, n = problem.shape
     if operation == "statistics":
         unpacked = m < UNPACKED and instruction_set in OUTPUTS
@@ -146,6 +147,7 @@ def _adds_places(score: Score) -> bool:
 
 
 def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:
+    """Return the cost of an operation by the kernels of pairs; plain dot products are none of theirs."""
     _, _, m, n = problem.shape
     if type(problem.score) is ScaledDot or (operation == "statistics" and m >= STATISTICS_ROWS * n):
         return PAIRS_SMALL

@@ -389,6 +389,7 @@ def written_out(given: Any, fix: str = "") -> Any:
 
 
 def _replaced(given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
+    """Return nested arguments with `write_out` of each lazy tensor in its place; refused where all are too large."""
     found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
     check_size(found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT, fix)
     return tree_map_only(LazyTensor, write_out, given)

@@ -176,6 +176,7 @@ class LogitMatrix(_View):
         return max_along(self, dim, keepdim)
 
     def _of_rows(self, name: str, dim: int, reduce: Callable[[Matrix], R]) -> R:
+        """Return a reduction of the matrix over the keys of each row; raise a ShapeError for another `dim`."""
         if dim not in (-1, len(self.shape) - 1):
             rule, fix = "log-weights are reduced over the keys of a row.", f"A.logits.{name}(-1)"
             raise ShapeError(rule, f"dim = {dim!r}", fix, A=f"shape {tuple(self.shape)}", where=f"A.logits.{name}()")

@@ -141,7 +141,7 @@ def _numbers(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
 
 
 def _in_its_place(name: int | str, attentions: ModelAttentions) -> str:
-    """Word what a layer without attention has in its place."""
+    """Return the words that say what a layer without attention has in its place; empty for other layers."""
     for family, layers in attentions.without_attention().items():
         number = name + attentions.counts[family] if isinstance(name, int) and name < 0 else name
         for layer, what in layers.items():

@@ -30,6 +30,7 @@ class Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: Tensor, power: int) -> Tensor:
+        """Return the distance of each pair, shape (..., m, n): the sum of ``|scale (q - k)| ** power`` over coordinates."""
         ctx.save_for_backward(q, k, scale)
         ctx.power = power
         # One coordinate of all tokens lies together.
@@ -245,6 +246,7 @@ class Gaussian(_Kernel):
     position_free = True
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        """Return tokens for the cheapest way to compute squared distances that is precise enough for these numbers."""
         d = q.shape[-1]
         if d < _DOT_SIZE or not (q.numel() and k.numel()) or tracing():
             return q, k

@@ -106,6 +106,10 @@ class Replay:
     """
 
     def __init__(self, statistic: Statistic, problem: Problem, plan: Plan, grad: Any) -> None:
+        """Run the statistic once without a graph, keep its carry every `_some` blocks, and differentiate `finish`.
+
+        `grad` is the gradient of a loss in the result. The backward runs the blocks between two kept carries again.
+        """
         self.statistic, self.problem = statistic, problem
         self.row_blocks = list(row_blocks(problem, plan, whole_rows=True, wide=False))
         self.index = len(self.row_blocks)

@@ -297,7 +297,10 @@ def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
 
 
 def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
-    """Return the tensor that is added to the logits, with four axes, grouped heads folded into the batch like q."""
+    """Return the tensor that is added to the logits of a piece, with four axes, in the layout of its queries.
+
+    `fold` is the number of heads that share a key head: above 1 each group stands in the batch, as its queries do.
+    """
     added = added[(None,) * (4 - added.ndim)]
     if fold == 1 or added.shape[:2] == (1, 1):
         return added
