@@ -30,7 +30,7 @@ class Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: Tensor, power: int) -> Tensor:
-        """Return the distance of each pair, shape (..., m, n): the sum of ``|scale (q - k)| ** power`` over coordinates."""
+        """Return the sum of ``|scale (q - k)| ** power`` over the coordinates of each pair, shape (..., m, n)."""
         ctx.save_for_backward(q, k, scale)
         ctx.power = power
         # One coordinate of all tokens lies together.
