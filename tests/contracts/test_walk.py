@@ -6,6 +6,7 @@ Python 3.11 and of the instruction set that takes the most; newer versions of Py
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -58,11 +59,16 @@ needs_kernels = pytest.mark.usefixtures("kernels")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Any:
-    """Compute on one thread: more take other ways."""
-    before = torch.get_num_threads()
+    """Compute on one thread and in full precision: others take other ways, and an earlier test may have left them."""
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    gc.collect()  # what ends an object of an earlier test is no part of a walk
+    gc.disable()
     yield
-    torch.set_num_threads(before)
+    gc.enable()
+    torch.set_num_threads(before[0])
+    torch.set_float32_matmul_precision(before[1])
 
 
 def walked(run: Callable[[], Any]) -> Walk:
