@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ class Version(NamedTuple):
     changes: int | None
     address: int
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the tensor was changed in place since."""
+        return self[2:] != version_of(self.name, self.tensor)[2:]
+
 
 def version_of(name: str, t: Tensor) -> Version:
     """Return a tensor with its version counter and its address."""
@@ -110,8 +115,11 @@ class Problem:
         Device of the tokens.
     has_numbers : bool
         Whether the tokens have numbers in memory; tensors of the meta device do not.
+    signed : bool
+        Whether weights may be negative: those of a softmax never are.
     """
 
+    signed: ClassVar[bool] = False
     q: Tensor
     k: Tensor
     score: Score

@@ -344,6 +344,14 @@ class Statistic(ABC):
         Whether it needs log-weights, which cannot be computed from a dense tensor of weights.
     of_shares : bool
         Whether it means something only of weights that are shares of their row, as those of a softmax are.
+    of_unsigned : bool
+        Whether it means something only of weights that are not negative.
+    is_sum : bool
+        Whether it adds up weights, so that its result for a sum of matrices is the sum of theirs.
+    is_mean : bool
+        Whether it is a sum over weights divided by a number of allowed cells.
+    joins_heads : bool
+        Whether a number of the result belongs to several batches or heads.
     axis : {"rows", "columns", "diagonals"}, optional
         What the axis after (batch, heads) of the result counts. It tells how the results of matrices that are stacked
         on each other give that of the whole: those of rows are concatenated, others are merged.
@@ -376,6 +384,10 @@ class Statistic(ABC):
     differentiable: bool = True
     of_logits: bool = False
     of_shares: bool = False
+    of_unsigned: bool = False
+    is_sum: bool = False
+    is_mean: bool = False
+    joins_heads: bool = False
     axis: str | None = None
     v: Tensor | None = None
     k: int = 0

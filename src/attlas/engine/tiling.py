@@ -128,9 +128,9 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
         return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
     hull = range(runs[0].start, runs[-1].stop)
     if whole_rows or (len(hull) <= width and sum(map(len, runs)) * 2 >= len(hull)):
-        return (ColumnBlock(hull, _clip(segments, hull)),)
+        return (ColumnBlock(hull, clip(segments, hull)),)
     columns = [range(run.start + c.start, run.start + c.stop) for run in runs for c in cut(len(run), width)]
-    return tuple(ColumnBlock(c, _clip(segments, c)) for c in columns)
+    return tuple(ColumnBlock(c, clip(segments, c)) for c in columns)
 
 
 def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | None:
@@ -176,7 +176,7 @@ def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     return [range(run[0].start, run[-1].stop) for run in runs]
 
 
-def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
+def clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
     """Return the parts of segments that lie within `hull`."""
     clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), state) for c, state in segments)
     return tuple((c, state) for c, state in clipped if len(c))

@@ -14,6 +14,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.foundation.compat import changes, transforming, tree_leaves, tree_map_only
 from attlas.matrix import reads
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method, operation
 from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape
 
@@ -37,6 +38,9 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     args, kwargs : tuple and dict
         Its arguments. The tensors among them must broadcast to the matrix, and have no gradient of their own.
     """
+    found = algebra.combined(function.__name__.strip("_"), args, kwargs)
+    if found is not NotImplemented:
+        return found
     leaves = tree_leaves((args, kwargs))
     matrices = {id(matrix): matrix for matrix in (x.source for x in leaves if isinstance(x, LazyTensor))}
     matrix = next(iter(matrices.values()), None)

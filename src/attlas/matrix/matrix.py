@@ -24,6 +24,7 @@ from attlas.foundation.indexing import Axes, Where, parse, span_of
 from attlas.masks import Mask
 from attlas.matrix import observers, products, shapes  # noqa: F401 - products enters its functions into the table
 from attlas.matrix.cellwise import Cellwise
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, check_are_statistics, check_size, lazy_method
 from attlas.matrix.reductions import Dim, axis_of, max_along, reduced, square_root, variance
 from attlas.matrix.softmax import SoftmaxWeights
@@ -66,7 +67,9 @@ class AttentionMatrix(LazyTensor):
 
     Any method of `torch.Tensor` works, and so does any function of torch or numpy: ``torch.stack(attentions)``,
     ``A.permute(0, 2, 1, 3)``, ``A * mask``, ``numpy.asarray(A)``. Products stay products: `torch.einsum`, `torch.bmm`
-    and their relatives that are ``A @ v`` in other words run on the fused kernel. Functions of each weight stay lazy,
+    and their relatives that are ``A @ v`` in other words run on the fused kernel. Sums of matrices are matrices,
+    ``A - 0.3 * B``, ``A + A.mT``, and so are ``torch.stack([A, B])`` and large products ``A @ B``: lazy at any length,
+    with gradients into their factors. Functions of each weight stay lazy,
     ``(A * t).clamp(min=0)``: their sums over queries or keys, and the gradients of these, take one pass and linear
     memory, unless the tensor has a gradient of its own. What is not written for the lazy matrix acts on
     ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the matrices of a call
@@ -200,11 +203,12 @@ class AttentionMatrix(LazyTensor):
 
     def __matmul__(self, v: Tensor | LazyTensor) -> Tensor:
         if isinstance(v, LazyTensor):
-            return self.full_precision().pooled(v.to_dense())
+            found = algebra.chained(self, v)
+            return self.full_precision().pooled(v.to_dense()) if found is NotImplemented else found
         return self.pooled(v)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
+        if not isinstance(x, Tensor) or x.dtype is not self.weights.queries.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
         return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
 
@@ -485,19 +489,19 @@ class AttentionMatrix(LazyTensor):
         Returns
         -------
         Tensor, shape of the matrix without the axes
+            Where only leading axes are summed and the matrix that is left takes more than 1 GiB, a lazy matrix.
 
         Raises
         ------
         ShapeError
             If `dim` is no axis.
-        TooLargeError
-            If only leading axes are summed, and the matrix that is left takes more than 1 GiB.
 
         Notes
         -----
         Cost: one pass; the memory of the result and a few tiles.
         """
-        return reduced(self, "sum", dim, keepdim).to(dtype)
+        found: Tensor = reduced(self, "sum", dim, keepdim).to(dtype)
+        return found
 
     @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -505,15 +509,17 @@ class AttentionMatrix(LazyTensor):
 
         Parameters and errors are those of `sum`.
         """
-        return reduced(self, "mean", dim, keepdim).to(dtype)
+        found: Tensor = reduced(self, "mean", dim, keepdim).to(dtype)
+        return found
 
     @lazy_method(numpy=("max", "amax"))
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Largest weight over axes: of each row (dim -1), of each column (dim -2), over heads.
 
-        Parameters and errors are those of `sum`.
+        Parameters and errors are those of `sum`; a matrix of maxima over heads of more than 1 GiB is refused.
         """
-        return reduced(self, "amax", dim, keepdim)
+        found: Tensor = reduced(self, "amax", dim, keepdim)
+        return found
 
     @lazy_method(numpy=("argmax",))
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -521,7 +527,8 @@ class AttentionMatrix(LazyTensor):
 
         Parameters and errors are those of `sum`; other axes are those of the dense tensor, and refused above 1 GiB.
         """
-        return reduced(self, "argmax", dim, keepdim)
+        found: Tensor = reduced(self, "argmax", dim, keepdim)
+        return found
 
     @lazy_method
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 
@@ -19,7 +20,9 @@ def _product(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     left, right = args
     # The methods by their names: torch.compile turns the operator into this function, with the sides exchanged.
     if isinstance(left, LazyTensor):
-        return NotImplemented if isinstance(right, LazyTensor) or right.ndim == 0 else left.__matmul__(right)
+        if isinstance(right, LazyTensor):
+            return algebra.chained(left, right)
+        return NotImplemented if right.ndim == 0 else left.__matmul__(right)
     if function is torch.Tensor.matmul and torch.compiler.is_dynamo_compiling() and not _is_left_factor(left, right):
         return right.__matmul__(left)
     return right.__rmatmul__(left)
@@ -37,6 +40,14 @@ def _is_left_factor(t: Tensor, A: LazyTensor) -> bool:
     fix = f"{A.label}.matmul(v) for {A.label} @ v, torch.matmul(v, {A.label}) for v @ {A.label}."
     found = "sizes that fit in both orders"
     raise ShapeError(rule, found, fix, arguments={A.label: f"shape {tuple(A.shape)}", "v": t}, where=f"{A.label} @ v")
+
+
+@operation("stack")
+def _stack(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return matrices along a new first axis."""
+    return (
+        NotImplemented if "out" in kwargs or len(args) > 2 else with_arguments(algebra.stacked)(function, args, kwargs)
+    )
 
 
 def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:

@@ -241,6 +241,8 @@ class LeadingSums(_CellFunction):
         As of `_CellFunction`.
     """
 
+    joins_heads = True
+
     def __init__(self, group: Tensor, groups: int, take_max: bool, *args: Any) -> None:
         super().__init__(*args)
         self.group, self.groups = group.tolist(), groups
@@ -249,7 +251,10 @@ class LeadingSums(_CellFunction):
     def start(self, problem: Problem) -> Any:
         shape = self.groups, *problem.shape[2:]
         dtypes = (self.dtype or problem.dtype, torch.int32)[: 2 if self.take_max else 1]
-        return tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
+        found = tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
+        if self.take_max and problem.signed:
+            found[0].fill_(-torch.inf)
+        return found
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         cells, place = self.cells(part.weights, at), self._place(at)

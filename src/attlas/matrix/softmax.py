@@ -99,6 +99,10 @@ class SoftmaxWeights(Weights):
         return WeightGradient(self._whole)
 
     @property
+    def inputs(self) -> list[Tensor]:
+        return self.problem.leaves
+
+    @property
     def requires_grad(self) -> bool:
         return self.problem.requires_grad
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, public
 from attlas.foundation.indexing import Where, parse
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method
 from attlas.matrix.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
 from attlas.stats import rows
@@ -103,7 +104,8 @@ class TransposedMatrix(_View):
 
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
         if isinstance(x, LazyTensor):
-            return self.matrix.full_precision().transposed_product(x.to_dense())
+            found: Any = algebra.chained(self, x)
+            return self.matrix.full_precision().transposed_product(x.to_dense()) if found is NotImplemented else found
         return self.matrix.transposed_product(x)
 
     def matmul(self, x: Tensor) -> Tensor:

@@ -29,6 +29,12 @@ def _zeros_for_columns(problem: Problem) -> Tensor:
     return torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
 
 
+def _nothing_for_columns(problem: Problem) -> Tensor:
+    """Return a number below each weight: 0 where none is negative, so that a key that no query sees has 0."""
+    zeros = _zeros_for_columns(problem)
+    return zeros.fill_(-torch.inf) if problem.signed else zeros
+
+
 def _form_of_columns(problem: Problem, dtype: torch.dtype | None = None) -> TensorForm:
     """Return the form of a result with one number for each key; by default in the dtype of the sums."""
     batch, heads, _, n = problem.shape
@@ -113,6 +119,16 @@ class ColumnMass(_OfQueries):
 
     merge = merge_sums
 
+    @property
+    def is_sum(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it adds up weights: it does without `mean`."""
+        return not self.mean
+
+    @property
+    def is_mean(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it divides by numbers of allowed cells."""
+        return self.mean
+
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         self.window(problem)
         return _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
@@ -194,7 +210,10 @@ class ColumnMax(_OfQueries):
 
     def start(self, problem: Problem) -> Tensor:
         self.window(problem)
-        return _zeros_for_columns(problem)
+        return _nothing_for_columns(problem)
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry.masked_fill_(carry == -torch.inf, 0.0)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         rows = _rows_inside(at, self.window(part.problem))
@@ -242,7 +261,7 @@ class ColumnArgMax(Statistic):
         if problem.shape[2] == 0:
             rule = "the largest of no queries has no place."
             raise ShapeError(rule, "m = 0 queries", "give attend() a query.", where="ColumnArgMax()")
-        largest = _zeros_for_columns(problem)
+        largest = _nothing_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:

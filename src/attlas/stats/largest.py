@@ -230,6 +230,12 @@ class ArgMax(TopK):
     def forms(self, problem: Problem) -> TensorForm:
         return form_of_rows(problem, dtype=torch.int64)
 
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        carry = super().step(carry, part, at)
+        if part.problem.signed and part.last:  # there 0 may be the largest weight
+            carry.values[at.place] = 1.0
+        return carry
+
     def finish(self, carry: Largest) -> Tensor:
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
@@ -272,6 +278,8 @@ class TailMass(TopK):
     >>> stats.tail_mass(A, 3)
     tensor([0.2500, 0.2500])
     """
+
+    of_unsigned = True
 
     def forms(self, problem: Problem) -> TensorForm:
         return form_of_rows(problem)
@@ -348,6 +356,7 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
+    of_unsigned = True
     axis = "rows"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:

@@ -34,7 +34,7 @@ class Picture(Statistic):
     height, width : int
         Blocks along the queries and along the keys, at most as many as the window has of them.
     pool : {"mean", "max"}, default "mean"
-        Mean of the block's allowed cells, or the largest of them.
+        Mean of the block's allowed cells, or the largest of them: of weights that may be negative, the largest by size.
     rows, columns : slice, range or (start, stop), optional
         Window of queries and of keys; the default is the whole matrix.
 
@@ -80,6 +80,7 @@ class Picture(Statistic):
         self.height = height
         self.width = width
         self.pool = pool
+        self.is_mean = pool == "mean"
         self.rows = rows
         self.columns = columns
 
@@ -175,7 +176,12 @@ class _Blocks:
             into += pool_tile(tile, rows, columns, self.bands, torch.sum)
         else:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
-            into.copy_(torch.where(found > into, found, into))
+            if part.problem.signed:  # by size
+                low = pool_tile(tile, rows, columns, self.bands, torch.amin)
+                found = torch.where(-low > found, low, found)
+                into.copy_(torch.where(found.abs() > into.abs(), found, into))
+            else:
+                into.copy_(torch.where(found > into, found, into))
         for visible, cells in part.visible_columns:
             visible_tile = at.narrow(range(at.columns.start + visible.start, at.columns.start + visible.stop))
             across = column_bands.inside(visible_tile.columns)
@@ -242,6 +248,16 @@ class Offsets(Statistic):
         self.axis = None if mean else "diagonals"
 
     merge = merge_sums
+
+    @property
+    def is_sum(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it adds up weights: it does without `mean`."""
+        return not self.mean
+
+    @property
+    def is_mean(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it divides by numbers of allowed cells."""
+        return self.mean
 
     def forms(self, problem: Problem) -> TensorForm:
         batch, heads, m, n = problem.shape

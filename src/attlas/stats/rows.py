@@ -86,6 +86,8 @@ class RowMass(PerRow):
     torch.Size([1, 2, 3])
     """
 
+    is_sum = True
+
     def of(self, part: Part) -> Tensor:
         return part.mass
 
@@ -249,6 +251,10 @@ class MaxWeight(_LargestOfRow):
     >>> stats.max_weight(A)
     tensor([0.2500, 0.2500])
     """
+
+    def start(self, problem: Problem) -> Tensor:
+        carry = super().start(problem)
+        return carry.fill_(-math.inf) if problem.signed and problem.shape[3] else carry
 
     def of(self, part: Part) -> Tensor:
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
@@ -538,6 +544,7 @@ class Pooled(Statistic):
     (torch.Size([5, 3]), True)
     """
 
+    is_sum = True
     merge = merge_sums
 
     @public("Pooled()")
@@ -549,23 +556,23 @@ class Pooled(Statistic):
         return form_of_rows(problem, self.v.shape[-1])
 
     def start(self, problem: Problem) -> Tensor:
-        v = self._values(problem)
+        v = self.values_of(problem)
         return torch.zeros(*problem.shape[:3], v.shape[-1], dtype=problem.dtype, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         b, h, rows = at.place
-        v = spread_heads(self._values(part.problem), part.problem.shape[1])
+        v = spread_heads(self.values_of(part.problem), part.problem.shape[1])
         values = v[b, h, at.columns.start : at.columns.stop].to(carry.dtype)
         carry[b, h, rows] += product(part.weights, values, lambda: ~part.hidden)
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
-        return CellGradient(grad, self._values(problem), delta=(grad * result).sum(dim=-1))
+        return CellGradient(grad, self.values_of(problem), delta=(grad * result).sum(dim=-1))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        return {"out": self._values(problem)}
+        return {"out": self.values_of(problem)}
 
-    def _values(self, problem: Problem) -> Tensor:
+    def values_of(self, problem: Problem) -> Tensor:
         """Return the values with four axes, (batch, value heads, n, e)."""
         batch, heads, _, n = problem.shape
         v = self.v

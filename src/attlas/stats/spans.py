@@ -177,6 +177,8 @@ class Spans(Statistic):
             [0.5000, 1.5000]])
     """
 
+    is_sum = True
+
     @public("Spans()")
     def __init__(self, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> None:
         self.rows = tuple(rows)
