@@ -114,6 +114,7 @@ class RecordedSequences:
         waiting, self._undecided, self._held = self._undecided, {}, 0
         ended, self._ended = self._ended, []
         texts = [*ended, *(self._take_unwritten() if self._unwritten else ())]
+        # All answers of a device with one wait: of the calls, of the masks of ended texts, and what the caller asks.
         asked = {key: answer for key, (_, answer) in waiting.items() if isinstance(answer, Tensor)}
         found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in texts), *others]))
         answers = dict(zip(asked, found))  # noqa: B905 - the others follow
