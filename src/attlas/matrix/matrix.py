@@ -204,6 +204,7 @@ class AttentionMatrix(LazyTensor):
         return self.pooled(v)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x @ A is (A.mT @ x.mT).mT; what is no such product is computed from the dense matrix.
         if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
         return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
@@ -328,6 +329,7 @@ class AttentionMatrix(LazyTensor):
         return LogitMatrix(self)
 
     def __getitem__(self, key: Any) -> Any:
+        # Leading axes alone give a smaller lazy matrix; rows and columns are read.
         entries = key if isinstance(key, tuple) else (key,)
         if entries and entries[0] is None:
             expanded = self.unsqueeze(0)
@@ -351,6 +353,7 @@ class AttentionMatrix(LazyTensor):
         row_index = span_of(row, row + 1) if isinstance(row, int) else row
         column_index = span_of(column, column + 1) if isinstance(column, int) else column
         if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
+            # Pair by pair: of 64 rows and 64 columns at a time the diagonal is kept.
             chunks = [
                 torch.diagonal(self.weights.cells(r, c, logits=logits), dim1=-2, dim2=-1)
                 for r, c in zip(row.split(64), column.split(64), strict=True)
@@ -805,6 +808,7 @@ class AttentionMatrix(LazyTensor):
         return attlas.view.show(self, **options)
 
     def _repr_html_(self) -> str:
+        # Notebooks call it.
         return attlas.view.preview(self)
 
 
