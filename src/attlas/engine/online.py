@@ -58,13 +58,14 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return torch.exp(x, out=out)
-    low = math.log(torch.finfo(x.dtype).tiny) + 0.3
+    low = math.log(torch.finfo(x.dtype).tiny) + 0.3  # a little above the smallest normal number
     pieces = [(x, out)]
     some = torch.get_num_threads() * CACHED
     if x.numel() > some and x.is_contiguous() and out.is_contiguous():  # three steps for what a cache holds
         pieces = list(zip(x.view(-1).split(some), out.view(-1).split(some), strict=True))
     for source, target in pieces:
         torch.clamp(source, min=low, out=target).exp_()
+        # What was clamped to `low` becomes 0; 1.01 covers the rounding of exp.
         torch.threshold_(target, math.exp(low) * 1.01, 0.0)
     return out
 
@@ -158,6 +159,7 @@ def exceeds(lse: Tensor, bound: float) -> bool:
 
 def share_of(own: Tensor, lse: Tensor) -> Tensor:
     """Return the part of each row's weight that some of its keys have, from their log-sum-exp and that of all."""
+    # exp(own - lse), without NaN where both are -inf.
     if own.ndim == 4 or lse.ndim == 4:
         (high, low), (of_all, rest) = (t.unbind(dim=-1) if t.ndim == 4 else (t, 0.0) for t in (own, lse))
         return torch.where(high == -math.inf, 0.0, torch.exp(high - finite_shift(of_all) + (low - rest)))

@@ -88,10 +88,12 @@ class Output(NamedTuple):
 
 
 def _of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
+    """Return the further axes of a result with one number per key."""
     return (n,)
 
 
 def _of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
+    """Return the further axes of a result with one number per block of a picture."""
     return len(value[0]) - 1, len(value[1]) - 1
 
 

@@ -69,7 +69,7 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
 
 
 def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
-    """Return the part that is some whole rows, of which these are the logits."""
+    """Return the part that is some whole rows with these logits; `row_lse` gives their log-sum-exp if it is known."""
     batch, heads, _, n = problem.shape
     given = problem if row_lse is not None else replace(problem, score=TensorBias(logits))
     at = given.tile(range(batch), range(heads), rows, range(n))
@@ -157,14 +157,14 @@ class Replay:
 
 
 def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
-    """Return a copy of a carry that may be written into, and what it is a copy of, in which autograd has gradients."""
+    """Return a copy of a carry that a step may write into, and the leaves of which it is made, for their gradients."""
     leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_in(carry)]
     copies = {id(t): leaf.clone() for t, leaf in zip(tensors_in(carry), leaves, strict=True)}
     return copy.deepcopy(carry, copies), leaves
 
 
 def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the gradients in the tensors that want one, given those of results, None where there is none."""
+    """Return the gradients in the tensors of `wanted`, given those in `results`; None for a tensor without one."""
     pairs = [(t, g) for t, g in zip(results, grads, strict=True) if g is not None and t.requires_grad]
     leaves = [t for t in wanted if t is not None and t.requires_grad]
     if not (pairs and leaves):
@@ -217,5 +217,6 @@ class _RecordedPart(Part):
         return self.score()
 
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:
+        # Out of place: autograd needs x and y again.
         # A weight of 0 may stand beside the lowest number, whose product with a gradient would overflow.
         return (x * torch.where(x == 0, 0.0, y)).sum(dim=-1)
