@@ -241,7 +241,7 @@ class Combined(Mask):
             part.check(batch, heads, m, n)
 
     def size(self) -> tuple[int | None, int | None]:
-        # Each part names some sizes at most: the first one that names a size says it for all.
+        # A part may leave a size open (None): the first part that gives it decides.
         m, n = zip(*(part.size() for part in self.parts), strict=True)
         return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
 
