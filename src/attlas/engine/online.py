@@ -143,7 +143,7 @@ def exact(lse: Tensor, bound: float = 2 * SMALL) -> Tensor | None:
 
 
 def is_imprecise(lse: Tensor) -> bool:
-    """Return whether a log-sum-exp may be wrong for the logits that tiles compute, by the rounding of either."""
+    """Return whether a log-sum-exp may be too coarse for the logits of tiles, which round them in another way."""
     return exceeds(lse, LARGEST if is_exact(lse) else 2 * SMALL)
 
 

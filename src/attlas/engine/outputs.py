@@ -159,7 +159,8 @@ def collect(
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values, if no statistic has some.
     """
-    # One set of values in one pass; backends normalize the rows of a window over its own keys.
+    # A read takes one set of values: `v`, or those of one statistic. Of a part of a matrix it takes none, since
+    # backends would normalize the weights over the keys of the part alone.
     asked = _asked_outputs(problem, statistics, names, takes_values=v is None and not problem.partial)
     made = [outputs for outputs in asked if outputs is not None]
     if not made:

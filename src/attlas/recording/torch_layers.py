@@ -71,6 +71,7 @@ def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Any:
+        """Return what the layer returns; a call that wants weights goes by way of `answer`, and is heard."""
         run = answer if need_weights else attend
         return run(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
 

@@ -269,7 +269,7 @@ class _Pieces:
 
 
 def spread_blocks(table: Tensor, bands: tuple[Bands, Bands], part: Part) -> Tensor:
-    """Return the number of each cell's block, shape (B, H, r, c), 0 outside of the blocks."""
+    """Return the entry of `table` for the block of each cell of a part, shape (B, H, r, c); 0 outside of all blocks."""
     at, out = part.at, part.scratch("blocks").zero_()
     rows, columns = bands[0].inside(at.rows), bands[1].inside(at.columns)
     if len(rows) and len(columns):
