@@ -76,7 +76,7 @@ class _Listener:
 
     def __init__(self, attentions: ModelAttentions) -> None:
         self.attentions = attentions
-        self.take: _Take | None = None
+        self.take: _Take | None = None  # called with each attention; None: nothing is measured now
         self.passes: Passes | None = None
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
