@@ -169,6 +169,7 @@ class Terminal:
         last = time.perf_counter()
 
         def show(moving: str, logged: str) -> None:
+            """Redraw the moving line of a terminal; elsewhere print a new line, every `_QUIET` seconds at most."""
             nonlocal last
             if self._moves():
                 print(f"\r\x1b[K  {label}{moving}", end="", file=self.err, flush=True)

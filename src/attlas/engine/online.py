@@ -107,7 +107,10 @@ def rounded(lse: Tensor) -> Tensor:
 
 
 def moved_lse(lse: Tensor, device: torch.device) -> Tensor:
-    """Return a log-sum-exp on a device, an exact one in the form that it has there."""
+    """Return a log-sum-exp on a device.
+
+    An exact one is float64 where the device has that, else two numbers of float32 on a fourth axis, whose sum it is.
+    """
     if lse.ndim == 4 and has_float64(device):
         return lse.to(device).double().sum(dim=-1)
     if lse.dtype is torch.float64 and not has_float64(device):
@@ -236,7 +239,10 @@ def finite_part(values: Tensor) -> Tensor:
 
 
 def special_codes(values: Tensor) -> Tensor:
-    """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest."""
+    """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest.
+
+    One product of them with the cells that a row sees then counts each; fewer than CODE keys are counted at a time.
+    """
     dtype = accumulation_dtype(values.dtype)
     return (values == math.inf).to(dtype) + CODE * (values == -math.inf) + 64 * CODE**2 * values.isnan()
 

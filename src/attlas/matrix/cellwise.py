@@ -63,6 +63,7 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
         remaining = iter(values)
 
         def value_of(x: LazyTensor | Tensor) -> Tensor:
+            """Return the weights, or the function of them, or the next tensor, which stands for an argument."""
             if isinstance(x, Cellwise):
                 return x.f(cells, *islice(remaining, len(x.tensors)))
             return next(remaining) if isinstance(x, Tensor) else cells

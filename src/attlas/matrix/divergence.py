@@ -258,6 +258,7 @@ class _RowDivergence(stats.Statistic):
             grad = grad.sum(dim=1, keepdim=True).expand_as(grad) / problem.shape[1]
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the logits, or in the weights, of the cells of a part."""
             p, q = self._pair(part)
             slope = grad[part.at.place].unsqueeze(-1)
             return -p.weights * slope if by_logits else _derivative(self.distance, p, q, by_q=self.swapped) * slope

@@ -97,6 +97,7 @@ class AttentionMatrix(LazyTensor):
 
     def __init__(self, weights: Weights, axes: Axes | None = None) -> None:
         self.weights = weights
+        # By default the user sees both leading axes of the weights: batch and heads.
         self.axes = Axes(weights.shape[:2], (True, True)) if axes is None else axes
 
     def with_weights(self, weights: Weights, axes: Axes | None = None) -> AttentionMatrix:

@@ -48,7 +48,7 @@ def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Return the matrix itself where nothing is dropped."""
+    """Return the matrix itself where nothing is dropped; NotImplemented leaves the rest to the dense tensor."""
     return A if p == 0 or not training else NotImplemented
 
 

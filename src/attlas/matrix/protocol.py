@@ -159,6 +159,7 @@ def _by_method(name: str) -> Operation:
     """Return the operation of the method that a lazy tensor has; NotImplemented for one that has none."""
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute by the method, if it is a lazy one."""
         method = getattr(type(args[0]), name, None) if args and isinstance(args[0], LazyTensor) else None
         compute = getattr(method, "without_dense", None)
         return NotImplemented if compute is None else compute(function, args, kwargs)

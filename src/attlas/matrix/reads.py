@@ -100,6 +100,7 @@ class Cells(Statistic):
         rows, columns = _ordered((self.rows, self.columns), problem.device)
 
         def of_tile(part: Part) -> Any:
+            """Return the gradient in the cells of a part: the sum over all reads of a cell, 0 for no read."""
             at = part.at
             (i, own_rows), (j, own_columns) = rows.within(at.rows), columns.within(at.columns)
             out = part.scratch("cells").zero_()
@@ -281,6 +282,7 @@ class LeadingSums(_CellFunction):
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part; that of a maximum goes to the head that has it."""
             at, place = part.at, self._place(part.at)
             out = part.scratch("heads")
             for b, h, group in self._heads_of(at):

@@ -337,6 +337,7 @@ class SoftmaxWeights(Weights):
             return compiled.statistics(self.problem, statistics, self.plan)
 
         def compute() -> tuple[list[Any], Tensor]:
+            """Return the results, and the log-sum-exp, in a pass of its own if the statistics did not need it."""
             results, lse = operations.collect(self.problem, statistics, self.plan, self.known_lse)
             return results, operations.log_sum_exp(self.problem, self.plan) if lse is None else lse
 

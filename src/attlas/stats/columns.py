@@ -146,6 +146,7 @@ class ColumnMass(_OfQueries):
             grad = grad / queries_of_keys(problem).clamp(min=1.0)
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part: that of each column, 0 in rows that are not counted."""
             rows = _rows_inside(part.at, self.window(problem))
             out = part.scratch("columns").zero_()
             if rows is not None:

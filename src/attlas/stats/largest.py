@@ -126,6 +126,7 @@ class TopK(Statistic):
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
         # The gradient of a value belongs to the cell of its key; indices have none.
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part, 0 in all cells but the largest of each row."""
             c = part.shape[3]
             columns = result.indices[part.at.place] - part.at.columns.start
             inside = (columns >= 0) & (columns < c)

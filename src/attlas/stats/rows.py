@@ -215,6 +215,7 @@ class EffectiveKeys(Statistic):
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # In the mass M of a row 2 E / M, in its weights -2 E² / M² times the weight.
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part; `ratio` is E / M."""
             slope, ratio = (t[part.at.place].unsqueeze(-1) for t in (grad, result))
             ratio = torch.where(ratio == 0, 0.0, ratio / part.mass.unsqueeze(-1))
             return torch.mul(part.weights, -ratio, out=part.scratch()).add_(1.0).mul_(2.0 * ratio * slope)
@@ -469,6 +470,7 @@ class LogitMoments(Statistic):
             return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the logits of a part, 0 where masked."""
             of_mean, of_variance, mean = (t[part.at.place].unsqueeze(-1) for t in (*grad, result.mean))
             keys = (~part.hidden).sum(dim=-1, keepdim=True).clamp(min=1)
             slope = (2.0 * of_variance * (part.logits - mean) + of_mean) / keys

@@ -129,7 +129,10 @@ class Replay:
         self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
-        """Return the state of the statistic before each part, and after the last."""
+        """Return copies of the state of the statistic before each part, and the state after the last.
+
+        A step writes into the state, so that only copies stay what they were.
+        """
         carries = []
         for index in parts:
             carries.append(_with_leaves(carry)[0])
