@@ -166,6 +166,7 @@ class Problem:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in asked_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # After unpickling or a deep copy.
         # A copy has tensors of its own, and is asked about those.
         vars(self).update(state, read=(), versions=())
         self.__post_init__(())
@@ -385,6 +386,7 @@ class Problem:
         owners = [number // self.group for number in numbers]
         first, last = (min(owners), max(owners) + 1) if owners else (0, 0)
         share = max(len(owners) // max(last - first, 1), 1)
+        # The key heads of a slice, each with an equal share of the chosen heads in a row.
         owned = [owner for owner in range(first, last) for _ in range(share)]
         return slice(first, last) if owned == owners else None
 

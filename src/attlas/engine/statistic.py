@@ -197,18 +197,22 @@ class Part:
 
     @cached_property
     def _logits(self) -> Tensor:
+        """The masked logits of the part, shape (B, H, r, c); `shifted` overwrites them."""
         return self.score()
 
     @cached_property
     def _logit_group_maxima(self) -> Tensor:
+        """Largest logit of each group of columns, taken before `shifted` overwrites the logits; see `GROUP`."""
         return _group_maxima(self._logits)
 
     @cached_property
     def _row_max(self) -> Tensor:
+        """Largest logit of each row of the part, shape (B, H, r)."""
         return self._logit_group_maxima.amax(dim=-1)
 
     @cached_property
     def _sink(self) -> Tensor | None:
+        """The sink of each head in the dtype of the sums, shape (1, H, 1); None without a sink."""
         sink = self.problem.sink
         if sink is None:
             return None
@@ -216,6 +220,7 @@ class Part:
 
     @cached_property
     def _exp_shifted(self) -> Tensor:
+        """exp(`shifted`), 0 where masked, shape (B, H, r, c); `weights` overwrites it."""
         x, out = self.shifted, self.scratch("exp")
         if not self.problem.has_small_logits:
             return exp(x, out=out)
@@ -227,6 +232,7 @@ class Part:
 
     @cached_property
     def _exp_sums(self) -> Tensor:
+        """Sum of `_exp_shifted` over the columns of the part, shape (B, H, r)."""
         return self._exp_shifted.sum(dim=-1)
 
     @cached_property
@@ -509,7 +515,7 @@ class Statistic(ABC):
 
 @cache
 def _describes(own: type[Statistic], name: str, steps: tuple[str, ...]) -> bool:
-    """Return what `Statistic.describes` does, of a class."""
+    """Return what `Statistic.describes` does, of a class: whether the class that defines `name` has the same steps."""
     # What a class of attlas inherits is about that class, too.
     owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
     step = getattr(owner, "step", None)

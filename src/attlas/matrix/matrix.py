@@ -100,6 +100,7 @@ class AttentionMatrix(LazyTensor):
 
     def __init__(self, weights: Weights, axes: Axes | None = None) -> None:
         self.weights = weights
+        # By default the user sees both leading axes of the weights: batch and heads.
         self.axes = Axes(weights.shape[:2], (True, True)) if axes is None else axes
 
     def with_weights(self, weights: Weights, axes: Axes | None = None) -> AttentionMatrix:
@@ -208,6 +209,7 @@ class AttentionMatrix(LazyTensor):
         return self.pooled(v)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x @ A is (A.mT @ x.mT).mT; what is no such product is computed from the dense matrix.
         if not isinstance(x, Tensor) or x.dtype is not self.weights.queries.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
         return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
@@ -332,6 +334,7 @@ class AttentionMatrix(LazyTensor):
         return LogitMatrix(self)
 
     def __getitem__(self, key: Any) -> Any:
+        # Leading axes alone give a smaller lazy matrix; rows and columns are read.
         entries = key if isinstance(key, tuple) else (key,)
         if entries and entries[0] is None:
             expanded = self.unsqueeze(0)
@@ -355,6 +358,7 @@ class AttentionMatrix(LazyTensor):
         row_index = span_of(row, row + 1) if isinstance(row, int) else row
         column_index = span_of(column, column + 1) if isinstance(column, int) else column
         if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
+            # Pair by pair: of 64 rows and 64 columns at a time the diagonal is kept.
             chunks = [
                 torch.diagonal(self.weights.cells(r, c, logits=logits), dim1=-2, dim2=-1)
                 for r, c in zip(row.split(64), column.split(64), strict=True)
@@ -812,6 +816,7 @@ class AttentionMatrix(LazyTensor):
         return attlas.view.show(self, **options)
 
     def _repr_html_(self) -> str:
+        # Notebooks call it.
         return attlas.view.preview(self)
 
 

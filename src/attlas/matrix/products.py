@@ -59,7 +59,7 @@ def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Return the matrix itself where nothing is dropped."""
+    """Return the matrix itself where nothing is dropped; NotImplemented leaves the rest to the dense tensor."""
     return A if p == 0 or not training else NotImplemented
 
 
@@ -83,13 +83,14 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     (A, own), (v, other) = ((operands[0], first), (operands[1], second))[:: 1 if matrices[0] else -1]
     if len(set(own)) < len(own) or len(set(other)) < len(other):
         return NotImplemented
-    *lead, i, j = list(own)
+    *lead, i, j = list(own)  # letters of the matrix: leading axes, queries, keys
     if i not in other and i in out and j in other and j not in out:
         product, summed, kept = A, j, i
     elif j not in other and j in out and i in other and i not in out:
         product, summed, kept = A.mT, i, j
     else:
         return NotImplemented
+    # Axes of the tensor that the result has beside those of the matrix.
     values = [letter for letter in other if letter not in lead and letter != summed]
     sizes = dict(zip(own, A.shape, strict=True))
     fits = all(size in (1, sizes[letter]) for letter, size in zip(other, v.shape, strict=True) if letter in sizes)
@@ -102,6 +103,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     pooled = product.__matmul__(v.flatten(len(lead) + 1) if values else v.unsqueeze(-1))
     pooled = pooled.reshape(*pooled.shape[:-1], *v.shape[len(lead) + 1 :])
     letters = [*lead, kept, *values]
+    # Leading axes that the result does not have are summed, the others put in order.
     gone = [axis for axis, letter in enumerate(letters) if letter not in out]
     pooled = pooled.sum(gone) if gone else pooled
     letters = [letter for letter in letters if letter in out]
@@ -114,6 +116,7 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | 
     terms = given.split(",")
     if not arrow or len(terms) != len(operands):
         return None
+    # Greek letters stand for the axes of an ellipsis, counted from the last.
     spare = [chr(code) for code in range(ord("α"), ord("α") + 20)]
     written = []
     dots = ""

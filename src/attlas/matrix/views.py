@@ -100,6 +100,7 @@ class TransposedMatrix(_View):
         return max_along(self, dim, keepdim)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x @ A.mT is (A @ x.mT).mT.
         return self.matrix.__matmul__(x) if x.ndim == 1 else self.matrix.__matmul__(x.mT).mT
 
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
@@ -114,6 +115,7 @@ class TransposedMatrix(_View):
 
     def _cells(self, part: Matrix, where: Where) -> Tensor:
         cells = part.read(where._replace(rows=where.columns, columns=where.rows))
+        # Where an index of pairs or an int has left one of the two axes, there is nothing to transpose.
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
         return cells if one_axis else cells.mT
 

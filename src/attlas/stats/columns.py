@@ -130,10 +130,12 @@ class ColumnMass(_OfQueries):
         return self.mean
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        # `window` raises here where the rows do not lie within the matrix, and not in the middle of a pass.
         self.window(problem)
         return _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
 
     def step(self, carry: tuple[Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Tensor, Tensor | None]:
+        # Add the mass of the rows in the window, and for a mean how many of these rows may see each key.
         mass, queries = carry
         rows = _rows_inside(at, self.window(part.problem))
         if rows is None:
@@ -152,12 +154,15 @@ class ColumnMass(_OfQueries):
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        # A weight counts with the gradient of its column; in a mean divided by the queries of the column. None where
+        # the mask does not tell how many these are.
         if self.mean and (self.rows is not None or interval_of(problem) is None):
             return None
         if self.mean:
             grad = grad / queries_of_keys(problem).clamp(min=1.0)
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part: that of each column, 0 in rows that are not counted."""
             rows = _rows_inside(part.at, self.window(problem))
             out = part.scratch("columns").zero_()
             if rows is not None:
@@ -167,6 +172,7 @@ class ColumnMass(_OfQueries):
         return CellGradient(column=grad) if self.rows is None else CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # A window of rows, and a mean whose queries the mask does not tell, are left to tiles.
         self.window(problem)
         counted = not self.mean or interval_of(problem) is not None
         return {"column_mass": True} if self.rows is None and counted else None
@@ -216,6 +222,7 @@ class ColumnMax(_OfQueries):
         return carry.masked_fill_(carry == -torch.inf, 0.0)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # The part of `carry` is a view: the larger numbers are written into it.
         rows = _rows_inside(at, self.window(part.problem))
         if rows is not None:
             into = carry[_columns(at)]
@@ -223,6 +230,7 @@ class ColumnMax(_OfQueries):
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # A window of rows is left to tiles.
         self.window(problem)
         return {"column_max": True} if self.rows is None else None
 
@@ -258,6 +266,7 @@ class ColumnArgMax(Statistic):
         return _form_of_columns(problem, torch.int64)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        # The largest weight so far, and the query that has it.
         if problem.shape[2] == 0:
             rule = "the largest of no queries has no place."
             raise ShapeError(rule, "m = 0 queries", "give attend() a query.", where="ColumnArgMax()")
@@ -351,7 +360,7 @@ def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = 
 
 
 def _combined(A: Any, statistic: Statistic, heads: str | None) -> Any:
-    """Return a statistic with its heads combined; of several matrices, a tuple."""
+    """Return a statistic of columns with its heads combined by "sum" or "mean"; of several matrices, a tuple."""
     if isinstance(A, list | tuple):
         return tuple(_combined(one, statistic, heads) for one in A)
     one_of("heads", heads, ("sum", "mean", None), 'heads="mean"')
