@@ -53,8 +53,7 @@ class SweptWeights(Weights):
     """
 
     counts_other_keys = False
-    #: Whether a weight may be negative.
-    are_signed: bool = True
+    are_signed = True
     _whole: WeightGradient | None = None
 
     @property
@@ -114,8 +113,8 @@ class SweptWeights(Weights):
             found = f"a traced program, or tensors of {self.device}"
             raise BackendError(rule, found, "A @ v, which is traced; or read it outside of the program.")
 
-    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
-        return self.outline.tile(batches, heads, rows, columns)
+    def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
+        return self.outline.tile(batches, heads, rows, columns, **index)
 
     def rows_with_keys(self) -> Tensor | None:
         runs = self.allowed_runs

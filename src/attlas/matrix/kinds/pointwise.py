@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.softmax import SoftmaxWeights, cut_out
 from attlas.matrix.sweep import SweptWeights, pooled
+from attlas.matrix.weights import check_kind
 
 Function: TypeAlias = Literal["sigmoid", "relu", "silu"]
 
@@ -123,6 +124,18 @@ class PointwiseWeights(SweptWeights):
         self.queries, self.keys, self.key_heads = inner.queries, inner.keys, inner.key_heads
         self.are_shares, self.are_signed = False, function.function == "silu"
         self._whole = whole
+
+    def to_dict(self) -> dict[str, Any]:
+        function = self.function
+        settings = {"function": function.function, "bias": function.bias, "divisor": function.divisor}
+        return {"of_logits": self.of_logits, "keys": self.whole_keys, **settings}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> PointwiseWeights:
+        inner, keys = settings["of_logits"], settings["keys"]
+        check_kind("of_logits", inner, SoftmaxWeights)
+        check_kind("keys", keys, int)
+        return cls(inner, Pointwise(settings["function"], settings["bias"], settings["divisor"]), keys)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
