@@ -49,6 +49,7 @@ from attlas.matrix.attend import attention as attention
 from attlas.matrix.compiled.exporting import export_operators as export_operators
 from attlas.matrix.divergence import divergence as divergence
 from attlas.matrix.explain import explain as explain
+from attlas.matrix.transport.function import transport as transport
 from attlas.recording import atlas as atlas
 from attlas.recording import record as record
 from attlas.recording.atlas import Atlas as Atlas
@@ -77,7 +78,7 @@ __all__ = [
     "Plan", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap",
     "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence",
     "explain", "export_operators", "from_function", "from_tensor", "intervene", "join", "load", "record", "stats",
-    "testing",
+    "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

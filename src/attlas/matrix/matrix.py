@@ -204,7 +204,7 @@ class AttentionMatrix(LazyTensor):
         return self.pooled(v)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.dtype is not self.problem.q.dtype or x.ndim > self.ndim:
+        if not isinstance(x, Tensor) or x.dtype is not self.weights.queries.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
         return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
 
