@@ -17,7 +17,7 @@ from attlas.matrix.transport.factors import Factors, each, factors
 from attlas.matrix.transport.tokens import GatedTokens
 
 #: Chunks over which the shortest kept transition leads; a power of 2.
-STRIDE = 8
+STRIDE = 16
 
 #: Transitions of `STRIDE`, ``2 STRIDE``, ``4 STRIDE``, ... chunks, each of shape (batch, heads, count, d, d).
 Transitions: TypeAlias = "list[Tensor]"
@@ -25,7 +25,7 @@ Transitions: TypeAlias = "list[Tensor]"
 
 def cells(
     tokens: GatedTokens, rows: list[int], columns: list[int], transitions: Callable[[], Transitions] | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Return the cells of some rows and columns, without the diagonal that is added to the matrix.
 
     Parameters
@@ -40,7 +40,10 @@ def cells(
 
     Returns
     -------
-    Tensor, shape (batch, heads, len(rows), len(columns))
+    cells : Tensor, shape (batch, heads, len(rows), len(columns))
+        The cells.
+    carried : Tensor, shape (batch, heads, rows, d)
+        The rows of the first column's chunk and later ones, carried back to the start of that chunk.
     """
     size = tokens.chunk
     rows_of, columns_of = _by_chunk(rows, size), _by_chunk(columns, size)
@@ -58,7 +61,7 @@ def cells(
             x, part = _passed(f, x, chunks, columns_of, size)
         found += [functional.pad(t, (0, 0, len(rows) - t.shape[2], 0)) for t in part]
         at = chunks.start
-    return torch.cat(found[::-1], -1)
+    return torch.cat(found[::-1], -1), x
 
 
 def transitions_of(tokens: GatedTokens) -> Transitions:

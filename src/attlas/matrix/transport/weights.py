@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import Version, full_precision, version_of
 from attlas.engine.statistic import Statistic
+from attlas.engine.tiling import ColumnBlock
 from attlas.errors import BackendError, ModifiedError, public
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import cached_property, tracing
@@ -23,7 +24,7 @@ from attlas.masks.base import Mask
 from attlas.masks.local import Causal
 from attlas.masks.placed import translated_mask
 from attlas.matrix.gradient import WeightGradient
-from attlas.matrix.transport import walk
+from attlas.matrix.transport import tiles, walk
 from attlas.matrix.transport.products import product
 from attlas.matrix.transport.tokens import GatedTokens
 from attlas.matrix.weights import Weights
@@ -75,13 +76,16 @@ class TransportWeights(Weights):
             versions = tuple(version_of(name, t) for name, t in tokens.tensors.items()) if known else ()
         self._versions = versions
         self._transitions: walk.Transitions | None = None
+        self._blocks: tuple[Any, GatedTokens, tiles.Blocks] | None = (
+            None  # of some heads, while statistics are computed
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
         # A copy has tensors of its own, and does not collect the gradients of products of the original.
         gone = {"gradient": None, "mask": None, "allowed_runs": None}
         state = {name: value for name, value in vars(self).items() if name not in gone}
-        return state | {"_whole": None, "_versions": (), "_transitions": None}
+        return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
@@ -238,7 +242,7 @@ class TransportWeights(Weights):
             found = product(some, picks).index_select(2, torch.tensor(rows, device=self.device) - columns[0])
         else:
             many = self._transitions is not None or len(rows) >= _FEW_ROWS
-            found = walk.cells(tokens, rows, columns, self.transitions if many else None)
+            found, _ = walk.cells(tokens, rows, columns, self.transitions if many else None)
         if tokens.diagonal is None:
             return found
         i, j = (torch.tensor(places, device=self.device) for places in (rows, columns))
@@ -252,6 +256,38 @@ class TransportWeights(Weights):
         if self._transitions is None:
             self._transitions = walk.transitions_of(self.tokens)
         return self._transitions
+
+    def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        """Yield the weights of some rows and of one block of columns after the other, without a graph.
+
+        Parameters
+        ----------
+        at : Tile
+            Batches, heads and rows, by their places in these weights.
+        blocks : sequence of ColumnBlock
+            The columns, from left to right.
+        """
+        key = at.batches, at.heads
+        if self._blocks is None or self._blocks[0] != key:
+            self._blocks = None  # two at once would take twice the memory
+            batches, heads = (slice(span.start, span.stop) for span in key)
+            some = self.tokens.mapped(Tensor.detach).select(batches, heads)
+            self._blocks = key, some, tiles.blocks_of(some)
+        _, tokens, of_columns = self._blocks
+        rows = _within(self.rows, at.rows)
+        spans = [_within(self.columns, block.columns) for block in blocks]
+        for span, found in zip(spans, tiles.row_tiles(tokens, of_columns, rows, spans), strict=True):
+            yield self._with_diagonal(found, tokens, rows, span)
+
+    @staticmethod
+    def _with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:
+        """Return the cells of some rows and columns with what is added to the diagonal."""
+        if tokens.diagonal is None or rows.stop <= columns.start or columns.stop <= rows.start:
+            return found
+        own = tokens.diagonal if tokens.is_constant(tokens.diagonal) else tokens.diagonal[:, :, rows.start : rows.stop]
+        i = torch.arange(rows.start, rows.stop, device=found.device).unsqueeze(-1)
+        j = torch.arange(columns.start, columns.stop, device=found.device)
+        return torch.where(i == j, found + spread_values(own, tokens), found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         place = self.device if has_float64(self.device) else torch.device("cpu")
