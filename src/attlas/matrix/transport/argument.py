@@ -19,6 +19,7 @@ from attlas.foundation.checks import (
     holds_numbers,
     waits_for,
 )
+from attlas.foundation.compat import tracing
 from attlas.matrix.transport.tokens import GatedTokens
 
 _FORMS = {
@@ -114,7 +115,7 @@ def _pair(erase: Sequence[Any], q: Tensor, lead: tuple[int, ...]) -> dict[str, T
 
 def _check_decay(decay: Tensor) -> None:
     """Raise a ShapeError where a log decay is above 0; on the CPU alone, where nobody waits for the answer."""
-    if waits_for(decay.device) or not holds_numbers(decay) or not decay.numel():
+    if tracing() or waits_for(decay.device) or not holds_numbers(decay) or not decay.numel():
         return
     largest = float(decay.detach().max())
     if largest > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -220,8 +219,8 @@ class TransportWeights(Weights):
         i, i_order = _ascending(rows, self.rows.start)
         j, j_order = _ascending(columns, self.columns.start)
         # Rows before the first column and columns after the last row have no weights.
-        above = bisect_left(i, j[0]) if j else len(i)
-        own = bisect_right(j, i[-1]) if i else 0
+        above = sum(row < j[0] for row in i) if j else len(i)
+        own = sum(column <= i[-1] for column in j) if i else 0
         if 0 in self.shape or not own or above == len(i):
             found = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self.dtype, device=self.device)
         else:
