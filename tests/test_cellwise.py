@@ -115,15 +115,15 @@ def test_what_needs_the_dense_matrix_is_refused_by_name(monkeypatch: pytest.Monk
     monkeypatch.setattr("attlas.engine.autodiff.graph.DENSE_LIMIT", 100)
     with pytest.raises(attlas.TooLargeError, match=r"A \* \.\.\.: it needs whole matrices"):
         A * learned
-    with pytest.raises(attlas.TooLargeError, match=r"A - \.\.\.: it needs whole matrices"):
-        A - B
-    with pytest.raises(attlas.TooLargeError, match=r"A\.mean\(\): it needs whole matrices"):
-        A.mean(1)
+    with pytest.raises(attlas.TooLargeError, match=r"A \* \.\.\.: it needs whole matrices"):
+        A * B
+    with pytest.raises(attlas.TooLargeError, match=r"A\.amax\(\): it needs whole matrices"):
+        A.amax(1)
 
 
 def test_it_is_not_changed_in_place() -> None:
     A, _ = matrix(None)
-    cells = A * 2
+    cells = A + 2
     for change in (
         lambda: cells.__setitem__((..., 0), 0.0),
         lambda: cells.clamp_(max=0.3),
@@ -136,8 +136,8 @@ def test_it_is_not_changed_in_place() -> None:
     same += W  # another function of the same weights, still lazy
     assert isinstance(same, LazyTensor)
     assert same is not cells
-    torch.testing.assert_close(same.sum(-1), (A.to_dense() * 2 + W).sum(-1))
-    torch.testing.assert_close(cells.sum(-1), (A.to_dense() * 2).sum(-1))
+    torch.testing.assert_close(same.sum(-1), (A.to_dense() + 2 + W).sum(-1))
+    torch.testing.assert_close(cells.sum(-1), (A.to_dense() + 2).sum(-1))
 
 
 def test_it_is_stored_as_a_tensor() -> None:

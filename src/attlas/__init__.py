@@ -35,6 +35,7 @@ class _FormerName:
 
     @staticmethod
     def _present_name(name: str) -> str | None:
+        """Return the name that a module has now, or its part in a renamed package; None if it was not renamed."""
         for former, present in _FORMER_NAMES.items():
             if name == former or name.startswith(f"{former}."):
                 return present + name.removeprefix(former)

@@ -49,6 +49,7 @@ from attlas.matrix.attend import attention as attention
 from attlas.matrix.compiled.exporting import export_operators as export_operators
 from attlas.matrix.divergence import divergence as divergence
 from attlas.matrix.explain import explain as explain
+from attlas.matrix.eye import eye as eye
 from attlas.matrix.transport.function import transport as transport
 from attlas.recording import atlas as atlas
 from attlas.recording import record as record
@@ -77,8 +78,8 @@ __all__ = [
     "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
     "Plan", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap",
     "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence",
-    "explain", "export_operators", "from_function", "from_tensor", "intervene", "join", "load", "record", "stats",
-    "testing", "transport",
+    "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "load", "record",
+    "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

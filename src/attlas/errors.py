@@ -178,6 +178,8 @@ class public:  # noqa: N801 - a decorator, and written as one
 
         @functools.wraps(function)
         def named(*args: P.args, **kwargs: P.kwargs) -> T:
+            # Without a name the first argument, `self`, is named. A function that is called inside has named its error
+            # already.
             try:
                 return function(*args, **kwargs)
             except AttlasError as error:

@@ -252,6 +252,7 @@ def check_statistic(statistic: Statistic, dense: Callable[[Tensor], Any] | None 
 
 
 def _check_tiles_of_score(contract: _Contract, problem: Problem) -> None:
+    """Check that `forward` gives the same cells of a tile as of the whole matrix."""
     whole = _scores(contract, problem, problem.tile(*map(range, problem.shape)))
     for tile in _sample_tiles(problem):
         contract.check_close(
@@ -285,6 +286,7 @@ def _broadcasts(result: Any, at: Tile) -> bool:
 
 
 def _form(result: Any, at: Tile) -> str:
+    """Return shape and dtype of a result as text for an error: () and None for what is no tensor."""
     shape, dtype = tuple(getattr(result, "shape", ())), getattr(result, "dtype", None)
     return f"shape {shape}, {dtype}, for a tile of {at.shape}"
 
@@ -376,6 +378,7 @@ def _compare_gradients(
 
 
 def _check_tile_of_mask(contract: _Contract, mask: Mask, at: Tile, whole: Tensor) -> None:
+    """Check `allows` and `coverage` of one tile against `whole`, the mask of the whole matrix."""
     allowed = _allowed(contract, mask, at)
     wanted = _part(whole, at)
     if not torch.equal(allowed, wanted):
@@ -392,6 +395,7 @@ def _check_tile_of_mask(contract: _Contract, mask: Mask, at: Tile, whole: Tensor
 
 
 def _allowed(contract: _Contract, mask: Mask, at: Tile) -> Tensor:
+    """Run `allows` on one tile; raise an error if shape or dtype of the result is wrong."""
     allowed = mask.allows(at)
     if not _broadcasts(allowed, at) or allowed.dtype is not torch.bool:
         rule = "allows() must return a bool tensor that broadcasts to (batches, heads, rows, columns)."
@@ -407,6 +411,10 @@ def _check_results(
     dense: Callable[[Tensor], Any] | None,
     ties: bool,
 ) -> None:
+    """Check the results of a statistic in all plans, twice, beside others, of one head, merged, and against `dense`.
+
+    `ties` says that several keys of a row have the same weight: results of integers are then not compared.
+    """
     first = next(iter(matrices.values()))
     mass = RowMass()
     for t in _tensors(operations.collect(first.problem, (statistic,), first.plan)[0]):
@@ -416,6 +424,7 @@ def _check_results(
             raise contract.broken(rule, f"shape {tuple(t.shape)}, expected (2, 3, ...)", fix)
 
     def parts(result: Any) -> list[Tensor]:
+        # Integers are places, and which of several equal keys a place names is open.
         return [t for t in _tensors(result) if t.is_floating_point() or not ties]
 
     _check_forms(contract, statistic, first)
@@ -542,11 +551,13 @@ def _sample_tiles(problem: Problem) -> Iterator[Tile]:
 
 
 def _part(whole: Tensor, at: Tile) -> Tensor:
+    """Return the cells of a tile from a tensor of the whole matrix, shape (batch, heads, m, n)."""
     b, h, _ = at.place
     return whole[b, h][:, :, at.i.flatten()][..., at.j.flatten()]
 
 
 def _place(at: Tile) -> str:
+    """Return the rows and columns of a tile as text for an error."""
     rows, columns = at.i.flatten().tolist(), at.j.flatten().tolist()
     if at.scattered:
         return f"rows {rows}, columns {columns}" if len(rows) + len(columns) < 20 else "a list of rows or columns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 import attlas
 from attlas import stats
 from attlas.errors import AttlasError, BackendError, DeviceError, DtypeError, ModifiedError, ShapeError
+from attlas.matrix import sweep
 from attlas.matrix.transport import tiles, tokens, walk
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6}
@@ -288,7 +290,7 @@ def test_programs(way: str) -> None:
 
 ONES = torch.ones(2, 3, 70, 8)
 REFUSED: dict[str, tuple[dict[str, Any], type[AttlasError], str]] = {
-    "factors for logs": ({"decay": torch.ones(2, 3, 70) / 2}, ShapeError, r"logarithms of factors[\s\S]*decay=factors.log"),
+    "factors for logs": ({"decay": torch.ones(2, 3, 70) / 2}, ShapeError, r"logarithms of[\s\S]*decay=factors.log"),
     "a positive number": ({"decay": 0.5}, ShapeError, "at most 0"),
     "no batch": ({"decay": torch.zeros(3, 70)}, ShapeError, "decay must be"),
     "other heads": ({"decay": torch.zeros(4)}, ShapeError, "the heads of each tensor must divide"),
@@ -337,19 +339,80 @@ def test_what_a_softmax_has_is_refused() -> None:
         A.pooled(ONES, 0.5)
 
 
-def test_tensors_must_not_change() -> None:
-    for name in ("q", "k", "decay", "write"):
-        given = arguments("ssd", 20)
-        A = attlas.transport(**given)
-        given[name].mul_(0.5)
-        for read in (
-            lambda: A @ A.weights.keys,
-            lambda: A.mT @ A.weights.keys,
-            lambda: A[..., 3, :],
-            lambda: A.sum(-2),
-        ):  # noqa: B023
-            with pytest.raises(ModifiedError, match=f"{name} was changed in place"):
-                read()
+@pytest.mark.parametrize("name", ["q", "k", "decay", "write"])
+def test_tensors_must_not_change(name: str) -> None:
+    given = arguments("ssd", 20)
+    A, v = attlas.transport(**given), torch.ones(1, 4, 20, 3, dtype=torch.float64)
+    given[name].mul_(0.5)
+    reads = (
+        lambda: A @ v, lambda: A.mT @ v, lambda: A[..., 3, :], lambda: A.sum(-2), lambda: A.topk(3),
+        lambda: A.detach()[0] @ v[0], lambda: A.window((3, 9)).to_dense(), lambda: copy.deepcopy(A),
+    )  # fmt: skip
+    for read in reads:
+        with pytest.raises(ModifiedError, match=f"{name} was changed in place"):
+            read()
+
+
+N = 90
+#: Each takes the matrix, lazy or dense.
+READS: dict[str, Callable[[Any], Any]] = {
+    "top": lambda A: A.topk(4).values,
+    "largest of rows": lambda A: A.amax(-1),
+    "largest of columns": lambda A: A.amax(-2),
+    "mean over heads": lambda A: A.mean(1),
+    "of sizes": lambda A: A.abs().sum(-2),
+    "squares": lambda A: A.square().sum(-1),
+    "variance": lambda A: A.var(-1),
+    "with the identity": lambda A: (0.5 * A + torch.eye(N, dtype=torch.float64)).abs().sum(-1),
+    "a product of two": lambda A: (A @ A) @ torch.ones(N, 2, dtype=torch.float64),
+    "a window": lambda A: A[:, 1:3].topk(3).values,
+}
+STATISTICS: dict[str, tuple[stats.Statistic, Callable[[Tensor], Tensor]]] = {
+    "offsets": (
+        stats.Offsets(), lambda D: torch.stack([D.diagonal(t, -2, -1).sum(-1) for t in range(1 - N, N)], dim=-1),
+    ),
+    "window of columns": (stats.ColumnMass(slice(-5, None)), lambda D: D[..., -5:, :].sum(-2)),
+    "largest weight": (stats.MaxWeight(), lambda D: D.amax(-1)),
+    "pooled": (
+        stats.Pooled(torch.ones(1, 4, N, 2, dtype=torch.float64)), lambda D: D.sum(-1, True).expand(-1, -1, -1, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["whole rows", "small tiles"])
+@pytest.mark.parametrize("kind", ["ssd", "gla", "gated delta", "kda, resets", "pair"])
+def test_statistics_and_their_gradients(kind: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if small:
+        monkeypatch.setattr(sweep, "_PLAN", attlas.Plan(rows=17, columns=13))
+        monkeypatch.setattr(tokens, "CHUNK", 4)
+        monkeypatch.setattr(tokens, "TURNING_CHUNK", 2)
+    given = arguments(kind, N)
+    leaves = [given[name].requires_grad_() for name in ("q", "k")]
+    A = attlas.transport(**given)
+    full = dense(**given)
+    for name in (*READS, *STATISTICS):
+        found, wanted = read_again(A, name), READS[name](full) if name in READS else STATISTICS[name][1](full)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+        close(read_again(A.detach(), name), wanted.detach())
+        slope = torch.randn(wanted.shape, dtype=torch.float64)
+        grads = (torch.autograd.grad(t, leaves, slope, retain_graph=True) for t in (found, wanted))
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+    assert A.weights._blocks is None
+
+
+def test_a_picture() -> None:
+    """Blocks have the mean of the cells that a query may see, and blocks without any have none."""
+    given = arguments("gated delta", N)
+    seen = torch.ones(N, N, dtype=torch.float64).tril()
+    sums = [t.unflatten(-1, (9, -1)).unflatten(-3, (9, -1)).sum((-1, -3)) for t in (dense(**given), seen)]
+    found = stats.picture(attlas.transport(**given), 9, 9, pool="mean")
+    torch.testing.assert_close(found, sums[0] / sums[1], equal_nan=True)
+
+
+def read_again(A: attlas.AttentionMatrix, name: str) -> Tensor:
+    """Return a read or a statistic of the lazy matrix."""
+    return READS[name](A) if name in READS else A.collect(STATISTICS[name][0])[0]
 
 
 def test_a_product_takes_linear_memory(monkeypatch: pytest.MonkeyPatch) -> None:

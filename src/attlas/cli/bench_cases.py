@@ -27,6 +27,7 @@ def limits(tick: Callable[[], None]) -> Limits:
     """Measure this processor: `tick` is called six times."""
 
     def best(run: Callable[[], Any]) -> float:
+        """Return the least seconds of several runs, and tick."""
         run()
         seconds = min(run_once(run) for _ in range(_REPEATS))
         tick()
@@ -124,6 +125,7 @@ def forward_and_backward(q: Tensor, k: Tensor, v: Tensor) -> Cases:
     slope = torch.randn_like(v)
 
     def gradients(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Any]:
+        """Return a call that computes an attention and its gradients in q, k and v."""
         return lambda: torch.autograd.grad(attention(*leaves), leaves, slope)
 
     return {

@@ -77,6 +77,7 @@ def _read(
         begin = time.monotonic()
 
         def progress(texts: int, tokens: int, share: float) -> None:
+            """Show how much was read, how fast, and how long the rest takes."""
             if after_each is not None:
                 after_each(texts, tokens)
             took = max(time.monotonic() - begin, 1e-9)
@@ -88,11 +89,13 @@ def _read(
 
 
 def _time(seconds: float) -> str:
+    """Return seconds in words: 40 s, 12 min, 3.5 h."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
 def _export(arguments: Namespace, terminal: Terminal) -> None:
+    """Write a corpus in the form of another tool."""
     from attlas.corpus import Corpus
     from attlas.corpus.headvis import export_headvis
 
@@ -152,6 +155,7 @@ class _Estimate:
         self._is_said = False
 
     def __call__(self, texts: int, tokens: int) -> None:
+        """Take how many texts and tokens were read so far; say the estimate when enough was measured."""
         now = time.monotonic()
         if self._begin is None:
             self._begin = now, tokens

@@ -115,6 +115,7 @@ def json_text(report: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """Return plain data with None in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -118,8 +118,10 @@ def _fit(
         warnings.simplefilter("ignore")  # x has no names here
         own = _judge(y - model.leave_one_out(), y, weights)
         linear, alone = _judge(_linear(x, y, weights), y, weights), _judge(_linear(x[:, :0], y, weights), y, weights)
+        # So many rows that the pairs of them with all others stay below 5e7.
         sample = np.random.default_rng(0).permutation(len(y))[: int(np.clip(5e7 / len(y), 100, _SAMPLE))]
         neighbours = model.effective_neighbours(x[sample])
+    # What the report prints, and --json writes.
     return model, {
         "rows": len(y),
         "copies": len(y) - len(np.unique(np.column_stack([x, y]), axis=0)),
@@ -226,6 +228,7 @@ def _write(
 
 
 def _load(path: Path) -> AttentionRegressor:
+    """Return a fit that was saved; raise a UsageError for another file."""
     from attlas.estimators import AttentionRegressor
 
     try:
@@ -343,6 +346,7 @@ def _check_outputs(arguments: Namespace) -> None:
 
 
 def _bandwidth(text: str) -> str | float | list[float]:
+    """Return what --bandwidth says: the name of a rule, one number, or a list with one for each feature."""
     if text in _RULES:
         return text
     try:

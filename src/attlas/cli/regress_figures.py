@@ -180,6 +180,7 @@ def _titles(figure: Figure, title: str, subtitle: str, foot: str) -> None:
 
 
 def _frame(ax: Axes, ticks: int, *, dates: bool = False) -> None:
+    """Set the ticks of a horizontal axis of numbers or of dates, at most `ticks` of them, and draw the frame."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 

@@ -89,6 +89,7 @@ def telling_query(atlas: Atlas, layer: int, head: int) -> int | None:
 
 
 def _head(text: str, option: str) -> tuple[int, int]:
+    """Return layer and head of one word of --heads, such as 2.4; `option` is the whole text, for the error."""
     match = _HEAD.fullmatch(text.strip())
     if match is None:
         rule = "--heads must be layers and heads, with commas between them."

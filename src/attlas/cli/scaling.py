@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST = 2**28  # numbers in the keys of one query
+_WIDE = 104  # characters of a line from which on a table shows the standard errors
 _RANDOM = ("sizes", "keys", "queries", "distribution", "seed")  # options that random vectors have and a model has not
 
 
@@ -154,6 +155,7 @@ def _groups(
 
 
 def _say_study(study: scaling.Study, terminal: Terminal) -> None:
+    """Print the measured and the predicted numbers of random vectors as one table, and what it shows in words."""
     table = study.table()
     table = [*table[::2], *table[1::2]]  # without, then with the scale
     title = f"{study.queries:,} random queries with {study.keys:,} keys each, "
@@ -168,7 +170,7 @@ def _say_study(study: scaling.Study, terminal: Terminal) -> None:
         "frobenius": "‖J‖",
     }
     sizes = _group("", {"d": [f"{row['d']:,}" for row in table]}, terminal)
-    groups = _groups(table, headings, "theory", terminal, errors=terminal.width >= 104)
+    groups = _groups(table, headings, "theory", terminal, errors=terminal.width >= _WIDE)
     _print([sizes, *groups], {0: "without a scale: q·k", len(table) // 2: "divided by sqrt(d)"}, terminal)
     terminal.say()
     _conclude(study, terminal)
@@ -195,6 +197,7 @@ def _conclude(study: scaling.Study, terminal: Terminal) -> None:
 
 
 def _say_heads(result: scaling.Heads, factors: Sequence[float], target: str, title: str, terminal: Terminal) -> None:
+    """Print the measured numbers of the heads of a model beside those of independent tokens, and a verdict."""
     heads = result.heads
     terminal.say(title, "bold")
     terminal.say()

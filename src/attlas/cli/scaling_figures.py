@@ -76,12 +76,14 @@ def study_figure(study: Study) -> Figure:
 
 
 def _sheet(width: float, height: float) -> Figure:
+    """Return a figure of the usual style with the margins of these two figures."""
     figure = pictures.sheet(width, height)
     set_layout(figure, h_pad=0.1, w_pad=0.1, hspace=0.03, wspace=0.03)
     return figure
 
 
 def _marks(ax: Axes, rows: Sequence[Measured], name: str, colour: str, mark: str, label: str) -> None:
+    """Draw the measured values of one measure over d, with their standard errors."""
     estimates = [getattr(row, name) for row in rows]
     ax.errorbar(
         [row.d for row in rows],

@@ -169,6 +169,7 @@ class Terminal:
         last = time.perf_counter()
 
         def show(moving: str, logged: str) -> None:
+            """Redraw the moving line of a terminal; elsewhere print a new line, every `_QUIET` seconds at most."""
             nonlocal last
             if self._moves():
                 print(f"\r\x1b[K  {label}{moving}", end="", file=self.err, flush=True)
@@ -180,12 +181,14 @@ class Terminal:
         return show
 
     def _finish(self, label: str, text: str) -> None:
+        """End the line of a step: name it and say its time, unless steps vanish when they are done."""
         self._clear()
         if self._moves() and not self.keeps_steps:
             return
         print(f"  {label}  {self.style(text, 'dim', stream=self.err)}", file=self.err, flush=True)
 
     def _clear(self) -> None:
+        """Remove the moving line, where there is one."""
         if self._moves():
             print("\r\x1b[K", end="", file=self.err, flush=True)
         self._is_line_moving = False
@@ -194,5 +197,6 @@ class Terminal:
         return self.err.isatty() and os.environ.get("TERM") != "dumb"
 
     def _bar(self, share: float) -> str:
+        """Return a bar that is filled to a share from 0 to 1."""
         filled = int(_BAR * share)
         return f"{'━' * filled}{self.style('━' * (_BAR - filled), 'dim', stream=self.err)}"

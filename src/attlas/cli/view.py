@@ -130,6 +130,7 @@ def export(folders: Sequence[Path], path: Path, terminal: Terminal) -> None:
 
 
 def _opened_corpora(folders: Sequence[Path], terminal: Terminal) -> list[Corpus]:
+    """Return the corpora of several folders; raise a UsageError for a folder that holds none."""
     corpora = []
     for folder in folders:
         if not is_corpus(folder):
@@ -154,6 +155,7 @@ def _loader(corpus: Corpus, given: str | None) -> Loader | NoModelError:
         return NoModelError(NO_TRANSFORMERS, install_command("hf"))
 
     def loaded() -> Any:
+        """Return the model; raise where it is another one than that which read the corpus."""
         from attlas.corpus.reading import fingerprint
 
         model = load(source, dtype=getattr(torch, facts["dtype"])).model

@@ -69,6 +69,7 @@ class KnownTexts:
     """
 
     def __init__(self, keys: NDArray[np.uint64], identities: NDArray[np.uint64], read: NDArray[np.bool_]) -> None:
+        # Sorted by key, so that `is_known` finds a text by bisection.
         order = np.argsort(keys, kind="stable")
         self.keys, self.identities, self.read = keys[order], identities[order], read[order]
         self.seen = np.zeros(len(keys), dtype=bool)

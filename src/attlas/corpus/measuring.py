@@ -117,6 +117,7 @@ class _Rows:
 
     def __init__(self, positions: TokenPositions, first: Tensor, stop: Tensor) -> None:
         def sees(key: Tensor) -> Tensor:
+            """Return which rows may attend to a key; `key` has the position of the key for each row, shape (..., n)."""
             return (first <= key) & (key < stop)
 
         self.copies = VisibleCopies(positions, first, stop)

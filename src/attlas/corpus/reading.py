@@ -76,7 +76,7 @@ class _Listener:
 
     def __init__(self, attentions: ModelAttentions) -> None:
         self.attentions = attentions
-        self.take: _Take | None = None
+        self.take: _Take | None = None  # called with each attention; None: nothing is measured now
         self.passes: Passes | None = None
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
@@ -139,7 +139,7 @@ class ModelReader:
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model))
             stack.enter_context(attending_with_attlas(self.model))
-            # What an intervention makes of the attention is measured as it is.
+            # An intervention pools the values in its own way: the output cannot come from the pass that measures.
             self._listener = (_Listener if is_changing() else _Pooling)(self._attentions)
             watched = list(self.model.named_modules()) if self._patch else self._attentions.watched()
             passes = self._listener.passes = Passes(self.model, watched, lambda: is_recording(self._listener))

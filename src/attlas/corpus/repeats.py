@@ -112,6 +112,7 @@ class TokenPositions:
     """
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
+        # A stable sort keeps the positions of each token in ascending order.
         self.order = np.argsort(ids, kind="stable")
         self.tokens, self.starts, self._counts = np.unique(ids[self.order], return_index=True, return_counts=True)
         self.rows = int((self._counts - 1).sum())

@@ -275,6 +275,7 @@ class TextSource:
     """
 
     def __init__(self, source: Any, column: str | None, cutter: Cutter, limit: int | None) -> None:
+        # An iterator, such as the standard input, can be read only once.
         self._source, self._column, self._cutter, self._limit = source, column, cutter, limit
         self.again = str(source) != "-" if isinstance(source, str | Path) else not isinstance(source, Iterator)
         self._is_wanted: Callable[[Text], bool] = lambda text: True

@@ -193,11 +193,13 @@ class _Carried(Statistic):
         return self.inner.start(self.base)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        # The part of a rank is shown to the statistic at its position in the whole matrix.
         m, n = self.base.shape[2:]
         at = original_tile(at, range(-self.row, m - self.row), range(-self.column, n - self.column))
         return self.inner.step(carry, _Moved(part, self.base, at), at)  # type: ignore[arg-type]  # it acts as a part
 
     def finish(self, carry: Any) -> tuple[Tensor, ...]:
+        # The carry itself, as plain tensors: the ranks merge carries, and not results.
         tensors = tensors_in(carry)
         self.form = rebuilt(carry, [t.new_empty(0) for t in tensors])
         return tuple(tensors)
@@ -211,6 +213,7 @@ class _Carried(Statistic):
         return self.inner.carry_from(results, problem)
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        # MISSING lets tiles compute the statistic.
         carry = self.carry_from(results, problem)
         return MISSING if carry is None else self.finish(carry)
 

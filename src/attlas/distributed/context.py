@@ -182,7 +182,7 @@ class _Text:
         def own() -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
             return self._checked(given)
 
-        told = list(gathered(self.mesh, own).values())
+        told = list(gathered(self.mesh, own).values())  # of each rank: sizes, positions, mask
         rank, sizes = self.mesh.get_local_rank(), [shape[1] for shape, _, _ in told]
         self.batch, self.n = told[0][0][0], sum(sizes)
         self._agree(told, sizes)
@@ -194,11 +194,12 @@ class _Text:
         start = sum(sizes[:rank])
         device = given["input_ids" if given.get("input_ids") is not None else "inputs_embeds"].device
         given["position_ids"] = positions[:, start : start + sizes[rank]].to(device)
-        back = slice(None) if self.order is None else every.argsort()
+        back = slice(None) if self.order is None else every.argsort()  # to the order of the text
         self.positions = positions[:, back].expand(self.batch, -1).to(device)
         masks = [mask for *_, mask in told if mask is not None]
         self.padding = torch.cat(masks, dim=1)[:, back].to(device) if masks else None
         # transformers looks for documents where there is no mask.
+        # A position that does not follow the one before begins a document.
         jumps = (self.positions.diff(dim=1, prepend=self.positions[:, :1] - 1) != 1).cumsum(1)
         self.packs = bool((positions[:, start : start + sizes[rank]].diff(dim=1) != 1).any())
         self.documents = jumps if self.padding is None and bool(jumps.any()) else None

@@ -138,7 +138,9 @@ class _Groups:
         return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
 
     def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
-        """Return where the pieces of a group are along leading axes of some sizes, the last ones if these are fewer.
+        """Return the slices of a group in a tensor whose last leading axes have these sizes.
+
+        An axis of size 1 serves all groups, and is taken whole.
 
         All groups have an axis of size 1: it is not cut.
         """
@@ -223,6 +225,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradients of a group at a time are computed, and added up.
         groups, leaves = ctx.groups, ctx.saved_tensors
         own = leaves if torch.is_grad_enabled() else [t.detach().requires_grad_() for t in leaves]
         first, *others = groups.every

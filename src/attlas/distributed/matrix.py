@@ -272,6 +272,7 @@ class DistributedMatrix(_Refusing):
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log-sum-exp of rows over the keys of all ranks."""
         layout = self.layout
+        # The largest of all ranks is subtracted first, so that no exp overflows.
         top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))
         total = layout.reduced(torch.exp(lse - top), ["keys"], shared=shared)
         nothing = total == 0

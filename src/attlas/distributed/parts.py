@@ -34,6 +34,7 @@ def parts_of(
     """
     problem, heads = whole.problem, layout.heads
     score = problem.score
+    # A copy of the score whose tensors have the same numbers, and gradients that are summed over the ranks.
     if layout.mesh.size() > 1 and any(t.requires_grad for t in tensors_of(score)):
         score = copy.deepcopy(score, {id(t): layout.replicated(t) for t in tensors_of(score)})
     own_q, own_k = layout.part_of(q, "queries"), layout.part_of(k, "keys")
@@ -43,11 +44,12 @@ def parts_of(
         own_q = own_q * (factor if len(factor) == 1 else factor[heads.start : heads.stop]).reshape(1, -1, 1, 1)
     sink = None if problem.sink is None else layout.replicated(problem.sink)[heads.start : heads.stop]
     if sink is not None and any(layout.mesh.get_local_rank(dim) for dim in layout.dims("keys")):
-        # The first shard counts it. The others keep its graph: all ranks must run the same collectives backward.
+        # The weight of the sink is counted on the first shard of the keys alone; elsewhere its logit is -inf. A sink
+        # with a gradient keeps its graph there: all ranks must take part in summing the gradient.
         sink = sink.masked_fill(torch.ones_like(sink, dtype=torch.bool), -torch.inf) if sink.requires_grad else None
     fields: dict[str, Any] = {"k": own_k, "sink": sink, "partial": False, "versions": ()}
     fields["ids"] = problem.batch_ids[layout.batches], problem.head_ids[heads.start : heads.stop]
-    parts, start = [], 0
+    parts, start = [], 0  # first query of the run in `own_q`
     for rows in layout.rows:
         own = cut_out(replace(problem, score=score), rows, layout.columns)
         own = replace(own, q=own_q[:, :, start : start + len(rows)], **fields)

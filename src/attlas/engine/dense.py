@@ -75,4 +75,5 @@ class _LogWeights(TensorBias):
     """Log-weights of a dense tensor of weights, made tile by tile."""
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The weights of the tile, and their logarithm.
         return super().forward(q, k, at).log()

@@ -40,15 +40,16 @@ class Dropout:
         row = _mix(at.b.int() * _ODD[0] + self.seed)
         row = _mix(row ^ _mix(at.h.int() * _ODD[1] + 1))
         row = _mix(row ^ _mix(at.i.int() * _ODD[2] + 2))
-        bits = _mix(row + at.j.int() * _ODD[3]) & 0xFFFFFF
+        bits = _mix(row + at.j.int() * _ODD[3]) & 0xFFFFFF  # 24 bits: a uniform number below 2**24
         return (bits >= round(self.p * 2**24)).to(at.dtype).mul_(1 / (1 - self.p))
 
 
+# Odd factors for batch, head, i and j, so that equal numbers of two axes give different bits.
 _ODD = (0x27D4EB2F, 0x165667B1, 0x2C1B3C6D, 0x1B873593)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Mix the bits of int32 numbers (the finaliser of MurmurHash3)."""
+    """Mix the bits of int32 numbers (the finaliser of MurmurHash3; its two factors as negative int32)."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -0x7A143595
     x = x ^ ((x >> 13) & 0x7FFFF)

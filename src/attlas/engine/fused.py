@@ -47,11 +47,13 @@ class Kernel(NamedTuple):
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp by the flash-attention kernel of CUDA."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, scale=scale)
     return out, lse
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp by the memory-efficient kernel of CUDA."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention.default(
         q, k, v, None, True, 0.0, causal, scale=scale
     )
@@ -59,6 +61,7 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> t
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp by the kernel of cuDNN."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
         q, k, v, None, True, 0.0, causal, False, scale=scale
     )
@@ -170,6 +173,7 @@ def _forms(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel | None:
     """Return the kernel that torch would take for tokens on a GPU; None where it would store the matrix."""
+    # Where several kernels take the tokens, torch says which one it prefers.
     grouped = k.shape[1] != q.shape[1]
     given = cuda.SDPAParams(q, k, v, None, 0.0, causal, grouped)
     kernels = [kernel for kernel in KERNELS if kernel.takes(given)]

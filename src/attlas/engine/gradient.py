@@ -85,6 +85,7 @@ class CellGradient:
 
     def __add__(self, other: CellGradient) -> CellGradient:
         a, b = self, other
+        # `right` may have fewer heads than `left`: to be put side by side, both need as many.
         if a.right is not None and b.right is not None and a.right.shape[1] != b.right.shape[1] and a.left is not None:
             a, b = (replace(x, right=spread_heads(x.right, a.left.shape[1])) for x in (a, b) if x.right is not None)
         return CellGradient(**{f.name: _joined(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)})
@@ -93,7 +94,8 @@ class CellGradient:
 def _joined(name: str, a: Any, b: Any) -> Any:
     """Return one term of the sum of two gradients; None counts as 0."""
     if a is None or b is None:
-        return None if name == "rows" else b if a is None else a
+        return None if name == "rows" else b if a is None else a  # None in `rows` means that all may count
     if name in ("rows", "centre"):  # the centre is that of a row's logits, the same for all
         return a | b if name == "rows" else a
+    # The sum of two products is the product of their vectors side by side.
     return torch.cat([a, b], dim=-1) if name in ("left", "right") else a + b

@@ -93,6 +93,7 @@ def without_graph(score: Score) -> Score:
 
 
 def _detached(t: Tensor) -> Tensor:
+    """Return a tensor with the same numbers and without a graph; a parameter stays an nn.Parameter."""
     return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
 
 

@@ -88,6 +88,7 @@ def store(limits: Limits, instruction_set: str) -> Path:
 
 
 def _file() -> Path:
+    """Return the path of the file with the limits of this machine."""
     return cache_folder() / "processor.json"
 
 
@@ -101,4 +102,5 @@ def _read() -> dict[str, object]:
 
 
 def _key(instruction_set: str) -> str:
+    """Return the setting that limits belong to, in words: processor, threads, kernels, torch."""
     return f"{name()}, threads: {torch.get_num_threads()}, kernels: {instruction_set}, torch {torch.__version__}"

@@ -58,13 +58,14 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return torch.exp(x, out=out)
-    low = math.log(torch.finfo(x.dtype).tiny) + 0.3
+    low = math.log(torch.finfo(x.dtype).tiny) + 0.3  # a little above the smallest normal number
     pieces = [(x, out)]
     some = torch.get_num_threads() * CACHED
     if x.numel() > some and x.is_contiguous() and out.is_contiguous():  # three steps for what a cache holds
         pieces = list(zip(x.view(-1).split(some), out.view(-1).split(some), strict=True))
     for source, target in pieces:
         torch.clamp(source, min=low, out=target).exp_()
+        # What was clamped to `low` becomes 0; 1.01 covers the rounding of exp.
         torch.threshold_(target, math.exp(low) * 1.01, 0.0)
     return out
 
@@ -106,7 +107,10 @@ def rounded(lse: Tensor) -> Tensor:
 
 
 def moved_lse(lse: Tensor, device: torch.device) -> Tensor:
-    """Return a log-sum-exp on a device, an exact one in the form that it has there."""
+    """Return a log-sum-exp on a device.
+
+    An exact one is float64 where the device has that, else two numbers of float32 on a fourth axis, whose sum it is.
+    """
     if lse.ndim == 4 and has_float64(device):
         return lse.to(device).double().sum(dim=-1)
     if lse.dtype is torch.float64 and not has_float64(device):
@@ -142,7 +146,7 @@ def exact(lse: Tensor, bound: float = 2 * SMALL) -> Tensor | None:
 
 
 def is_imprecise(lse: Tensor) -> bool:
-    """Return whether a log-sum-exp may be wrong for the logits that tiles compute, by the rounding of either."""
+    """Return whether a log-sum-exp may be too coarse for the logits of tiles, which round them in another way."""
     return exceeds(lse, LARGEST if is_exact(lse) else 2 * SMALL)
 
 
@@ -158,6 +162,7 @@ def exceeds(lse: Tensor, bound: float) -> bool:
 
 def share_of(own: Tensor, lse: Tensor) -> Tensor:
     """Return the part of each row's weight that some of its keys have, from their log-sum-exp and that of all."""
+    # exp(own - lse), without NaN where both are -inf.
     if own.ndim == 4 or lse.ndim == 4:
         (high, low), (of_all, rest) = (t.unbind(dim=-1) if t.ndim == 4 else (t, 0.0) for t in (own, lse))
         return torch.where(high == -math.inf, 0.0, torch.exp(high - finite_shift(of_all) + (low - rest)))
@@ -234,7 +239,10 @@ def finite_part(values: Tensor) -> Tensor:
 
 
 def special_codes(values: Tensor) -> Tensor:
-    """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest."""
+    """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest.
+
+    One product of them with the cells that a row sees then counts each; fewer than CODE keys are counted at a time.
+    """
     dtype = accumulation_dtype(values.dtype)
     return (values == math.inf).to(dtype) + CODE * (values == -math.inf) + 64 * CODE**2 * values.isnan()
 

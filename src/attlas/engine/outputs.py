@@ -88,10 +88,12 @@ class Output(NamedTuple):
 
 
 def _of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
+    """Return the further axes of a result with one number per key."""
     return (n,)
 
 
 def _of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
+    """Return the further axes of a result with one number per block of a picture."""
     return len(value[0]) - 1, len(value[1]) - 1
 
 
@@ -157,7 +159,8 @@ def collect(
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values, if no statistic has some.
     """
-    # One set of values in one pass; backends normalize the rows of a window over its own keys.
+    # A read takes one set of values: `v`, or those of one statistic. Of a part of a matrix it takes none, since
+    # backends would normalize the weights over the keys of the part alone.
     asked = _asked_outputs(problem, statistics, names, takes_values=v is None and not problem.partial)
     made = [outputs for outputs in asked if outputs is not None]
     if not made:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ class Version(NamedTuple):
     changes: int | None
     address: int
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the tensor was changed in place since."""
+        return self[2:] != version_of(self.name, self.tensor)[2:]
+
 
 def version_of(name: str, t: Tensor) -> Version:
     """Return a tensor with its version counter and its address."""
@@ -110,8 +115,11 @@ class Problem:
         Device of the tokens.
     has_numbers : bool
         Whether the tokens have numbers in memory; tensors of the meta device do not.
+    signed : bool
+        Whether weights may be negative: those of a softmax never are.
     """
 
+    signed: ClassVar[bool] = False
     q: Tensor
     k: Tensor
     score: Score
@@ -158,6 +166,7 @@ class Problem:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in asked_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # After unpickling or a deep copy.
         # A copy has tensors of its own, and is asked about those.
         vars(self).update(state, read=(), versions=())
         self.__post_init__(())
@@ -377,6 +386,7 @@ class Problem:
         owners = [number // self.group for number in numbers]
         first, last = (min(owners), max(owners) + 1) if owners else (0, 0)
         share = max(len(owners) // max(last - first, 1), 1)
+        # The key heads of a slice, each with an equal share of the chosen heads in a row.
         owned = [owner for owner in range(first, last) for _ in range(share)]
         return slice(first, last) if owned == owners else None
 

@@ -197,18 +197,22 @@ class Part:
 
     @cached_property
     def _logits(self) -> Tensor:
+        """The masked logits of the part, shape (B, H, r, c); `shifted` overwrites them."""
         return self.score()
 
     @cached_property
     def _logit_group_maxima(self) -> Tensor:
+        """Largest logit of each group of columns, taken before `shifted` overwrites the logits; see `GROUP`."""
         return _group_maxima(self._logits)
 
     @cached_property
     def _row_max(self) -> Tensor:
+        """Largest logit of each row of the part, shape (B, H, r)."""
         return self._logit_group_maxima.amax(dim=-1)
 
     @cached_property
     def _sink(self) -> Tensor | None:
+        """The sink of each head in the dtype of the sums, shape (1, H, 1); None without a sink."""
         sink = self.problem.sink
         if sink is None:
             return None
@@ -216,6 +220,7 @@ class Part:
 
     @cached_property
     def _exp_shifted(self) -> Tensor:
+        """exp(`shifted`), 0 where masked, shape (B, H, r, c); `weights` overwrites it."""
         x, out = self.shifted, self.scratch("exp")
         if not self.problem.has_small_logits:
             return exp(x, out=out)
@@ -227,6 +232,7 @@ class Part:
 
     @cached_property
     def _exp_sums(self) -> Tensor:
+        """Sum of `_exp_shifted` over the columns of the part, shape (B, H, r)."""
         return self._exp_shifted.sum(dim=-1)
 
     @cached_property
@@ -344,6 +350,14 @@ class Statistic(ABC):
         Whether it needs log-weights, which cannot be computed from a dense tensor of weights.
     of_shares : bool
         Whether it means something only of weights that are shares of their row, as those of a softmax are.
+    of_unsigned : bool
+        Whether it means something only of weights that are not negative.
+    is_sum : bool
+        Whether it adds up weights, so that its result for a sum of matrices is the sum of theirs.
+    is_mean : bool
+        Whether it is a sum over weights divided by a number of allowed cells.
+    joins_heads : bool
+        Whether a number of the result belongs to several batches or heads.
     axis : {"rows", "columns", "diagonals"}, optional
         What the axis after (batch, heads) of the result counts. It tells how the results of matrices that are stacked
         on each other give that of the whole: those of rows are concatenated, others are merged.
@@ -376,6 +390,10 @@ class Statistic(ABC):
     differentiable: bool = True
     of_logits: bool = False
     of_shares: bool = False
+    of_unsigned: bool = False
+    is_sum: bool = False
+    is_mean: bool = False
+    joins_heads: bool = False
     axis: str | None = None
     v: Tensor | None = None
     k: int = 0
@@ -497,7 +515,7 @@ class Statistic(ABC):
 
 @cache
 def _describes(own: type[Statistic], name: str, steps: tuple[str, ...]) -> bool:
-    """Return what `Statistic.describes` does, of a class."""
+    """Return what `Statistic.describes` does, of a class: whether the class that defines `name` has the same steps."""
     # What a class of attlas inherits is about that class, too.
     owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
     step = getattr(owner, "step", None)

@@ -68,18 +68,18 @@ def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Size
         Whether tiles as wide as a row save the caller a pass over the matrix.
     """
     batch, heads, m, n = problem.shape
-    most = max(plan.budget(problem.device.type) // problem.score.scratch, 1)
+    most = max(plan.budget(problem.device.type) // problem.score.scratch, 1)  # cells that fit into the memory of a step
     # Passes over a tile start threads: reads make many and want large tiles, a product few, and a cache's worth.
     usual = max(most // (4 if wide or whole_rows else 16), 1)
     rows, columns = plan.rows, plan.columns
     if whole_rows or (columns is None and wide and n * (rows or _ROOMY_ROWS) <= most):
         columns = max(n, 1)
         rows = rows or max(usual // columns, min(most // columns, 64), 1)
-    if columns is None:
+    if columns is None:  # about four times as many as rows, up to 2048
         columns = max(usual // rows, 64) if rows else min(2048, max(int(usual**0.5), 16) * 2)
     rows = min(rows or max(usual // columns, 16), max(m, 1))
     columns = min(columns, max(n, 1))
-    together = max(usual // (rows * columns), 1)
+    together = max(usual // (rows * columns), 1)  # heads of a tile
     if together >= heads:
         return Sizes(min(together // max(heads, 1), max(batch, 1)), max(heads, 1), rows, columns)
     # Query heads of one key head stay together, or divide its group evenly.
@@ -127,10 +127,11 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
     if not runs:
         return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
     hull = range(runs[0].start, runs[-1].stop)
+    # One block where it is narrow enough and at least half of its columns are needed.
     if whole_rows or (len(hull) <= width and sum(map(len, runs)) * 2 >= len(hull)):
-        return (ColumnBlock(hull, _clip(segments, hull)),)
+        return (ColumnBlock(hull, clip(segments, hull)),)
     columns = [range(run.start + c.start, run.start + c.stop) for run in runs for c in cut(len(run), width)]
-    return tuple(ColumnBlock(c, _clip(segments, c)) for c in columns)
+    return tuple(ColumnBlock(c, clip(segments, c)) for c in columns)
 
 
 def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | None:
@@ -155,7 +156,7 @@ def allowed_cells(at: Tile, mask: Mask | None, block: ColumnBlock) -> Tensor | N
 def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
     """Divide the columns of a row block into segments of one state each, by bisection."""
     out: list[tuple[range, BlockState]] = []
-    waiting = [at.columns]
+    waiting = [at.columns]  # a stack, the leftmost on top
     while waiting:
         columns = waiting.pop()
         state = mask.coverage(at.narrow(columns))
@@ -176,7 +177,7 @@ def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
     return [range(run[0].start, run[-1].stop) for run in runs]
 
 
-def _clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
+def clip(segments: list[tuple[range, BlockState]], hull: range) -> tuple[tuple[range, BlockState], ...]:
     """Return the parts of segments that lie within `hull`."""
     clipped = ((range(max(c.start, hull.start), min(c.stop, hull.stop)), state) for c, state in segments)
     return tuple((c, state) for c, state in clipped if len(c))

@@ -83,6 +83,7 @@ def count(problem: Problem, run: Callable[[torch.Tensor], Any] | None = None) ->
         return None
     size, pairs = problem.q.shape[-1], _pairs(problem)
     width = tree_flatten(problem.tokens[0])[0].shape[-1]
+    # Numbers that are read and written: queries, an output of their size, keys, and values of the size of the queries.
     tensors = problem.q.numel() * 2 + problem.k.numel() // max(problem.k.shape[-1], 1) * (problem.k.shape[-1] + size)
     work = Work(size, pairs * (width + size), pairs, tensors * problem.q.element_size())
     limits = None

@@ -115,6 +115,7 @@ def _through_few(share: Tensor, centred: Tensor, left: Tensor, centre: Tensor) -
     design = torch.where(share.isfinite().unsqueeze(-1), root * centred, 0.0)
     rows, size, columns = torch.linalg.svd(design, full_matrices=False)
     eps = torch.finfo(size.dtype).eps
+    # Directions in which the places differ by rounding alone are left out of the line.
     floor = _CENTRED * eps * torch.linalg.vector_norm(centre, dim=-1, keepdim=True)
     keep = (size > torch.maximum(floor, size[:, :1] * (_CENTRED * eps))) & (size > 0)
     factor = torch.where(keep, 1.0 / torch.where(keep, size, 1.0), 0.0).unsqueeze(-1)

@@ -117,6 +117,7 @@ class Objective(ABC):
     """
 
     def __init__(self, task: LooTask, rows: Tensor | None) -> None:
+        # `rows` are those over which the error is taken, by default all.
         self.task = task
         self.rows = torch.arange(len(task.keys), device=task.keys.device) if rows is None else rows
         self._without_neighbours = task.without_neighbours(self.rows)

@@ -189,7 +189,7 @@ class Pool:
 
     @cached_property
     def _distinct(self) -> Pool:
-        """The same pool with equal keys merged: how repeats are written does not decide how lines are found."""
+        """The same pool with equal keys merged, so that a line is the same whether a key repeats or has a weight."""
         return self.merge_keys(*torch.unique(self.keys, dim=0, return_inverse=True))
 
     def merge_keys(self, keys: Tensor, place: Tensor) -> Pool:

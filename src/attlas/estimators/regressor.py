@@ -470,6 +470,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
 
     @property
     def _output_dtype(self) -> Any:
+        # `fit` decides whether everything is computed in single precision.
         return np.float32 if self._single else np.float64
 
     def _restored(self, values: Tensor) -> Array:

@@ -72,7 +72,7 @@ def read_fit(kind: type[Kind], path: str | os.PathLike[str], kernel: Score | Non
 
 
 def _to_arrays(estimator: Any) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the arrays of an estimator, and the rest as plain data."""
+    """Return the arrays of a fitted estimator by name, and its settings and further facts as plain data."""
     arrays = {name: np.ascontiguousarray(getattr(estimator, name)) for name in _ARRAYS}
     if estimator.sample_weight_ is not None:
         arrays["sample_weight_"] = np.ascontiguousarray(estimator.sample_weight_)

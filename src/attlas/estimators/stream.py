@@ -292,7 +292,7 @@ def _of_width(chunks: Iterable[NDArray[Any]], names: Sequence[str]) -> Iterator[
 
 def _write_array(path: Path, chunks: Iterable[NDArray[Any]]) -> None:
     """Append raw numbers after a header, which has room for a first axis that grows."""
-    shape, dtype = (0,), np.dtype(np.float64)
+    shape, dtype = (0,), np.dtype(np.float64)  # of a file without a chunk
     with path.open("wb") as file:
         _header(file, shape, dtype)
         for place, chunk in enumerate(chunks):

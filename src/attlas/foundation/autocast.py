@@ -71,6 +71,7 @@ def without_autocast(f: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Only where it is on: to enter `torch.autocast` costs time in each call.
         with ExitStack() as stack:
             for kind in ("cpu", "cuda", "xpu", "mps"):
                 if torch.is_autocast_enabled(kind):

@@ -132,6 +132,8 @@ class TileFunction:
         return found
 
     def _check_device(self, at: Tile) -> Callable[[Tensor], None]:
+        """Return a function that raises an error for a tensor that is neither on the CPU nor on the tile's device."""
+
         def check(t: Tensor) -> None:
             if t.device.type in ("cpu", at.device.type):
                 return

@@ -130,6 +130,7 @@ def effect(
     probe = _Heads(layers, heads)
 
     def run(intervention: Intervention, copies: int) -> Tensor:
+        """Return the mean of `measure` for each copy of the text, which `intervention` may change differently."""
         with (block := intervene(model, [intervention], patch_sdpa=patch_sdpa)):
             logits = _logits(model(ids.repeat(copies, 1)))
         if intervention is probe:
@@ -195,6 +196,7 @@ class _OneEach(Intervention):
 
     def pool(self, pool: Pool, call: Call) -> Pool:
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            """Return the output, in each copy of the batch with the head of its record set to 0."""
             out = pool(A, values)
             chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
             for copy, record in enumerate(self.records):
@@ -207,6 +209,7 @@ class _OneEach(Intervention):
 
 
 def _logits(output: Any) -> Tensor:
+    """Return the logits of what a model returned, shape (batch, n, vocabulary), or raise an error."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor) and logits.ndim == 3:
         return logits

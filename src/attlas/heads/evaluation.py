@@ -48,6 +48,7 @@ def embeddings_that_read(model: nn.Module, ids: Tensor) -> Iterator[list[int]]:
     sizes: list[int] = []
 
     def look(module: nn.Embedding, args: tuple[Any, ...]) -> None:
+        """Note the size of an embedding that is called with the ids of the text."""
         given = args[0] if args else None
         if isinstance(given, Tensor) and given.shape == ids.shape and torch.equal(given.cpu(), ids.cpu()):
             sizes.append(module.num_embeddings)

@@ -133,6 +133,7 @@ def rows_in_blocks(A: AttentionMatrix, rows: Tensor) -> Iterator[tuple[Tensor, T
 
 
 def _nonempty_span(name: str, span: Span, size: int, axis: str) -> range:
+    """Return a span as a range of positions; raise an error if it is empty."""
     positions = place_span(name, span, size, axis)
     if not len(positions):
         raise ShapeError(f"{name} must hold one of the {axis} at least.", f"{name} = {span!r}", f"{name}=(0, {size})")

@@ -252,6 +252,7 @@ def _check_matrices(matrices: list[AttentionMatrix]) -> int:
             raise DtypeError(rule, kind(A), fix, arguments={f"matrices[{layer}]": A})
 
     def fits(A: AttentionMatrix) -> bool:
+        """Return whether a matrix is square, with the batch and the tokens of the first one; heads may differ."""
         first = matrices[0].shape
         same = (A.shape[:-3], A.shape[-1]) == (first[:-3], first[-1])
         return A.ndim == len(first) >= 3 and A.shape[-2] == A.shape[-1] and same

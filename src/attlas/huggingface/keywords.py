@@ -69,6 +69,7 @@ def check_keywords(module: nn.Module, keywords: Mapping[str, object]) -> None:
 
 
 def _unknown(module: nn.Module, name: str, value: object) -> BackendError:
+    """Return the error of a keyword that says something about the weights and that attlas does not know."""
     rule = "attlas must know every keyword by which a layer says what its weights are."
     found = f"{name} = {describe(value) if isinstance(value, Tensor) else kind(value)}"
     found += f" ({_REFUSED[name]})" if name in _REFUSED else ""

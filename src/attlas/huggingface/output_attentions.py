@@ -30,6 +30,7 @@ def accept_output_attentions(name: str) -> None:
             refusing(self)
 
     def set_value(self: Any, value: bool) -> None:
+        """Store the value without the check of transformers if the attention function is `name`."""
         if getattr(self, ATTENTION) == name:
             setattr(self, OUTPUT_ATTENTIONS_STORED, value)
         else:

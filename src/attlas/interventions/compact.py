@@ -61,6 +61,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
     """
 
     def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+        """Return the output: if rows hide different keys, for each run of rows that hide the same ones."""
         problem = A.problem
         parts = list(_parts(problem.mask))
         hides = any(isinstance(part, OutsideRectangle) or _hides_in_some_heads(part) for part in parts)

@@ -115,6 +115,7 @@ class Intervention:
         """Return how values are pooled where no gradient flows through the weights that are chosen."""
 
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            """Return the output, with rows of detached weights where queries are chosen."""
             if not (torch.is_grad_enabled() and A.requires_grad):
                 return pool(A, values)
             chosen, stopped = self._rows(call, A), pool(A.detach(), values)
@@ -242,6 +243,7 @@ class Suppress(_PairIntervention):
             return pool
 
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
+            # Hidden pairs change the sum of a row: the factor gives the other weights the size that they had.
             if self.keys is not None and self.queries is None and self.pairs is None:
                 return pool(A, self._zero_chosen_keys(values, A, call))
             B = self.hide_pairs(A, call)

@@ -241,7 +241,7 @@ class Combined(Mask):
             part.check(batch, heads, m, n)
 
     def size(self) -> tuple[int | None, int | None]:
-        # Each part names some sizes at most: the first one that names a size says it for all.
+        # A part may leave a size open (None): the first part that gives it decides.
         m, n = zip(*(part.size() for part in self.parts), strict=True)
         return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
 
@@ -331,10 +331,12 @@ class And(_Pair):
         return self.left.is_causal or self.right.is_causal
 
     def first_query(self, m: int, n: int) -> int | None:
+        # The left mask decides, unless it leaves the place open.
         left = self.left.first_query(m, n)
         return self.right.first_query(m, n) if left is None else left
 
     def padding(self, at: Tile) -> Tensor | None:
+        # A key is padding if either mask says so; None: a mask knows of no padding.
         left, right = self.left.padding(at), self.right.padding(at)
         return left if right is None else right if left is None else left | right
 

@@ -361,6 +361,7 @@ class OutsideRectangle(Mask):
         return BlockState.PARTIAL if BlockState.PARTIAL in states else BlockState.EMPTY
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # A chosen query attends to the keys outside the rectangle, which are one run unless several gaps are left.
         rows = self._rows(at).view(1, 1, -1)
         left = [] if self.keys is None else self.keys.gaps(self.column, self.column + at.n)
         if len(left) > 1:

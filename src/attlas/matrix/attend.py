@@ -102,7 +102,7 @@ def attend(
     refuse_context_parallel()
     q4, k4, lead = check_inputs(q, k)
     heads = q4.shape[1]
-    if score is None and isinstance(scale, Tensor):
+    if score is None and isinstance(scale, Tensor):  # multiplied into the queries, so that it gets a gradient
         q4, score = q4 * _per_head(scale, q4, lead), _UNSCALED
     elif score is None:
         score = _PLAIN if scale is None else ScaledDot(scale)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def attend(
     if mask is not None:
         mask = as_mask(mask)
         mask.check(lead[:-1] if len(lead) >= 2 else lead, heads, q.shape[-2], k.shape[-2])
-        for extra in mask.log_weights():
+        for extra in mask.log_weights():  # of an additive mask
             score = score + extra
     sink = None if sink is None else check_sink(sink, q4, lead)
     if plan is not None and not isinstance(plan, Plan):

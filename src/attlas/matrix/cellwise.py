@@ -14,6 +14,7 @@ from attlas.engine.autodiff import graph
 from attlas.errors import ModifiedError
 from attlas.foundation.compat import changes, transforming, tree_leaves, tree_map_only
 from attlas.matrix import reads
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method, operation
 from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape
 
@@ -37,6 +38,9 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     args, kwargs : tuple and dict
         Its arguments. The tensors among them must broadcast to the matrix, and have no gradient of their own.
     """
+    found = algebra.combined(function.__name__.strip("_"), args, kwargs)
+    if found is not NotImplemented:
+        return found
     leaves = tree_leaves((args, kwargs))
     matrices = {id(matrix): matrix for matrix in (x.source for x in leaves if isinstance(x, LazyTensor))}
     matrix = next(iter(matrices.values()), None)
@@ -47,6 +51,7 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     if matrix.weights.is_symbolic or transforming() or not all(_can_broadcast(t, matrix) for t in plain_tensors):
         return NotImplemented
     recorded = torch.is_grad_enabled() and matrix.requires_grad
+    # Whether the gradient of each argument that is made of the weights is cut off: all must agree.
     constants = {x.constant for x in leaves if isinstance(x, Cellwise) and x.has_gradient}
     constants |= {False for x in leaves if isinstance(x, LazyTensor) and not isinstance(x, Cellwise)}
     if recorded and len(constants) > 1:  # the gradient is that of some of the cells
@@ -58,9 +63,11 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
         tensors += x.tensors if isinstance(x, Cellwise) else [x.detach()] if isinstance(x, Tensor) else []
 
     def f(cells: Tensor, *values: Tensor) -> Tensor:
+        """Return the function of some weights; `values` are `tensors` in the same order."""
         remaining = iter(values)
 
         def value_of(x: LazyTensor | Tensor) -> Tensor:
+            """Return the weights, or the function of them, or the next tensor, which stands for an argument."""
             if isinstance(x, Cellwise):
                 return x.f(cells, *islice(remaining, len(x.tensors)))
             return next(remaining) if isinstance(x, Tensor) else cells
@@ -148,6 +155,7 @@ class Cellwise(LazyTensor):
             return self.f(self.matrix.to_dense(limit), *self.tensors)
 
     def _grad_mode(self) -> Any:
+        """Return the context in which the function is computed: without a graph where it is a constant."""
         return torch.no_grad() if self.constant else nullcontext()
 
     def __reduce__(self) -> Any:
@@ -201,6 +209,7 @@ class Cellwise(LazyTensor):
     @lazy_method
     def any(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Whether any cell along the axes is true."""
+        # A sum of True counts them.
         return self._with(lambda *cells: self.f(*cells).bool(), constant=True).sum(dim, keepdim) > 0
 
     @lazy_method

@@ -252,16 +252,18 @@ class _RowDivergence(stats.Statistic):
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # A function of tiles, since the cells of both matrices are computed again in the backward.
         grad = torch.where(result.isfinite(), grad, 0.0)
         if self.mean:  # each head has the number of all, and a part in their mean
             grad = grad.sum(dim=1, keepdim=True).expand_as(grad) / problem.shape[1]
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the logits, or in the weights, of the cells of a part."""
             p, q = self._pair(part)
             slope = grad[part.at.place].unsqueeze(-1)
             return -p.weights * slope if by_logits else _derivative(self.distance, p, q, by_q=self.swapped) * slope
 
-        # In the logits of B it is q Σ p - p, which needs no division.
+        # In the logits of B the derivative is q Σ p - p, which needs no division by q.
         by_logits = self.swapped and not self.mean and self.distance in ("kl", "cross_entropy")
         if by_logits:
             mass = self.other.detach().collect(stats.RowMass())[0].reshape(grad.shape)

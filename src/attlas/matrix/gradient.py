@@ -64,6 +64,7 @@ class WeightGradient:
             self._refuse()
 
     def _mark_whole_incomplete(self) -> None:
+        """Note in the gradient of the whole matrix that it lacks what is read of this part."""
         if self.whole is not None:
             self.whole.mark_incomplete("a part of it was read")
 
@@ -92,6 +93,8 @@ class WeightGradient:
         return out
 
     def _hook(self, node: Any, output: int, right: Tensor, transposed: bool, keep: Keep) -> None:
+        """Keep both factors of the gradient of a product when it flows back: `left` comes from the backward."""
+
         def store(grads: tuple[Tensor, ...]) -> None:
             left = grads[output]
             self._factors.append((right, left, keep) if transposed else (left, right, keep))
@@ -99,6 +102,7 @@ class WeightGradient:
         node.register_prehook(store)
 
     def _refuse(self) -> None:
+        """Raise a GradientError that names what was read and is missing in the gradient."""
         rule = "A.grad would lack what did not pass through the weights."
         fix = "call A.retain_grad() first, and read A.to_dense() for statistics: stats.entropy(A.to_dense())."
         raise GradientError(rule, str(self.missing), fix, where="A.retain_grad()")

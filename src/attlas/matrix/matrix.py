@@ -24,6 +24,7 @@ from attlas.foundation.indexing import Axes, Where, parse, span_of
 from attlas.masks import Mask
 from attlas.matrix import observers, products, shapes  # noqa: F401 - products enters its functions into the table
 from attlas.matrix.cellwise import Cellwise
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, check_are_statistics, check_size, lazy_method
 from attlas.matrix.reductions import Dim, axis_of, max_along, reduced, square_root, variance
 from attlas.matrix.softmax import SoftmaxWeights
@@ -66,7 +67,9 @@ class AttentionMatrix(LazyTensor):
 
     Any method of `torch.Tensor` works, and so does any function of torch or numpy: ``torch.stack(attentions)``,
     ``A.permute(0, 2, 1, 3)``, ``A * mask``, ``numpy.asarray(A)``. Products stay products: `torch.einsum`, `torch.bmm`
-    and their relatives that are ``A @ v`` in other words run on the fused kernel. Functions of each weight stay lazy,
+    and their relatives that are ``A @ v`` in other words run on the fused kernel. Sums of matrices are matrices,
+    ``A - 0.3 * B``, ``A + A.mT``, and so are ``torch.stack([A, B])`` and large products ``A @ B``: lazy at any length,
+    with gradients into their factors. Functions of each weight stay lazy,
     ``(A * t).clamp(min=0)``: their sums over queries or keys, and the gradients of these, take one pass and linear
     memory, unless the tensor has a gradient of its own. What is not written for the lazy matrix acts on
     ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the matrices of a call
@@ -97,6 +100,7 @@ class AttentionMatrix(LazyTensor):
 
     def __init__(self, weights: Weights, axes: Axes | None = None) -> None:
         self.weights = weights
+        # By default the user sees both leading axes of the weights: batch and heads.
         self.axes = Axes(weights.shape[:2], (True, True)) if axes is None else axes
 
     def with_weights(self, weights: Weights, axes: Axes | None = None) -> AttentionMatrix:
@@ -200,10 +204,12 @@ class AttentionMatrix(LazyTensor):
 
     def __matmul__(self, v: Tensor | LazyTensor) -> Tensor:
         if isinstance(v, LazyTensor):
-            return self.full_precision().pooled(v.to_dense())
+            found = algebra.chained(self, v)
+            return self.full_precision().pooled(v.to_dense()) if found is NotImplemented else found
         return self.pooled(v)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x @ A is (A.mT @ x.mT).mT; what is no such product is computed from the dense matrix.
         if not isinstance(x, Tensor) or x.dtype is not self.weights.queries.dtype or x.ndim > self.ndim:
             return self.on_dense("__rmatmul__", x)
         return self.transposed_product(x) if x.ndim == 1 else self.transposed_product(x.mT).mT
@@ -328,6 +334,7 @@ class AttentionMatrix(LazyTensor):
         return LogitMatrix(self)
 
     def __getitem__(self, key: Any) -> Any:
+        # Leading axes alone give a smaller lazy matrix; rows and columns are read.
         entries = key if isinstance(key, tuple) else (key,)
         if entries and entries[0] is None:
             expanded = self.unsqueeze(0)
@@ -351,6 +358,7 @@ class AttentionMatrix(LazyTensor):
         row_index = span_of(row, row + 1) if isinstance(row, int) else row
         column_index = span_of(column, column + 1) if isinstance(column, int) else column
         if where.pairs and isinstance(row, Tensor) and isinstance(column, Tensor):
+            # Pair by pair: of 64 rows and 64 columns at a time the diagonal is kept.
             chunks = [
                 torch.diagonal(self.weights.cells(r, c, logits=logits), dim1=-2, dim2=-1)
                 for r, c in zip(row.split(64), column.split(64), strict=True)
@@ -485,19 +493,19 @@ class AttentionMatrix(LazyTensor):
         Returns
         -------
         Tensor, shape of the matrix without the axes
+            Where only leading axes are summed and the matrix that is left takes more than 1 GiB, a lazy matrix.
 
         Raises
         ------
         ShapeError
             If `dim` is no axis.
-        TooLargeError
-            If only leading axes are summed, and the matrix that is left takes more than 1 GiB.
 
         Notes
         -----
         Cost: one pass; the memory of the result and a few tiles.
         """
-        return reduced(self, "sum", dim, keepdim).to(dtype)
+        found: Tensor = reduced(self, "sum", dim, keepdim).to(dtype)
+        return found
 
     @lazy_method(numpy=("mean",))
     def mean(self, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -505,15 +513,17 @@ class AttentionMatrix(LazyTensor):
 
         Parameters and errors are those of `sum`.
         """
-        return reduced(self, "mean", dim, keepdim).to(dtype)
+        found: Tensor = reduced(self, "mean", dim, keepdim).to(dtype)
+        return found
 
     @lazy_method(numpy=("max", "amax"))
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Largest weight over axes: of each row (dim -1), of each column (dim -2), over heads.
 
-        Parameters and errors are those of `sum`.
+        Parameters and errors are those of `sum`; a matrix of maxima over heads of more than 1 GiB is refused.
         """
-        return reduced(self, "amax", dim, keepdim)
+        found: Tensor = reduced(self, "amax", dim, keepdim)
+        return found
 
     @lazy_method(numpy=("argmax",))
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -521,7 +531,8 @@ class AttentionMatrix(LazyTensor):
 
         Parameters and errors are those of `sum`; other axes are those of the dense tensor, and refused above 1 GiB.
         """
-        return reduced(self, "argmax", dim, keepdim)
+        found: Tensor = reduced(self, "argmax", dim, keepdim)
+        return found
 
     @lazy_method
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
@@ -805,6 +816,7 @@ class AttentionMatrix(LazyTensor):
         return attlas.view.show(self, **options)
 
     def _repr_html_(self) -> str:
+        # Notebooks call it.
         return attlas.view.preview(self)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import ShapeError
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, operation, with_arguments
 
 
@@ -19,7 +20,9 @@ def _product(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     left, right = args
     # The methods by their names: torch.compile turns the operator into this function, with the sides exchanged.
     if isinstance(left, LazyTensor):
-        return NotImplemented if isinstance(right, LazyTensor) or right.ndim == 0 else left.__matmul__(right)
+        if isinstance(right, LazyTensor):
+            return algebra.chained(left, right)
+        return NotImplemented if right.ndim == 0 else left.__matmul__(right)
     if function is torch.Tensor.matmul and torch.compiler.is_dynamo_compiling() and not _is_left_factor(left, right):
         return right.__matmul__(left)
     return right.__rmatmul__(left)
@@ -39,6 +42,14 @@ def _is_left_factor(t: Tensor, A: LazyTensor) -> bool:
     raise ShapeError(rule, found, fix, arguments={A.label: f"shape {tuple(A.shape)}", "v": t}, where=f"{A.label} @ v")
 
 
+@operation("stack")
+def _stack(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return matrices along a new first axis."""
+    return (
+        NotImplemented if "out" in kwargs or len(args) > 2 else with_arguments(algebra.stacked)(function, args, kwargs)
+    )
+
+
 def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
     """Return ``v @ weight.T + bias``, a product of the matrix where it stands on the left."""
     if not isinstance(v, LazyTensor) or isinstance(weight, LazyTensor):
@@ -48,7 +59,7 @@ def _linear(v: Any, weight: Any, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(A: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Return the matrix itself where nothing is dropped."""
+    """Return the matrix itself where nothing is dropped; NotImplemented leaves the rest to the dense tensor."""
     return A if p == 0 or not training else NotImplemented
 
 
@@ -72,13 +83,14 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     (A, own), (v, other) = ((operands[0], first), (operands[1], second))[:: 1 if matrices[0] else -1]
     if len(set(own)) < len(own) or len(set(other)) < len(other):
         return NotImplemented
-    *lead, i, j = list(own)
+    *lead, i, j = list(own)  # letters of the matrix: leading axes, queries, keys
     if i not in other and i in out and j in other and j not in out:
         product, summed, kept = A, j, i
     elif j not in other and j in out and i in other and i not in out:
         product, summed, kept = A.mT, i, j
     else:
         return NotImplemented
+    # Axes of the tensor that the result has beside those of the matrix.
     values = [letter for letter in other if letter not in lead and letter != summed]
     sizes = dict(zip(own, A.shape, strict=True))
     fits = all(size in (1, sizes[letter]) for letter, size in zip(other, v.shape, strict=True) if letter in sizes)
@@ -91,6 +103,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     pooled = product.__matmul__(v.flatten(len(lead) + 1) if values else v.unsqueeze(-1))
     pooled = pooled.reshape(*pooled.shape[:-1], *v.shape[len(lead) + 1 :])
     letters = [*lead, kept, *values]
+    # Leading axes that the result does not have are summed, the others put in order.
     gone = [axis for axis, letter in enumerate(letters) if letter not in out]
     pooled = pooled.sum(gone) if gone else pooled
     letters = [letter for letter in letters if letter in out]
@@ -103,6 +116,7 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | 
     terms = given.split(",")
     if not arrow or len(terms) != len(operands):
         return None
+    # Greek letters stand for the axes of an ellipsis, counted from the last.
     spare = [chr(code) for code in range(ord("α"), ord("α") + 20)]
     written = []
     dots = ""

@@ -102,6 +102,7 @@ class _Arguments(NamedTuple):
 
 
 def _arguments_of(f: Callable[..., Any]) -> _Arguments:
+    """Return which arguments a function takes."""
     kinds = [parameter.kind for parameter in inspect.signature(f).parameters.values()]
     any_number = inspect.Parameter.VAR_POSITIONAL in kinds
     by_position = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -149,6 +150,7 @@ def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
 
 
 def _of_numpy(method: F, names: tuple[str, ...]) -> F:
+    """Enter a method under names of numpy, and return it."""
     OPERATIONS.update({f"numpy.{name}": _by_method(method.__name__) for name in names})
     return method
 
@@ -157,6 +159,7 @@ def _by_method(name: str) -> Operation:
     """Return the operation of the method that a lazy tensor has; NotImplemented for one that has none."""
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute by the method, if it is a lazy one."""
         method = getattr(type(args[0]), name, None) if args and isinstance(args[0], LazyTensor) else None
         compute = getattr(method, "without_dense", None)
         return NotImplemented if compute is None else compute(function, args, kwargs)
@@ -262,6 +265,7 @@ class LazyTensor:
         return torch.empty(0, device=self.device).__dlpack_device__()
 
     def __getattr__(self, name: str) -> Any:
+        # A method of torch.Tensor that the class does not define: refused where it changes the tensor, else dispatched.
         found = None if name.startswith("_") else getattr(torch.Tensor, name, None)
         if found is None:
             hint = f"; attlas.stats.{name}(A) computes it" if name.islower() and name in stats.__all__ else ""
@@ -342,6 +346,7 @@ _UNARY = ("abs", "bool", "complex", "contains", "float", "index", "int", "invert
 
 
 def _operator(name: str) -> Callable[..., Any]:
+    """Return the method of an operator, ``__add__``: lazy where the table has it, else that of the dense tensor."""
     plain = name.strip("_")
 
     def run(self: LazyTensor, *args: Any) -> Any:
@@ -360,6 +365,7 @@ LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality
 
 
 def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
+    """Return the error of a gradient that is asked of truths or counts."""
     rule = "truths and counts have no gradient."
     given = {owner.label: f"shape {tuple(owner.shape)} {str(owner.dtype).removeprefix('torch.')}"}
     fix = "a smooth function of the weights: (20 * (A - 0.1)).sigmoid() in place of A > 0.1."
@@ -369,6 +375,7 @@ def _no_gradient(owner: LazyTensor, name: str) -> GradientError:
 
 
 def _stored_only(owner: LazyTensor, name: str) -> StoredOnlyError:
+    """Return the error of a method that needs a stored tensor."""
     rule = "a lazy matrix holds no numbers that could be changed, or that a gradient could be kept for."
     given = {owner.label: f"shape {tuple(owner.shape)}"}
     fix = f"take a Tensor first, {owner.label}.to_dense() or a part, {owner.label}[..., :64, :]."

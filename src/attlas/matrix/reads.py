@@ -39,6 +39,7 @@ class LogSumExp(Statistic):
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # The derivative in a logit is its weight, which a gradient `lse` of 1 stands for.
         return CellGradient(lse=grad, delta=torch.zeros_like(grad))
 
 
@@ -99,6 +100,7 @@ class Cells(Statistic):
         rows, columns = _ordered((self.rows, self.columns), problem.device)
 
         def of_tile(part: Part) -> Any:
+            """Return the gradient in the cells of a part: the sum over all reads of a cell, 0 for no read."""
             at = part.at
             (i, own_rows), (j, own_columns) = rows.within(at.rows), columns.within(at.columns)
             out = part.scratch("cells").zero_()
@@ -183,6 +185,7 @@ class CellSums(_CellFunction):
         self.over_keys = over_keys
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
+        # The sums, how many cells of each were visited, and how many there are.
         batch, heads, m, n = problem.shape
         total = torch.zeros(batch, heads, m if self.over_keys else n, dtype=self.dtype, device=problem.device)
         return total, torch.zeros_like(total, dtype=torch.int64), n if self.over_keys else m
@@ -196,16 +199,20 @@ class CellSums(_CellFunction):
 
     @property
     def _axis(self) -> int:
+        """Axis of a tile that is summed."""
         return -1 if self.over_keys else -2
 
     @property
     def _varies(self) -> bool:
+        """Whether a tensor of the function has more than one number along the axis that is summed."""
         return any(t.ndim and t.shape[self._axis] > 1 for t in self.tensors)
 
     def may_skip_tiles(self, problem: Problem) -> bool:
+        # `finish` adds the cells of skipped tiles, unless they differ along the axis that is summed.
         return not self._varies or super().may_skip_tiles(problem)
 
     def _sums_of(self, at: Tile) -> tuple[slice, slice, slice]:
+        """Return where the sums of a tile stand in the result."""
         b, h, rows = at.place
         return b, h, rows if self.over_keys else slice(at.columns.start, at.columns.stop)
 
@@ -241,6 +248,8 @@ class LeadingSums(_CellFunction):
         As of `_CellFunction`.
     """
 
+    joins_heads = True
+
     def __init__(self, group: Tensor, groups: int, take_max: bool, *args: Any) -> None:
         super().__init__(*args)
         self.group, self.groups = group.tolist(), groups
@@ -249,7 +258,10 @@ class LeadingSums(_CellFunction):
     def start(self, problem: Problem) -> Any:
         shape = self.groups, *problem.shape[2:]
         dtypes = (self.dtype or problem.dtype, torch.int32)[: 2 if self.take_max else 1]
-        return tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
+        found = tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
+        if self.take_max and problem.signed:
+            found[0].fill_(-torch.inf)
+        return found
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         cells, place = self.cells(part.weights, at), self._place(at)
@@ -260,6 +272,7 @@ class LeadingSums(_CellFunction):
                 continue
             larger = own > into
             into.copy_(torch.where(larger, own, into))
+            # The number of the head, counted over all batches.
             carry[1][group][place].masked_fill_(larger, at.batches[b] * len(self.group[0]) + at.heads[h])
         return carry
 
@@ -269,10 +282,12 @@ class LeadingSums(_CellFunction):
 
     @staticmethod
     def _place(at: Tile) -> tuple[slice, slice]:
+        """Return the rows and columns of a tile as slices of a result (groups, m, n) without its first axis."""
         return slice(at.rows.start, at.rows.stop), slice(at.columns.start, at.columns.stop)
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part; that of a maximum goes to the head that has it."""
             at, place = part.at, self._place(part.at)
             out = part.scratch("heads")
             for b, h, group in self._heads_of(at):

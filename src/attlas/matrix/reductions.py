@@ -14,6 +14,7 @@ from attlas.errors import ShapeError, public
 from attlas.foundation.checks import is_integer
 from attlas.foundation.compat import transforming
 from attlas.matrix import reads
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, check_size
 from attlas.stats import columns, largest, rows
 
@@ -46,7 +47,7 @@ def reduced_shape(shape: torch.Size, dims: set[int], keepdim: bool) -> list[int]
     return [1 if axis in dims else size for axis, size in enumerate(shape) if keepdim or axis not in dims]
 
 
-def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
+def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Any:
     """Reduce a matrix over any of its axes, tile by tile.
 
     Parameters
@@ -63,13 +64,14 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
     Returns
     -------
     Tensor, shape of A without the axes
+        A lazy matrix for a sum or mean over leading axes of more than 1 GiB.
 
     Raises
     ------
     ShapeError
         If `dim` is no axis.
     TooLargeError
-        If the result still is a whole matrix, of more than 1 GiB.
+        If the result is a whole matrix of maxima, of more than 1 GiB.
 
     Notes
     -----
@@ -83,6 +85,8 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
     elif A.weights.needs_graph and (name != "amax" and dims & {keys, queries}):
         return _recorded(A, name, dims, keepdim)
     if not dims & {keys, queries}:
+        if dims and name != "amax" and _is_large(A, dims):
+            return algebra.mean_over(A, dims, keepdim, cells_reduced(A, name, dim) if name == "mean" else 1)
         out = over_leading(A, name, dims)
     else:
         first = keys if keys in dims else queries
@@ -93,6 +97,12 @@ def reduced(A: Matrix, name: Reduction, dim: Dim, keepdim: bool) -> Tensor:
     if name == "mean":
         out = out / cells_reduced(A, name, dim)
     return out.reshape(reduced_shape(A.shape, dims, keepdim))
+
+
+def _is_large(A: Matrix, dims: set[int]) -> bool:
+    """Return whether a sum over leading axes is too large to be written out: then it stays lazy."""
+    kept = math.prod([size for axis, size in enumerate(A.shape) if axis not in dims])
+    return kept * A.dtype.itemsize > graph.DENSE_LIMIT
 
 
 def _recorded(A: Matrix, name: str, dims: set[int], keepdim: bool) -> Tensor:

@@ -99,6 +99,10 @@ class SoftmaxWeights(Weights):
         return WeightGradient(self._whole)
 
     @property
+    def inputs(self) -> list[Tensor]:
+        return self.problem.leaves
+
+    @property
     def requires_grad(self) -> bool:
         return self.problem.requires_grad
 
@@ -291,8 +295,9 @@ class SoftmaxWeights(Weights):
         return self._collected(statistics)
 
     def _collected(self, statistics: Sequence[Statistic]) -> list[Any]:
+        """Return the results of statistics: those kept with the last product, others recorded or computed as needed."""
         announced = self._kept.keys() & set(statistics) if self._kept and not self.needs_graph else ()
-        if announced:
+        if announced:  # their results came with the product: the others are collected alone
             kept = {s: self._kept.pop(s) for s in announced}
             others = [s for s in statistics if s not in kept]
             kept |= zip(others, self._collected(others) if others else (), strict=True)
@@ -301,6 +306,7 @@ class SoftmaxWeights(Weights):
         values = [s.v for s in statistics if s.v is not None]
         values_need_graph = bool(values) and torch.is_grad_enabled() and any(v.requires_grad for v in values)
         if not (values_need_graph or problem.needs_graph):
+            # Off the CPU, to know whether the log-sum-exp is precise the program waits: only where it is of use.
             asks = self.device.type == "cpu" or _needs_known_lse(problem, self.plan)
             lse = self.known_lse if asks else None
             found, self._lse = operations.collect(problem, statistics, self.plan, lse)
@@ -335,6 +341,7 @@ class SoftmaxWeights(Weights):
             return compiled.statistics(self.problem, statistics, self.plan)
 
         def compute() -> tuple[list[Any], Tensor]:
+            """Return the results, and the log-sum-exp, in a pass of its own if the statistics did not need it."""
             results, lse = operations.collect(self.problem, statistics, self.plan, self.known_lse)
             return results, operations.log_sum_exp(self.problem, self.plan) if lse is None else lse
 

@@ -69,6 +69,7 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
         raise ShapeError(rule, found, "norms_of(v)", norms=norms)
     dtype = problem.dtype
     q, k, logs = problem.q.to(dtype), problem.k.to(dtype), norms.detach().to(problem.device, dtype).log()
+    # Keys and norms get as many heads as the larger of the two has; all heads where they do not divide each other.
     most = max(k.shape[1], logs.shape[1])
     if heads % most or any(most % t.shape[1] for t in (k, logs)):
         most = heads
@@ -99,6 +100,7 @@ class KeyWeighted(Score):
         self.position_free = inner.position_free
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        # The last coordinate is kept apart.
         queries, keys = self.inner.project(q[..., :-1], k[..., :-1])
         return (queries, q[..., -1:]), (keys, k[..., -1:])
 
@@ -111,6 +113,7 @@ class KeyWeighted(Score):
         return None if inner is None else KeyWeighted(inner, finite=self.finite)
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
+        # The logarithm is one more coordinate of the keys; the scale of the dot product is divided out again.
         dot = self.inner.as_dot(q[0], k[0])
         if dot is None or dot.cap or not dot.scale or not self.finite:
             return None

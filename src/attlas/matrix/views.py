@@ -11,6 +11,7 @@ from torch import Tensor
 from attlas.engine.autodiff.graph import DENSE_LIMIT
 from attlas.errors import ShapeError, public
 from attlas.foundation.indexing import Where, parse
+from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method
 from attlas.matrix.reductions import Dim, argmax_of_rows, axes_of, exchanged, max_along
 from attlas.stats import rows
@@ -99,11 +100,13 @@ class TransposedMatrix(_View):
         return max_along(self, dim, keepdim)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x @ A.mT is (A @ x.mT).mT.
         return self.matrix.__matmul__(x) if x.ndim == 1 else self.matrix.__matmul__(x.mT).mT
 
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
         if isinstance(x, LazyTensor):
-            return self.matrix.full_precision().transposed_product(x.to_dense())
+            found: Any = algebra.chained(self, x)
+            return self.matrix.full_precision().transposed_product(x.to_dense()) if found is NotImplemented else found
         return self.matrix.transposed_product(x)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -112,6 +115,7 @@ class TransposedMatrix(_View):
 
     def _cells(self, part: Matrix, where: Where) -> Tensor:
         cells = part.read(where._replace(rows=where.columns, columns=where.rows))
+        # Where an index of pairs or an int has left one of the two axes, there is nothing to transpose.
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)
         return cells if one_axis else cells.mT
 

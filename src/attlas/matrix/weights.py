@@ -91,6 +91,11 @@ class Weights(ABC):
 
     @property
     @abstractmethod
+    def inputs(self) -> list[Tensor]:
+        """The tensors that the weights depend on and that a gradient may reach."""
+
+    @property
+    @abstractmethod
     def requires_grad(self) -> bool:
         """Whether a tensor that the weights depend on records a graph."""
 

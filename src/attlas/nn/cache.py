@@ -223,6 +223,7 @@ class _Layer:
         return self.tokens(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
+        """Raise an error unless new keys and values fit those that are stored in all but their number."""
         for name, new, old in (("keys", keys, self.keys), ("values", values, self.values)):
             same = new.ndim == 4 and new.shape[:2] == old.shape[:2] and new.shape[3] == old.shape[3]
             if same and new.dtype is old.dtype and new.device == old.device and keys.shape[2] == values.shape[2]:
@@ -248,6 +249,7 @@ class _Layer:
             room = 2 * (kept + m)
 
         def moved(old: Tensor) -> Tensor:
+            """Return keys or values with the kept tokens first."""
             new = old if room == old.shape[2] else old.new_empty(*old.shape[:2], room, old.shape[3])
             new[:, :, :kept] = old[:, :, first : self.stop]
             return new
@@ -266,6 +268,7 @@ class _Layer:
             return
 
         def reordered(old: Tensor) -> Tensor:
+            """Return keys or values of the named sequences, with as much room as before."""
             new = old.new_empty(len(index), *old.shape[1:])
             new[:, :, : self.stop] = old[:, :, : self.stop].index_select(0, index)
             return new

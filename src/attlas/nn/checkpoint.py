@@ -119,6 +119,7 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty for any other value; raise an error if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,6 +131,7 @@ def _json(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name, on a device."""
     try:
         return load_file(path, device)
     except (OSError, SafetensorError) as error:

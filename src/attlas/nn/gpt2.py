@@ -393,5 +393,6 @@ def _choose(
 
 
 def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
+    """Raise an error that quotes the rule of an argument unless its value is `fine`."""
     if not fine:
         raise ShapeError(f"{name} must be {rule}.", f"{name} = {value!r}", fix, where="generate()")

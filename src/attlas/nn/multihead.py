@@ -140,6 +140,7 @@ class MultiHeadAttention(nn.Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
+        """Initialise the parameters as torch's nn.MultiheadAttention does."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
@@ -356,6 +357,7 @@ def _from_torch(t: Tensor, extra: int) -> Mask:
 
 
 def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
+    """Raise an error unless heads of equal size divide the embedding, and key heads serve equal numbers of heads."""
     whole = all(isinstance(n, int) and n > 0 for n in (embed_dim, num_heads, num_kv_heads))
     if whole and embed_dim % num_heads == 0 and num_heads % num_kv_heads == 0:
         return

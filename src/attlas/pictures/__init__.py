@@ -44,6 +44,7 @@ SOFT = "#52646f"
 ACCENT = "#c8421a"
 FLOOR = 1e-4  # weights below it have the palest colour
 _MAX_HEADS = 1024
+_LONGEST = 1.4  # times the usual length that the longer side of a map may have
 _LABELLED = 64  # cells a side up to which a map has the text of each token
 
 
@@ -376,9 +377,9 @@ def _extent(window: tuple[range, range]) -> tuple[float, float, float, float]:
 
 
 def _sides(window: tuple[range, range], side: float) -> tuple[float, float]:
-    """Return width and height of a map, in inches; the narrow side of a very long map is widened."""
+    """Return width and height of a map, in inches: the longer side is `side`, or more if the map is far from square."""
     ratio = _ratio(window)
-    longer = side * min(max(ratio, 1 / ratio), 1.4)
+    longer = side * min(max(ratio, 1 / ratio), _LONGEST)
     return (longer, longer * ratio) if ratio < 1 else (longer / ratio, longer)
 
 

@@ -114,13 +114,14 @@ class ModelAttentions:
 
     def _number(self) -> None:
         """Set `sites` and `counts`: a layer has its number in the model, whether all layers attend or some."""
+        # The name of an attention is the path of its module, with "#1", "#2" for further attentions of the same call.
         names = {
             f"{path}#{number}" if number else path: (path, number)
             for path, module in self._modules
             for number in range(self._classes.get(type(module), 0))
         }
         kinds = {name: self._kind(path) for name, (path, _) in names.items()}
-        if "self" not in kinds.values():
+        if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}
         self._numbers = {kind: number_layers(own, self._lists) for kind, own in by_kind.items()}

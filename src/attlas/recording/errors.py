@@ -42,6 +42,7 @@ def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, 
 
 
 def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
+    """Return classes and paths of the first attentions in words."""
     return listed((f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded), most=4)
 
 

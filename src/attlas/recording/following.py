@@ -131,6 +131,8 @@ class ModelFollower(Listener):
     @public()
     def _end(self) -> None:
         """End a pass of the model that raised no error."""
+        # A selection that names numbers must mean the same attentions at the end of the pass as when they ran: those
+        # that were found meanwhile may have changed the numbers.
         self._ran |= {path for path, count in self._passes.calls.items() if count}
         self._check_recorded()
         for path, matched in self._matched.items():

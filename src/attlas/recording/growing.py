@@ -47,6 +47,7 @@ class GrowingTensor:
 
     def append(self, t: Tensor) -> None:
         """Add a part, and copy it unless it is the first."""
+        # `moves`: the part comes from another device than the parts before, whose copies may still be written.
         t = t.detach()
         written = self._marks
         if self._copies is not None:
@@ -54,14 +55,14 @@ class GrowingTensor:
         if self._first is None and not self._stored:
             self._first = self._keep(t)
             return
-        known = self.parts[-1]
+        known = self.parts[-1]  # what the new part must fit
         used = 0 if self._tail is None else self._size(self._tail)
         stop = used + self._size(t)
         moves = self._copies is not None and t.device != known.device
         buffer = self._with_room(known, t, stop, written if moves else None)
         target = self._narrow(buffer, used, stop)
         if target.shape != t.shape:
-            torch.cat([known, t.to(known.device)], dim=self._axis)  # torch's error names both sizes
+            torch.cat([known, t.to(known.device)], dim=self._axis)  # raises torch's error, which names both sizes
         if self._copies is not None and moves:
             source = t.to(target.dtype).movedim(self._axis, 0).contiguous()
             self._copies.write(target.movedim(self._axis, 0), source)
@@ -94,6 +95,7 @@ class GrowingTensor:
         return self._buffer
 
     def _size(self, t: Tensor) -> int:
+        """Return the size along the axis that grows."""
         return t.shape[self._axis]
 
     def _narrow(self, t: Tensor, start: int, stop: int) -> Tensor:

@@ -109,6 +109,7 @@ class _JoinedRows:
         self._fields: list[GrowingTensor] = []
 
     def add(self, result: Any, m: int, n: int, column: int) -> None:
+        """Add the rows of one step; the arguments are those of `MergedStatistics.add`."""
         result = _shifted_keys(result, self._k, column)
         fields = result if isinstance(result, tuple) else (result,)
         if not self._fields:
@@ -118,6 +119,7 @@ class _JoinedRows:
             tensor.append(t)
 
     def finish(self, keys: int) -> Any:
+        """Return the rows of all steps; `keys` is the number of keys of the whole matrix."""
         found = [tensor.joined() for tensor in self._fields]
         if self._tuple is None:
             return found[0]
@@ -149,8 +151,9 @@ class _MergedSums:
         self._low = 0
 
     def add(self, result: Tensor, m: int, n: int, column: int) -> None:
+        """Merge the numbers of one step into those before; the arguments are those of `MergedStatistics.add`."""
         self._rows += m
-        low = column + self._lowest
+        low = column + self._lowest  # the place of the first number of this step
         numbers = self._with_room(result, low, low + result.shape[-1])
         into = numbers[..., low - self._low : low - self._low + result.shape[-1]]
         into.copy_(self._statistic.merge(into, result))

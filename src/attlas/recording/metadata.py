@@ -88,8 +88,10 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     except (TypeError, ValueError):
         names, arguments = {}.keys(), {}
     arguments = {**arguments, **kwargs}
+    # A wrapper passes all arguments on, so that its signature does not name those of a decoder.
     wraps = names <= {"args", "kwargs"} and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     decoder = "decoder_" if wraps or not {*names, *arguments}.isdisjoint(_DECODER) else ""
+    # The token ids of a plain model may be its first argument without a name.
     first = None if decoder or "input_ids" in arguments else next(iter(args), None)
     ids = {"self": arguments.get(f"{decoder}input_ids", first)}
     masks = dict.fromkeys(("self", "cross"), arguments.get(f"{decoder}attention_mask"))
@@ -113,10 +115,12 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=64)
 def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a method without `self`: the function is bound to an object that is never used."""
     return inspect.signature(MethodType(function, function))
 
 
 def _are_ids(t: Any) -> TypeGuard[Tensor]:
+    """Return whether an argument is token ids: whole numbers of two axes."""
     return isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point() and t.dtype is not torch.bool
 
 

@@ -62,7 +62,8 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
     for local, whole, first in sharded:
         if local == heads * size:
             return first // size, whole // size
-    gathered = {heads * size, matrix.weights.key_heads * size}  # again, behind the projections
+    # The projections are divided, and the attention has as many heads as all their rows: they were gathered between.
+    gathered = {heads * size, matrix.weights.key_heads * size}
     if gathered <= {whole for _, whole, _ in sharded}:
         return 0, heads
     raise _unknown_heads(module, heads, f"tensor parallelism, and no projection with {heads * size} rows here")

@@ -210,7 +210,10 @@ def _leading(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
 
 
 def _tokens(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
-    """Give queries, keys or values the axes (batch, heads, tokens, size)."""
+    """Give queries, keys or values the axes (batch, heads, tokens, size).
+
+    `lead` has the leading axes of the output. With `enable_gqa` a tensor may have fewer heads, and keeps these.
+    """
     return _four_axes(t, (*lead[:-1], t.shape[-3]) if enable_gqa else lead, enable_gqa)
 
 

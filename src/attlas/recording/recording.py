@@ -298,6 +298,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self.atlas.encoder_texts = metadata.token_texts(self._tokens, encoder_ids)
         pieces = [metadata.token_bytes(self._tokens, text) for text in ([] if ids is None else ids.tolist())]
         self.atlas.details |= {"token_bytes": pieces} if any(pieces) else {}
+        # No entry of an attention without a text is about the text: the first that could be is beyond the last.
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}

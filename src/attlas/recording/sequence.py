@@ -217,6 +217,8 @@ class RecordedSequence:
         problem = part.problem
         rows, column = len(call.rows), call.first_key - self.first_key
         row = self.next_row - self.first_query
+        # The log-sum-exp and statistics of a step wait where they did not come with its output: those of all waiting
+        # rows are computed together. While rows before wait, later ones do, too.
         waits = (
             self._steps_wait and bool(self.blocks) and (self._computed < row or (rows <= STEP and self._lacks(part)))
         )
@@ -258,6 +260,7 @@ class RecordedSequence:
         rows = [range(self._computed, self.next_row - self.first_query)]
         if isinstance(matrix.mask, Stacked):  # steps of different masks: each by its own
             rows = [block.rows for block in self.blocks if block.rows.start >= self._computed]
+        # Rows that are computed already count as seeing keys here: what is known of them is in `_query_masks`.
         seeing = [torch.ones(len(matrix), self._computed, dtype=torch.bool, device=matrix.problem.device)]
         for some in rows:
             part = matrix.window(some)

@@ -114,6 +114,7 @@ class RecordedSequences:
         waiting, self._undecided, self._held = self._undecided, {}, 0
         ended, self._ended = self._ended, []
         texts = [*ended, *(self._take_unwritten() if self._unwritten else ())]
+        # All answers of a device with one wait: of the calls, of the masks of ended texts, and what the caller asks.
         asked = {key: answer for key, (_, answer) in waiting.items() if isinstance(answer, Tensor)}
         found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in texts), *others]))
         answers = dict(zip(asked, found))  # noqa: B905 - the others follow
@@ -143,13 +144,13 @@ class RecordedSequences:
             if continues:
                 sequence.extend(new.call)
                 return
-            if sequence.on_device:  # with the answers of the next pass
+            if sequence.on_device:  # it becomes an entry in `decide`, when the next pass waits for the device
                 self._ended.append(sequence)
             else:
                 self._entries.append(sequence.to_entry())
             number = sequence.number + 1
         sequence = self.last[key] = RecordedSequence(new.site, number, new.heads, new.policy, new.call)
-        if sequence.on_device and sequence.bytes_to_write:
+        if sequence.on_device and sequence.bytes_to_write:  # on the CPU it is written by now
             self._unwritten.append(sequence)
             self._unwritten_bytes += sequence.bytes_to_write
             if self._unwritten_bytes > _HELD:

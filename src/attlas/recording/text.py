@@ -89,6 +89,7 @@ class RecordedText:
         own = torch.arange(len(new), device=new.device)
         if equal is True:
             return own
+        # Which sequence of the pass before has the same keys, as after a beam search has reordered them.
         same = _numbers_of(new)[:, None] == _numbers_of(old)
         # Two sequences may agree in the last keys and not in those that a sliding cache has dropped.
         found, known = same.int().argmax(1), same.any(1).all() if start == 0 else False

@@ -71,6 +71,7 @@ def _forward_of(attend: Callable[..., Any]) -> Callable[..., Any]:
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Any:
+        """Return what the layer returns; a call that wants weights goes by way of `answer`, and is heard."""
         run = answer if need_weights else attend
         return run(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
 
@@ -95,13 +96,14 @@ def _answer(
     token = _answering.set(True)
     try:
         if is_changing():
+            # Without weights the layer calls torch's function for attention, where interventions change it.
             with shown_matrices() as shown:
                 out, _ = ask(False, mask, average, is_causal)
             weights = shown[-1].to_dense().to(out.dtype)
             weights = weights.mean(dim=1) if average else weights
             return out, weights if query.ndim == 3 else weights.squeeze(0)
         found = ask(need_weights, mask, average, is_causal)
-        with torch.no_grad(), listening():
+        with torch.no_grad(), listening():  # once more without weights: it then calls torch's function, which is heard
             ask(False, mask, average, is_causal)
         return found  # type: ignore[no-any-return]  # as torch says
     finally:

@@ -127,6 +127,8 @@ class _Units(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+        # The score of each pair, shape (..., m, n). The hidden units of a block of rows exist at a time, not those of
+        # all.
         ctx.save_for_backward(q, k, w)
         total = q.new_empty(*q.shape[:-1], k.shape[-2])
         for rows in _bands(q, k):
@@ -135,27 +137,32 @@ class _Units(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Gradients of q, k and w. Where they are to be differentiated again, autograd records the formula instead.
         q, k, w = ctx.saved_tensors
         if torch.is_grad_enabled():
             return recorded_gradients(_definition(q, k, w), (q, k, w), grad)
         grad_q, grad_k, grad_w = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(w)
         for rows in _bands(q, k):
-            units, above = _tanh(q, k, rows), grad[..., rows.start : rows.stop, :]
-            grad_w += above.reshape(-1) @ units.flatten(0, -2)
-            units.mul_(units).mul_(above.unsqueeze(-1))
-            grad_q[..., rows.start : rows.stop, :] = above.sum(-1, keepdim=True) - units.sum(-2)
-            grad_k += above.sum(-2).unsqueeze(-1) - units.sum(-3)
+            units, grad_rows = _tanh(q, k, rows), grad[..., rows.start : rows.stop, :]
+            grad_w += grad_rows.reshape(-1) @ units.flatten(0, -2)
+            # From here on `units` holds grad * tanh²: the sum of grad * (1 - tanh²) is that of grad less that of units.
+            units.mul_(units).mul_(grad_rows.unsqueeze(-1))
+            grad_q[..., rows.start : rows.stop, :] = grad_rows.sum(-1, keepdim=True) - units.sum(-2)
+            grad_k += grad_rows.sum(-2).unsqueeze(-1) - units.sum(-3)
         return grad_q * w, grad_k * w, grad_w
 
 
 def _definition(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    """Return the score of each pair by its formula, which holds all (rows, columns, hidden) numbers at once."""
     return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ w
 
 
 def _bands(q: Tensor, k: Tensor) -> list[range]:
+    """Return ranges of rows of `q`, so short that the hidden units of one range and all keys fit into a block."""
     block = _BLOCK.get(q.device.type, _BLOCK_ACCELERATOR)
     return list(cut(q.shape[-2], max(1, block // max(1, k.numel()))))
 
 
 def _tanh(q: Tensor, k: Tensor, rows: range) -> Tensor:
+    """Return the hidden units of some rows and all keys, shape (..., rows, n, hidden)."""
     return (q[..., rows.start : rows.stop, :].unsqueeze(-2) + k.unsqueeze(-3)).tanh_()

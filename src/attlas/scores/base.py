@@ -60,6 +60,7 @@ class Dot:
         """Return `factor` times this score."""
         row = None if self.row is None else self.row * factor
         bias = None if self.bias is None else self.bias * factor
+        # factor * cap * tanh(x / cap) is c * tanh(factor * x / c) with the cap c = |factor| * cap.
         return Dot(self.q, self.k, self.scale * factor, row, bias, abs(factor) * self.cap)
 
 
@@ -108,7 +109,7 @@ class Score(Stored, nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A class with a formula of its own says it anew: what it inherits is about another formula.
+        # A class that defines `forward` does not inherit these: they describe the formula of its parent.
         if "forward" in vars(cls):
             for name in {"position_free", "rounds_tokens", "bias"} - vars(cls).keys():
                 setattr(cls, name, getattr(Score, name))
@@ -212,6 +213,7 @@ class Score(Stored, nn.Module):
         return Sum(self, other)
 
     def __radd__(self, other: object) -> Score:
+        # `sum(scores)` starts with 0 + score.
         return self if not isinstance(other, Tensor) and other == 0 else self + other  # type: ignore[operator]
 
     def __sub__(self, other: Score) -> Score:
@@ -283,6 +285,7 @@ class Sum(Score):
         return None if dot is None else replace(dot, bias=bias if dot.bias is None else dot.bias + bias)
 
     def bias(self, at: Tile) -> Bias | None:
+        # None where one of the two has no such form, or both have a number for each pair.
         return added(self.left.bias(at), self.right.bias(at))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
@@ -291,7 +294,7 @@ class Sum(Score):
 
 
 class Derived(Score):
-    """A score made of another one, which sees the tokens in its place."""
+    """A score computed from another one, `inner`, which projects and checks the tokens."""
 
     inner: Score
 
@@ -386,8 +389,9 @@ class ScaledByTensor(Derived):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
         if dot is None or self.factor.numel() > 1 or dot.bias is not None or dot.cap:
-            return None  # the tokens do not say which heads they are
-        # The number of a device is not read.
+            return None  # a factor per head needs the heads of a tile; a bias and a cap would have to be scaled, too
+        # A learned factor keeps its graph, and to read the number of another device the program would wait for it: such
+        # a factor stays a tensor and is multiplied into the queries.
         if tracing() or self.factor.device.type != "cpu" or (torch.is_grad_enabled() and self.factor.requires_grad):
             factor = to_device(self.factor.reshape(()), dot.q.device, dot.q.dtype)
             return Dot(dot.q * factor, dot.k, dot.scale, None if dot.row is None else dot.row * factor)
@@ -409,7 +413,10 @@ class ScaledByTensor(Derived):
 
 
 def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
-    """Return a score that has these parameters; making it takes no memory, and draws no random number."""
+    """Return the score that `make` makes, with these parameters.
+
+    It is made on the meta device, so that this takes no memory and draws no random number.
+    """
     with torch.device("meta"):
         score = make()
     score.load_state_dict(parameters, assign=True)
@@ -417,7 +424,7 @@ def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -
 
 
 def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
-    """Raise a ShapeError where queries and keys are not of one size."""
+    """Raise a ShapeError where queries and keys differ in the size of their last axis."""
     if q.shape[-1] != k.shape[-1]:
         rule = f"q and k must have the same last axis when score is {name}."
         found = f"d = {q.shape[-1]} in q, d = {k.shape[-1]} in k"
@@ -425,7 +432,7 @@ def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
 
 
 def check_sizes(name: str, q: Tensor, k: Tensor, sizes: tuple[int, int], fix: str) -> None:
-    """Raise a ShapeError where queries and keys are not of the sizes that a score was made for."""
+    """Raise a ShapeError where the last axes of queries and keys are not those that a score was made for."""
     if (q.shape[-1], k.shape[-1]) != sizes:
         rule = f"the last axes of q and k must be {sizes[0]} and {sizes[1]} when score is {name}."
         found = f"{q.shape[-1]} in q, {k.shape[-1]} in k"

@@ -70,6 +70,7 @@ class Bias:
         if self.cell is not None:
             total = total + self.cell.to(at.dtype) * self.factor
         if self.distance is not None:
+            # Each row of the tile reads a window of the distances that begins one place before that of the row above.
             total = total + self.distance.unfold(-1, len(at.columns), 1).flip(-2)
         tokens = _sum(
             None if self.query is None else self.query.to(torch.float64).unsqueeze(-1),
@@ -79,15 +80,19 @@ class Bias:
 
 
 def added(a: Bias | None, b: Bias | None) -> Bias | None:
-    """Return the sum of two; None where one has no such form, or both have numbers of pairs."""
+    """Return the sum of two biases; None where one is None, or where both have `cell`, of which a Bias has only one."""
     if a is None or b is None or (a.cell is not None and b.cell is not None):
         return None
     distance, key, query = (_sum(x, y) for x, y in zip(a.linear, b.linear, strict=True))
+    # The one with `cell` keeps it, and its factor.
     return replace(b if a.cell is None else a, distance=distance, key=key, query=query)
 
 
 def scaled(bias: Bias | None, factor: float | Tensor) -> Bias | None:
-    """Return a multiple, by one number or one for each head of the tile; None where that has no such form."""
+    """Return a bias times `factor`, one number or one for each head of the tile; None where that has no such form.
+
+    A factor per head cannot scale `cell`, which may be the same for all heads and is multiplied by one number.
+    """
     if bias is None or (isinstance(factor, Tensor) and bias.cell is not None):
         return None
     of_heads = factor.reshape(1, -1, 1) if isinstance(factor, Tensor) else factor

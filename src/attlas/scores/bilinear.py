@@ -79,10 +79,12 @@ class Bilinear(Score):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
+        # The weight has the shape (query_size, key_size).
         weight = settings["weight"]
         return with_parameters(lambda: cls(weight.shape[0], weight.shape[1], settings["scale"]), {"weight": weight})
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        # The longer tokens are projected to the size of the shorter ones.
         weight = self.weight.to(q)
         return (q, k @ weight.mT) if self.query_size < self.key_size else (q @ weight, k)
 

@@ -62,6 +62,7 @@ class ScaledDot(Score):
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
         self.scale = scale
+        # A finite float, the usual case, needs no check: this is called for each matrix that is given a scale.
         if scale is not None and not (type(scale) is float and math.isfinite(scale)):
             with public("ScaledDot()"):
                 self.scale = finite_number("scale", scale, "leave scale out for 1 / sqrt(d).")
@@ -141,7 +142,7 @@ class SoftCap(Derived):
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
         dot = self.inner.as_dot(q, k)
         if dot is None or dot.row is not None or dot.bias is not None or dot.cap:
-            return None
+            return None  # the cap of a Dot bounds its product alone, not a row or a bias, and it has only one
         return replace(dot, cap=self.cap)
 
     def extra_repr(self) -> str:

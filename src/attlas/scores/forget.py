@@ -93,12 +93,13 @@ class Forget(Score):
         _check_numbers(self.log_gate)
 
     def to_dict(self) -> dict[str, Any]:
-        # With the axes (batch, heads, 1, n), as a tensor of log-weights, of which parts are joined along each axis.
+        # With the axes (batch, heads, 1, n) of a tensor of log-weights: recordings join parts of one along each axis.
         t = self.log_gate[(None,) * (3 - self.log_gate.ndim)].unsqueeze(-2)
         return {"log_gate": t, "learn": isinstance(self.log_gate, nn.Parameter)}
 
     @classmethod
     def batch_axis(cls, t: Tensor) -> int | None:
+        # Of the tensor that `to_dict` returns.
         return 0
 
     @classmethod
@@ -107,6 +108,7 @@ class Forget(Score):
         return cls(nn.Parameter(t) if settings["learn"] else t)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # c of each query less c of each key, in float64; the difference is rounded to the dtype of the tile.
         queries, keys = self._sums(at)
         return (queries.unsqueeze(-1) - keys.unsqueeze(-2)).to(at.dtype)
 
@@ -115,8 +117,9 @@ class Forget(Score):
         return Bias(key=-keys, query=queries)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        cut = -2 if max(q.ndim, k.ndim) < 4 else -3
-        batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()
+        # Only tokens of four axes or more have heads; theirs is axis -3.
+        batch_stop = -2 if max(q.ndim, k.ndim) < 4 else -3
+        batch = torch.broadcast_shapes(q.shape[:batch_stop], k.shape[:batch_stop]).numel()
         sizes, whole = tuple(self.log_gate.shape), (batch, heads, k.shape[-2])
         leading = all(is_one_or(size, full) for size, full in zip(sizes[-2::-1], whole[-2::-1], strict=False))
         if leading and sizes[-1] == whole[-1]:
@@ -144,7 +147,7 @@ class Forget(Score):
 
 
 def _check_numbers(log_gate: Tensor) -> None:
-    """Raise a ShapeError where a log gate is not finite or above 0, if that can be asked without waiting."""
+    """Raise a ShapeError where a log gate is not finite or above 0; not checked where a device would be waited for."""
     if tracing() or transforming() or not holds_numbers(log_gate) or waits_for(log_gate.device):
         return
     t = log_gate.detach()

@@ -66,6 +66,7 @@ class ScoreMod(Derived):
         super().__init__(ScaledDot() if score is None else score)
         # It may look at positions, and forbid pairs.
         self.scratch, self.finite, self.positional, self.position_free = 3, False, False, False
+        # A module is registered, so that its parameters are parameters of this score.
         self.module = score_mod if isinstance(score_mod, nn.Module) else None
         self._function = TileFunction(score_mod, f"score_mod {_name(score_mod)}", ("score", "b", "h", "i", "j"))
 
@@ -75,6 +76,7 @@ class ScoreMod(Derived):
         return self._function.f
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The function changes a tile of log-weights; it may return one number for all pairs.
         logits = self.inner(q, k, at).expand(at.shape)
         if 0 in at.shape:
             return logits
@@ -86,4 +88,5 @@ class ScoreMod(Derived):
 
 
 def _name(function: object) -> str:
+    """Return the name of a function; of another callable object that of its class."""
     return str(getattr(function, "__name__", type(function).__name__))

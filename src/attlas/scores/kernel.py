@@ -38,6 +38,8 @@ class Distance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Gradients of q, k and scale, one coordinate at a time. Where they are to be differentiated again, autograd
+        # records the formula instead.
         q, k, scale = ctx.saved_tensors
         if torch.is_grad_enabled():
             gaps = (q.unsqueeze(-2) - k.unsqueeze(-3)) * scale
@@ -46,10 +48,11 @@ class Distance(torch.autograd.Function):
         q, k = q.mT.contiguous(), k.mT.contiguous()
         grad_q, grad_k, grad_scale = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(scale)
         for rows in _bands(q, k):
-            above = grad[..., rows.start : rows.stop, :]
+            grad_rows = grad[..., rows.start : rows.stop, :]
             for c in range(q.shape[-2]):
                 gap = _gap(q, k, scale, rows, c)
-                slope = above * gap if ctx.power == 2 else above * gap.sign()
+                # Without the factors that are the same for all pairs, which are multiplied once at the end.
+                slope = grad_rows * gap if ctx.power == 2 else grad_rows * gap.sign()
                 grad_q[..., c, rows.start : rows.stop] = slope.sum(-1)
                 grad_k[..., c, :] -= slope.sum(-2)
                 if ctx.needs_input_grad[2]:
@@ -73,6 +76,7 @@ def distances(q: Tensor, k: Tensor, power: int, scale: Tensor | None = None) -> 
 
 
 def _bands(q: Tensor, k: Tensor) -> list[range]:
+    """Return ranges of queries, so short that a range and all keys have about `_CELLS` pairs; off the CPU one range."""
     # On an accelerator a launch costs more than a cache miss: one band.
     cells = _CELLS if q.device.type == "cpu" else 1 << 62
     columns = max(1, k.shape[:-2].numel() * k.shape[-1])
@@ -80,12 +84,13 @@ def _bands(q: Tensor, k: Tensor) -> list[range]:
 
 
 def _gap(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Tensor:
+    """Return coordinate `c` of some queries less that of all keys, times its scale, shape (..., rows, n)."""
     gap = q[..., c, rows.start : rows.stop].unsqueeze(-1) - k[..., c, :].unsqueeze(-2)
     return gap if scale is None else gap.mul_(scale[c])
 
 
 def checked_bandwidth(bandwidth: object) -> Tensor:
-    """Return the bandwidth as a tensor, or raise."""
+    """Return the bandwidth as a floating-point tensor, shape () or (d,); raise where one is not finite and above 0."""
     value = as_plain("bandwidth", as_floats(bandwidth))
     if not value.is_floating_point():
         rule = "bandwidth must be a number, a sequence of numbers or a floating-point tensor."
@@ -107,7 +112,7 @@ def checked_bandwidth(bandwidth: object) -> Tensor:
 
 
 def _listed(numbers: Any) -> list[float]:
-    """Return one number, or several, as a list."""
+    """Return a number, or a sequence of numbers, as a list."""
     return list(numbers) if isinstance(numbers, Sequence) else [numbers]
 
 
@@ -140,9 +145,11 @@ class _Kernel(Score):
             fix = "leave learn out; the tensor is learned as it is."
             raise ShapeError(rule, "requires_grad = True", fix, bandwidth=bandwidth)
         start = value if isinstance(bandwidth, Tensor) else value.to(torch.get_default_dtype())
+        # The logarithm is learned, so that the bandwidth stays above 0.
         self.log_bandwidth = nn.Parameter(start.log())
 
     def to_dict(self) -> dict[str, Any]:
+        # Under "bandwidth" stands the logarithm where that is learned, so that it comes back with the same bits.
         learn = self.log_bandwidth is not None
         return {"learn": learn, "bandwidth": self.log_bandwidth if learn else self.given}
 
@@ -173,7 +180,7 @@ class _Kernel(Score):
 
     @abstractmethod
     def log_weight(self, distance: Tensor) -> Tensor:
-        """Return the log of the kernel at a distance in bandwidths: the square of it where `power` is 2."""
+        """Return the log of the kernel, given the distance of each pair in bandwidths, squared where `power` is 2."""
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
         name = f"{type(self).__name__}()"
@@ -190,6 +197,7 @@ class _Kernel(Score):
         return f"bandwidth={shown}" + (", learn=True" if self.log_bandwidth is not None else "")
 
     def _unit(self, like: Tensor) -> Tensor:
+        """Return the bandwidth on the device and in the dtype of `like`, shape () or (d,)."""
         h = self.bandwidth
         return (
             self._copies.of(h, like.device, like.dtype) if h.ndim else h
@@ -251,21 +259,24 @@ class Gaussian(_Kernel):
         if d < _DOT_SIZE or not (q.numel() and k.numel()) or tracing():
             return q, k
         centre, h = _centre(k), self._unit(q)
+        # Query heads that share a key head have its centre.
         q_long, k_long = _augmented(
             (q - centre.repeat_interleave(q.shape[-3] // k.shape[-3], -3)) / h, (k - centre) / h
         )
         with torch.no_grad():
+            # `spread` times the unit round-off estimates the rounding error of the dot product (Notes of the class).
             # The last two coordinates of each hold -½ of the squared norms.
             spread = -2.0 * (q_long[..., d].min() + k_long[..., d + 1].min()).item() * (1 + d / 64)
         # The form of the tokens tells `forward` what they are: a tuple of one for a dot product, of two for one
         # in float64, a tensor for differences. NaN takes the last way.
         if spread * torch.finfo(q.dtype).eps / 2 <= _TOLERANCE.get(q.dtype, 1e-5):
             return (q_long,), (k_long,)
-        if q.dtype is torch.float32 and q.device.type != "mps" and spread * 2.0**-53 <= 1e-7:
+        if q.dtype is torch.float32 and q.device.type != "mps" and spread * 2.0**-53 <= 1e-7:  # u of float64
             return (q, q[..., :0]), (k, k[..., :0])
         return q, k
 
     def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
+        # In the way that `project` has chosen: differences, one dot product, or one in float64 of tokens as given.
         if not isinstance(q, tuple):
             return super().forward(q, k, at)
         q_one: Tensor = q[0]  # type: ignore[assignment]
@@ -281,11 +292,12 @@ class Gaussian(_Kernel):
         return distance * -0.5
 
     def as_dot(self, q: Tokens, k: Tokens) -> Dot | None:
+        # `project` gives a tuple of one tensor where the score is a dot product.
         return Dot(q[0], k[0], 1.0) if isinstance(q, tuple) and len(q) == 1 else None  # type: ignore[arg-type]
 
 
 def _centre(k: Tensor) -> Tensor:
-    """Return the mean of the keys: a constant, since no distance depends on it."""
+    """Return the mean of the keys, shape (..., 1, d), without a graph, since no distance depends on it."""
     centre = k.detach().mean(-2, keepdim=True)
     return torch.where(centre.isfinite(), centre, 0.0)  # a key that a mask hides may hold anything
 

@@ -34,6 +34,7 @@ def translated_score(score: Score, rows: range, columns: range, m: int, n: int) 
         left, right = (translated_score(part, rows, columns, m, n) for part in (score.left, score.right))
         return left + right
     own = score.translate(rows, columns, m, n)
+    # Where the rows and columns of the own matrix of the score stand, counted from the window.
     placed = range(-rows.start, m - rows.start), range(-columns.start, n - columns.start)
     return PlacedScore(score, *placed) if own is None else own
 

@@ -98,7 +98,7 @@ class Alibi(Score):
         return Bias(distance=distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        if self.slopes is None:
+        if self.slopes is None:  # the first queries that it scores tell the number of heads
             self.slopes = _paper_slopes(heads)
         _check_heads("Alibi()", "slope", self.slopes.shape[0], heads, q, f"use score=Alibi({heads}).")
 
@@ -206,14 +206,16 @@ class RelativeBias(Score):
         if self.buckets is None:
             last = self.max_distance if self.bidirectional else 0
             return offset.clamp(-self.max_distance, last) + self.max_distance
+        # Buckets for one direction, and the first of them for each offset: keys after the query have the second half.
         count, first = self.buckets, torch.zeros_like(offset)
         distance = (-offset).clamp(min=0)
         if self.bidirectional:
             count //= 2
             first, distance = (offset > 0) * count, offset.abs()
-        exact = count // 2
+        exact = count // 2  # the first half of the buckets stand for one distance each
         # float32 as in T5, so that a distance at the edge of two buckets falls on the same side.
         ratio = torch.log(distance.clamp(min=exact).float() / exact) / math.log(self.max_distance / exact)
+        # The others stand for ranges that grow by a constant factor; the last holds all distances from there on.
         wide = (exact + (ratio * (count - exact)).long()).clamp(max=count - 1)
         return first + torch.where(distance < exact, distance, wide)
 
@@ -306,6 +308,7 @@ class TensorBias(Score):
         return to_device(cells_of(t[(None,) * (4 - t.ndim)], at), at.device, at.dtype)
 
     def bias(self, at: Tile) -> Bias | None:
+        # None where the tile reaches beyond the tensor.
         m, n = (1, 1, *self.t.shape)[-2:]
         inside = all(
             size == 1 or (span.start >= 0 and span.stop <= size) for size, span in ((m, at.rows), (n, at.columns))
@@ -313,6 +316,7 @@ class TensorBias(Score):
         return Bias(cell=cells_of(self.t[(None,) * (4 - self.t.ndim)], at)) if inside else None
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> TensorBias | None:
+        # The window of the tensor; None where the window reaches beyond the matrix.
         sizes = (1, 1, *self.t.shape)[-2:]
         spans = [
             slice(None) if size == 1 else slice(s.start, s.stop) for size, s in zip(sizes, (rows, columns), strict=True)
@@ -324,8 +328,9 @@ class TensorBias(Score):
         return self if cut.shape == self.t.shape else TensorBias(cut)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
-        cut = -2 if max(q.ndim, k.ndim) < 4 else -3
-        batch = torch.broadcast_shapes(q.shape[:cut], k.shape[:cut]).numel()
+        # Only tokens of four axes or more have heads; theirs is axis -3.
+        batch_stop = -2 if max(q.ndim, k.ndim) < 4 else -3
+        batch = torch.broadcast_shapes(q.shape[:batch_stop], k.shape[:batch_stop]).numel()
         whole = (batch, heads, q.shape[-2], k.shape[-2])
         sizes = (1,) * (4 - self.t.ndim) + tuple(self.t.shape)
         if all(is_one_or(size, full) for size, full in zip(sizes, whole, strict=True)):
@@ -348,7 +353,7 @@ def cells_of(t: Tensor, at: Tile) -> Tensor:
 
 
 def heads_of(t: Tensor, at: Tile) -> Tensor:
-    """Return the batches and heads of a tile, the first two axes of a tensor."""
+    """Return the part of a tensor (batch, heads, ...) for the batches and heads of a tile; an axis of size 1 stays."""
     for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
         if t.shape[axis] != 1 and not (tracing() and t.shape[axis] == len(ids)):
             # The ids are few, on the CPU, and nearly always in a row: then the part is a view.
@@ -359,7 +364,7 @@ def heads_of(t: Tensor, at: Tile) -> Tensor:
 
 
 def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
-    """Return the part of one axis: a view for a range, a copy for a list of places."""
+    """Return a part of one axis: a view for a span, a copy for an index of places; an axis of size 1 stays whole."""
     if t.shape[axis] == 1:
         return t
     if index is not None:
@@ -374,6 +379,7 @@ def _offsets(at: Tile) -> Tensor:
 
 
 def _paper_slopes(heads: int) -> Tensor:
+    """Return the slopes of the ALiBi paper for a number of heads, shape (heads,), float64; see `Alibi`, Notes."""
     power = 1 << (heads.bit_length() - 1) if heads else 1
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (heads - power) + 1, 2)]
@@ -381,6 +387,7 @@ def _paper_slopes(heads: int) -> Tensor:
 
 
 def _checked_slopes(slopes: object) -> Tensor:
+    """Return slopes given by the user as a tensor of shape (heads,); raise unless all are finite floats."""
     value = as_floats(slopes)
     if not value.is_floating_point():
         rule = "slopes must be a number of heads, or a floating-point number for each head."
@@ -395,6 +402,7 @@ def _checked_slopes(slopes: object) -> Tensor:
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    """Raise a ShapeError where buckets cannot be divided into those of one distance and those of ranges, as in T5."""
     side = buckets // 2 if bidirectional else buckets
     if side < 2 or (bidirectional and buckets % 2):
         rule = "buckets must be 4 or more and even when bidirectional, else 2 or more."
@@ -409,6 +417,7 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None
 
 
 def _check_heads(name: str, what: str, given: int, heads: int, q: Tensor, fix: str) -> None:
+    """Raise a ShapeError where a score has numbers for another count of heads than q has."""
     if given == heads:
         return
     rule = f"{name} must have one {what} for each head of q."

@@ -29,6 +29,12 @@ def _zeros_for_columns(problem: Problem) -> Tensor:
     return torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
 
 
+def _nothing_for_columns(problem: Problem) -> Tensor:
+    """Return a number below each weight: 0 where none is negative, so that a key that no query sees has 0."""
+    zeros = _zeros_for_columns(problem)
+    return zeros.fill_(-torch.inf) if problem.signed else zeros
+
+
 def _form_of_columns(problem: Problem, dtype: torch.dtype | None = None) -> TensorForm:
     """Return the form of a result with one number for each key; by default in the dtype of the sums."""
     batch, heads, _, n = problem.shape
@@ -113,11 +119,23 @@ class ColumnMass(_OfQueries):
 
     merge = merge_sums
 
+    @property
+    def is_sum(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it adds up weights: it does without `mean`."""
+        return not self.mean
+
+    @property
+    def is_mean(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it divides by numbers of allowed cells."""
+        return self.mean
+
     def start(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        # `window` raises here where the rows do not lie within the matrix, and not in the middle of a pass.
         self.window(problem)
         return _zeros_for_columns(problem), _zeros_for_columns(problem) if self.mean else None
 
     def step(self, carry: tuple[Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Tensor, Tensor | None]:
+        # Add the mass of the rows in the window, and for a mean how many of these rows may see each key.
         mass, queries = carry
         rows = _rows_inside(at, self.window(part.problem))
         if rows is None:
@@ -136,12 +154,15 @@ class ColumnMass(_OfQueries):
         return mass if queries is None else mass / queries.clamp(min=1.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        # A weight counts with the gradient of its column; in a mean divided by the queries of the column. None where
+        # the mask does not tell how many these are.
         if self.mean and (self.rows is not None or interval_of(problem) is None):
             return None
         if self.mean:
             grad = grad / queries_of_keys(problem).clamp(min=1.0)
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part: that of each column, 0 in rows that are not counted."""
             rows = _rows_inside(part.at, self.window(problem))
             out = part.scratch("columns").zero_()
             if rows is not None:
@@ -151,6 +172,7 @@ class ColumnMass(_OfQueries):
         return CellGradient(column=grad) if self.rows is None else CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # A window of rows, and a mean whose queries the mask does not tell, are left to tiles.
         self.window(problem)
         counted = not self.mean or interval_of(problem) is not None
         return {"column_mass": True} if self.rows is None and counted else None
@@ -194,9 +216,13 @@ class ColumnMax(_OfQueries):
 
     def start(self, problem: Problem) -> Tensor:
         self.window(problem)
-        return _zeros_for_columns(problem)
+        return _nothing_for_columns(problem)
+
+    def finish(self, carry: Tensor) -> Tensor:
+        return carry.masked_fill_(carry == -torch.inf, 0.0)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # The part of `carry` is a view: the larger numbers are written into it.
         rows = _rows_inside(at, self.window(part.problem))
         if rows is not None:
             into = carry[_columns(at)]
@@ -204,6 +230,7 @@ class ColumnMax(_OfQueries):
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # A window of rows is left to tiles.
         self.window(problem)
         return {"column_max": True} if self.rows is None else None
 
@@ -239,10 +266,11 @@ class ColumnArgMax(Statistic):
         return _form_of_columns(problem, torch.int64)
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        # The largest weight so far, and the query that has it.
         if problem.shape[2] == 0:
             rule = "the largest of no queries has no place."
             raise ShapeError(rule, "m = 0 queries", "give attend() a query.", where="ColumnArgMax()")
-        largest = _zeros_for_columns(problem)
+        largest = _nothing_for_columns(problem)
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
@@ -332,7 +360,7 @@ def column_max(A: MatrixLike, rows: Span | None = None, heads: Combine | None = 
 
 
 def _combined(A: Any, statistic: Statistic, heads: str | None) -> Any:
-    """Return a statistic with its heads combined; of several matrices, a tuple."""
+    """Return a statistic of columns with its heads combined by "sum" or "mean"; of several matrices, a tuple."""
     if isinstance(A, list | tuple):
         return tuple(_combined(one, statistic, heads) for one in A)
     one_of("heads", heads, ("sum", "mean", None), 'heads="mean"')

@@ -33,12 +33,13 @@ def _unknown(problem: Problem, *size: int) -> Tensor:
 
 
 def _counted(problem: Problem, size: int, shift: Tensor | int = 0) -> Tensor:
-    """Return how many of the rows' runs of keys, each shifted, hold each of `size` positions."""
+    """Return how many runs of keys (one per row, moved by `shift`) hold each of the positions 0 to `size` - 1."""
     runs = interval_of(problem)
     if runs is None:
         return _unknown(problem, size)
     first, stop = (end + shift for end in runs)
     one = torch.ones_like(first)
+    # A run adds 1 at its first position and takes it away after its last: the running sum counts the runs.
     steps = first.new_zeros(*first.shape[:2], size + 1)
     steps.scatter_add_(-1, first, one).scatter_add_(-1, stop, -one)
     return steps.cumsum(-1)[..., :size].to(problem.dtype)
@@ -52,6 +53,7 @@ def queries_of_keys(problem: Problem) -> Tensor:
 def cells_of_diagonals(problem: Problem) -> Tensor:
     """Return how many cells of each diagonal are allowed, (batch or 1, heads or 1, m + n - 1); NaN if unknown."""
     m, n = problem.shape[2:]
+    # Cell (i, j) lies on diagonal j - i + m - 1: the run of row i is moved by m - 1 - i.
     return _counted(problem, m + n - 1, m - 1 - torch.arange(m, device=problem.device))
 
 
@@ -67,6 +69,7 @@ def cells_of_blocks(problem: Problem, blocks: Blocks) -> Tensor:
     first, stop = runs
     inside = slice(blocks[0][0], blocks[0][-1])
     bands, edges = len(rows) - 1, len(columns)
+    # Where the counts of each row's band of blocks begin in `sums`, with one place more than there are edges.
     band = torch.repeat_interleave(torch.arange(bands, device=rows.device), rows.diff()) * (edges + 1)
     if problem.device.type != "cpu":
         band, columns = to_device(band, problem.device), to_device(columns, problem.device)

@@ -98,6 +98,7 @@ class TopK(Statistic):
         return Largest(*forms)
 
     def start(self, problem: Problem) -> Any:
+        # Index -1 stands for a place that no key has taken yet.
         self._check_fits(problem)
         shape = (*problem.shape[:3], self.k)
         values = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
@@ -109,7 +110,7 @@ class TopK(Statistic):
         if not part.first:
             # Parts of one row share one shift, so that their logits may be compared.
             found = _join(Largest(carry.values[at.place], carry.indices[at.place]), found, self.k)
-        elif found.values.shape[-1] < self.k:
+        elif found.values.shape[-1] < self.k:  # filled up to k places
             found = _join(Largest(*(t[..., :0] for t in found)), found, self.k)
         carry.values[at.place] = part.as_weights(found.values) if part.last else found.values
         carry.indices[at.place] = found.indices
@@ -123,7 +124,9 @@ class TopK(Statistic):
         return carry
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
+        # The gradient of a value belongs to the cell of its key; indices have none.
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part, 0 in all cells but the largest of each row."""
             c = part.shape[3]
             columns = result.indices[part.at.place] - part.at.columns.start
             inside = (columns >= 0) & (columns < c)
@@ -133,6 +136,7 @@ class TopK(Statistic):
         return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels keep up to `_FEW` weights of a row in order.
         self._check_fits(problem)
         return {"largest": self.k} if self.k <= _FEW else None
 
@@ -149,13 +153,17 @@ class TopK(Statistic):
 
 
 def _largest_logits(part: Part, k: int) -> Largest:
-    """Return the k largest of each row by groups of columns, exact."""
+    """Return the k largest shifted logits of each row of a part, exact, and their columns within the part.
+
+    They lie in the k groups of columns with the largest maxima (`part.peaks`), so only these groups are looked at.
+    """
     x = part.shifted
     c = x.shape[-1]
     groups = c // GROUP
     if groups <= 2 * k:
         return Largest(*x.topk(k, dim=-1))
     best = part.peaks[..., :groups].topk(k, dim=-1, sorted=False).indices
+    # Group g holds the columns g, g + groups, g + 2 groups, ...
     columns = (best.unsqueeze(-2) + torch.arange(0, groups * GROUP, groups, device=x.device).unsqueeze(-1)).flatten(-2)
     if groups * GROUP < c:
         rest = torch.arange(groups * GROUP, c, device=x.device)
@@ -230,12 +238,18 @@ class ArgMax(TopK):
     def forms(self, problem: Problem) -> TensorForm:
         return form_of_rows(problem, dtype=torch.int64)
 
+    def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        carry = super().step(carry, part, at)
+        if part.problem.signed and part.last:  # there 0 may be the largest weight
+            carry.values[at.place] = 1.0
+        return carry
+
     def finish(self, carry: Largest) -> Tensor:
         values, indices = carry
         return torch.where(values == 0, 0, indices).squeeze(-1)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        # The kernels use only outputs that the class with this `finish` states itself.
+        # Stated again, because an inherited `outputs` is not used in a class that overrides `finish` (`describes`).
         return super().outputs(problem)
 
 
@@ -273,6 +287,8 @@ class TailMass(TopK):
     tensor([0.2500, 0.2500])
     """
 
+    of_unsigned = True
+
     def forms(self, problem: Problem) -> TensorForm:
         return form_of_rows(problem)
 
@@ -293,6 +309,7 @@ class TailMass(TopK):
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # 1 for each weight outside of the k largest, 0 for these.
         def of_tile(part: Part) -> Tensor:
             out = part.scratch("largest").copy_(grad[part.at.place].unsqueeze(-1).expand(part.shape))
             return out.scatter_(-1, _largest_logits(part, min(self.k, part.shape[3])).indices, 0.0)
@@ -300,6 +317,7 @@ class TailMass(TopK):
         return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # What TopK needs, and the mass of each row.
         wanted = super().outputs(problem)
         return None if wanted is None else {**wanted, "mass": True}
 
@@ -348,6 +366,7 @@ class Coverage(Statistic):
 
     whole_rows = True
     differentiable = False
+    of_unsigned = True
     axis = "rows"
 
     def __init__(self, levels: Iterable[float] = (0.9, 0.95, 0.99)) -> None:
@@ -372,6 +391,7 @@ class Coverage(Statistic):
         blocks = ordered.unflatten(-1, (-1, _BLOCK))
         mass = blocks.sum(dim=-1).cumsum(dim=-1)
         spare = mass[..., -1:] * self._copies.of(self._left_out, mass.device, mass.dtype)
+        # A tolerance of 64 roundings: a share that is met but for the rounding of its sum counts as met.
         spare = spare * (1.0 + 64.0 * torch.finfo(mass.dtype).eps)
         whole = torch.searchsorted(mass, spare, right=True).clamp_(max=mass.shape[-1] - 1)
         before = torch.nn.functional.pad(mass, (1, 0)).gather(-1, whole)
@@ -381,6 +401,7 @@ class Coverage(Statistic):
         return carry
 
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
+        # A count of 0 is that of a row that one of the two has not seen.
         if bool(((a > 0) & (b > 0)).any()):
             rule, found = "parts must hold whole rows to be merged.", "two parts of one row"
             raise ShapeError(rule, found, "give each part some rows with all their keys.", where="Coverage()")
@@ -391,6 +412,7 @@ class Coverage(Statistic):
 
 
 def _is_share(level: object) -> bool:
+    """Return whether a level is a number above 0 and at most 1."""
     return isinstance(level, int | float) and not isinstance(level, bool) and 0.0 < level <= 1.0
 
 

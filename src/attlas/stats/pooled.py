@@ -34,7 +34,7 @@ class Picture(Statistic):
     height, width : int
         Blocks along the queries and along the keys, at most as many as the window has of them.
     pool : {"mean", "max"}, default "mean"
-        Mean of the block's allowed cells, or the largest of them.
+        Mean of the block's allowed cells, or the largest of them: of weights that may be negative, the largest by size.
     rows, columns : slice, range or (start, stop), optional
         Window of queries and of keys; the default is the whole matrix.
 
@@ -80,6 +80,7 @@ class Picture(Statistic):
         self.height = height
         self.width = width
         self.pool = pool
+        self.is_mean = pool == "mean"
         self.rows = rows
         self.columns = columns
 
@@ -119,6 +120,8 @@ class Picture(Statistic):
         return table.masked_fill(carry.cells == 0, torch.nan)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        # A mean has the gradient of its block, divided by the allowed cells, in each of these. A maximum has no such
+        # form.
         if self.pool == "max" or interval_of(problem) is None:
             return None
         cells = cells_of_blocks(problem, self._edges(problem))
@@ -137,7 +140,7 @@ class Picture(Statistic):
         if self.pool == "mean":
             # Heads that share a mask share the cells: it costs less to mark these than the table.
             return results["picture_sum"] / cells.masked_fill_(empty, torch.nan)
-        # A device is not asked whether there is one.
+        # To ask another device whether a block is empty, the program would wait for it: there all are treated alike.
         some = empty.device.type != "cpu" or bool(empty.any())
         return results["picture_max"].masked_fill(empty, torch.nan) if some else results["picture_max"]
 
@@ -167,7 +170,7 @@ class _Blocks:
         high = row_bands.touched(rows)
         into = self.table[b, h, high, column_bands.touched(columns)]
         groups = part.row_groups if pool == "mean" and rows == at.rows and row_bands.divides_by(rows, GROUP) else None
-        if groups is not None:  # sums that the columns' sums want too
+        if groups is not None:  # weights already summed over GROUP rows at a time, which ColumnMass needs as well
             some = groups[..., columns.start - at.columns.start : columns.stop - at.columns.start]
             high_sums = row_bands.pool(some, rows, -2, torch.sum, unit=GROUP)
             into += column_bands.pool(high_sums, columns, -1, torch.sum)
@@ -175,7 +178,13 @@ class _Blocks:
             into += pool_tile(tile, rows, columns, self.bands, torch.sum)
         else:
             found = pool_tile(tile, rows, columns, self.bands, torch.amax)
-            into.copy_(torch.where(found > into, found, into))
+            if part.problem.signed:  # by size
+                low = pool_tile(tile, rows, columns, self.bands, torch.amin)
+                found = torch.where(-low > found, low, found)
+                into.copy_(torch.where(found.abs() > into.abs(), found, into))
+            else:
+                into.copy_(torch.where(found > into, found, into))
+        # Count the allowed cells of each block; `cells` is None for columns that every row may see.
         for visible, cells in part.visible_columns:
             visible_tile = at.narrow(range(at.columns.start + visible.start, at.columns.start + visible.stop))
             across = column_bands.inside(visible_tile.columns)
@@ -243,6 +252,16 @@ class Offsets(Statistic):
 
     merge = merge_sums
 
+    @property
+    def is_sum(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it adds up weights: it does without `mean`."""
+        return not self.mean
+
+    @property
+    def is_mean(self) -> bool:  # type: ignore[override]  # computed here
+        """Whether it divides by numbers of allowed cells."""
+        return self.mean
+
     def forms(self, problem: Problem) -> TensorForm:
         batch, heads, m, n = problem.shape
         return TensorForm((batch, heads, max(m + n - 1, 0)), problem.dtype)
@@ -272,6 +291,7 @@ class Offsets(Statistic):
         return mass if cells is None else mass / cells.clamp(min=1.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient | None:
+        # A weight has the gradient of its diagonal, in a mean divided by the allowed cells of the diagonal.
         if self.mean and interval_of(problem) is None:
             return None  # the pass itself counts the cells of a diagonal: autograd goes through its steps
         slopes = grad / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else grad
@@ -285,6 +305,7 @@ class Offsets(Statistic):
         return CellGradient(weights=(of_tile,))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # A mean whose cells the mask does not tell is left to tiles.
         return {"offsets": True} if not self.mean or interval_of(problem) is not None else None
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -297,7 +318,8 @@ def _diagonal_sums(x: Tensor) -> Tensor:
     blocks = r // _FEW
     if blocks < 2 or c <= _FEW:
         return _short_diagonal_sums(x)
-    # Corners cost the square of the rows: so some rows at a time, and their diagonals put side by side.
+    # The corners of a block cost the square of its rows: so `_FEW` rows at a time. The diagonals of a block begin
+    # `_FEW` places before those of the block above it.
     whole = _short_diagonal_sums(x[..., : blocks * _FEW, :].unflatten(-2, (blocks, _FEW)))
     out = x.new_zeros(*x.shape[:-2], r + c - 1)
     for block in range(blocks):

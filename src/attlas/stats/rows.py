@@ -86,10 +86,13 @@ class RowMass(PerRow):
     torch.Size([1, 2, 3])
     """
 
+    is_sum = True
+
     def of(self, part: Part) -> Tensor:
         return part.mass
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # Each weight of a row has the gradient of the sum.
         return CellGradient(row=grad)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -147,6 +150,7 @@ class Entropy(PerRow):
         return carry.clamp_(min=0.0)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # dH / dA_ij = -ln A_ij - 1. `delta` is the sum over j of A_ij (-ln A_ij), which is the entropy itself.
         return CellGradient(row=-grad, log=-grad, delta=grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -199,6 +203,7 @@ class EffectiveKeys(Statistic):
         return form_of_rows(problem)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        # vector_norm sums the squares without a tile of memory for them.
         mass, squares = carry
         mass[at.place] += part.mass
         squares[at.place] += torch.linalg.vector_norm(part.weights, dim=-1).square()
@@ -212,6 +217,7 @@ class EffectiveKeys(Statistic):
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # In the mass M of a row 2 E / M, in its weights -2 E² / M² times the weight.
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the weights of a part; `ratio` is E / M."""
             slope, ratio = (t[part.at.place].unsqueeze(-1) for t in (grad, result))
             ratio = torch.where(ratio == 0, 0.0, ratio / part.mass.unsqueeze(-1))
             return torch.mul(part.weights, -ratio, out=part.scratch()).add_(1.0).mul_(2.0 * ratio * slope)
@@ -250,10 +256,15 @@ class MaxWeight(_LargestOfRow):
     tensor([0.2500, 0.2500])
     """
 
+    def start(self, problem: Problem) -> Tensor:
+        carry = super().start(problem)
+        return carry.fill_(-math.inf) if problem.signed and problem.shape[3] else carry
+
     def of(self, part: Part) -> Tensor:
         return part.as_weights(part.largest.unsqueeze(-1)).squeeze(-1)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # To the largest weight of the row; shared out where several are equal.
         return CellGradient(weights=(partial(_at_largest, grad),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -290,10 +301,13 @@ class MaxLogit(_LargestOfRow):
     of_logits = True
 
     def of(self, part: Part) -> Tensor:
+        # A masked logit is replaced by a very low finite number (`lowest`), which a row without keys has as its
+        # largest.
         unseen = part.largest <= lowest(part.largest.dtype) / 2
         return (part.largest + part.shift).masked_fill_(unseen, -math.inf)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # To the largest logit of the row; shared out where several are equal.
         return CellGradient(logits=(lambda part: _at_largest(grad, part).masked_fill_(part.hidden, 0.0),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -349,7 +363,7 @@ class _Prefix:
 
     def rows(self, at: Tile, keys: int) -> _Rows:
         """Return the moments of the logits of some rows over the first keys: q·mean(k) and qᵀ Cov(k) q."""
-        if self.heads != (at.batches, at.heads) or self.known > keys:
+        if self.heads != (at.batches, at.heads) or self.known > keys:  # other heads, or fewer keys: start again
             self.heads, self.known = (at.batches, at.heads), 0
         if self.known < keys:
             self._grow(at, keys)
@@ -371,7 +385,7 @@ class _Prefix:
         # A tile holds whole groups of heads, or a part of one: then all its heads share one key head.
         repeats = len(at.heads) // mean.shape[1]
         mean, scatter = mean.repeat_interleave(repeats, dim=1), scatter.repeat_interleave(repeats, dim=1)
-        if self.known:
+        if self.known:  # join with the keys before, by Chan's formula
             delta, share = mean - self.mean, (keys - self.known) / keys
             scatter += self.scatter + delta.unsqueeze(-1) * delta.unsqueeze(-2) * (self.known * share)
             mean = self.mean + delta * share
@@ -446,6 +460,7 @@ class LogitMoments(Statistic):
         return carry
 
     def merge(self, a: tuple[_Rows, Any], b: tuple[_Rows, Any]) -> tuple[_Rows, Any]:
+        # The prefix holds keys and no rows: either will do.
         return a[0].join(b[0]), a[1]
 
     def finish(self, carry: tuple[_Rows, _Prefix | None]) -> Moments:
@@ -453,12 +468,15 @@ class LogitMoments(Statistic):
         return Moments(rows.mean, rows.squares / rows.keys.clamp(min=1.0))
 
     def gradient(self, problem: Problem, grad: Moments, result: Moments) -> CellGradient:
+        # Closed form where each row has one run of keys and finite logits: 1 / keys for the mean, 2 (s - mean) / keys
+        # for the variance.
         runs = interval_of(problem)
         if runs is not None and problem.has_finite_logits:
             keys = (runs[1] - runs[0]).clamp(min=1)
             return CellGradient(mean=grad.mean / keys, linear=2.0 * grad.variance / keys, centre=result.mean)
 
         def of_tile(part: Part) -> Tensor:
+            """Return the gradient in the logits of a part, 0 where masked."""
             of_mean, of_variance, mean = (t[part.at.place].unsqueeze(-1) for t in (*grad, result.mean))
             keys = (~part.hidden).sum(dim=-1, keepdim=True).clamp(min=1)
             slope = (2.0 * of_variance * (part.logits - mean) + of_mean) / keys
@@ -470,6 +488,7 @@ class LogitMoments(Statistic):
         return {"mean": True, "variance": True}
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> tuple[_Rows, None] | None:
+        # The kernels give no count of keys: the mask must tell it.
         runs = interval_of(problem)
         if runs is None:
             return None
@@ -538,6 +557,7 @@ class Pooled(Statistic):
     (torch.Size([5, 3]), True)
     """
 
+    is_sum = True
     merge = merge_sums
 
     @public("Pooled()")
@@ -549,31 +569,33 @@ class Pooled(Statistic):
         return form_of_rows(problem, self.v.shape[-1])
 
     def start(self, problem: Problem) -> Tensor:
-        v = self._values(problem)
+        v = self.values_of(problem)
         return torch.zeros(*problem.shape[:3], v.shape[-1], dtype=problem.dtype, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         b, h, rows = at.place
-        v = spread_heads(self._values(part.problem), part.problem.shape[1])
+        v = spread_heads(self.values_of(part.problem), part.problem.shape[1])
         values = v[b, h, at.columns.start : at.columns.stop].to(carry.dtype)
+        # `product` keeps NaN in a value from rows whose mask hides its key.
         carry[b, h, rows] += product(part.weights, values, lambda: ~part.hidden)
         return carry
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
-        return CellGradient(grad, self._values(problem), delta=(grad * result).sum(dim=-1))
+        # The gradient of a product with the matrix: grad_i · v_j in each weight.
+        return CellGradient(grad, self.values_of(problem), delta=(grad * result).sum(dim=-1))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
-        return {"out": self._values(problem)}
+        return {"out": self.values_of(problem)}
 
-    def _values(self, problem: Problem) -> Tensor:
+    def values_of(self, problem: Problem) -> Tensor:
         """Return the values with four axes, (batch, value heads, n, e)."""
         batch, heads, _, n = problem.shape
         v = self.v
         leading = v.shape[:-2].numel() if v.ndim >= 2 else 0
         value_heads = leading // batch if batch and leading % batch == 0 else 0
-        if not batch and not leading and v.ndim > 2:  # no text
+        if not batch and not leading and v.ndim > 2:  # an empty batch: its size tells nothing of the heads
             value_heads = v.shape[-3] if v.ndim > 3 else 1
-        # The product of the leading axes alone would take the heads of (heads, n, e) for texts.
+        # Their number alone would not tell (heads, n, e) from (batch, n, e).
         fits = v.ndim >= 2 and v.shape[-2] == n and value_heads and heads % value_heads == 0
         if not fits or (heads > 1 and v.ndim > 2 and v.shape[-3] != value_heads):
             rule = "v must have a row for each key, and the leading axes of the matrix."

@@ -22,6 +22,8 @@ from attlas.stats.functions import function_of
 
 Span: TypeAlias = slice | range | tuple[int, int]
 
+_KNOWN_RUNS = 4096  # divided ranges that a `Bands` remembers
+
 
 def check_span(name: str, value: Any) -> None:
     """Raise a ShapeError unless `value` is a slice or a range of step 1, a pair of whole numbers, or None."""
@@ -72,6 +74,7 @@ class Bands:
 
     @cached_property
     def _table(self) -> tuple[Tensor, DeviceCopies]:
+        """The edges as a tensor on the CPU, with their copies on other devices."""
         return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
     def inside(self, places: range) -> range:
@@ -85,7 +88,7 @@ class Bands:
         A run of several bands holds each of them whole; a band that `places` cuts is a run of its own.
         """
         if places not in self._known:
-            if len(self._known) > 4096:  # keys of one pass repeat, rows do not
+            if len(self._known) > _KNOWN_RUNS:  # the columns of a pass repeat, its rows do not
                 self._known.clear()
             self._known[places] = list(self._divide(places))
         return self._known[places]
@@ -105,7 +108,10 @@ class Bands:
             at, band = stop, band + max(count, 1)
 
     def pool(self, x: Tensor, places: range, dim: int, reduce: Callable[..., Tensor], unit: int = 1) -> Tensor:
-        """Reduce an axis of `x` that stands at `places`, `unit` of them a step, to one number for each band."""
+        """Reduce axis `dim` of `x`, whose cells stand at `places`, to one number for each band that these touch.
+
+        With `unit`, a cell of `x` stands for so many places: it is a sum over them already.
+        """
         pieces = []
         for _, count, run in self.runs(places):
             piece = x.narrow(dim, (run.start - places.start) // unit, len(run) // unit)
@@ -177,6 +183,8 @@ class Spans(Statistic):
             [0.5000, 1.5000]])
     """
 
+    is_sum = True
+
     @public("Spans()")
     def __init__(self, rows: Iterable[Span], columns: Iterable[Span], mean: bool = False) -> None:
         self.rows = tuple(rows)
@@ -209,12 +217,14 @@ class Spans(Statistic):
         return torch.matmul(torch.matmul(left, carry.mass), right.mT)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # Each weight has the sum of the gradients of all pairs of spans that hold its cell.
         pieces = self.start(problem)
         left, right = pieces.memberships(self.mean)
         table = torch.matmul(torch.matmul(left.mT, grad), right)
         return CellGradient(weights=(partial(spread_blocks, table, pieces.bands),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The pieces are the blocks of a picture of sums.
         rows, columns = self.start(problem).bands
         if not (len(rows) and len(columns)):
             return None
@@ -261,7 +271,7 @@ class _Pieces:
 
 
 def spread_blocks(table: Tensor, bands: tuple[Bands, Bands], part: Part) -> Tensor:
-    """Return the number of each cell's block, shape (B, H, r, c), 0 outside of the blocks."""
+    """Return the entry of `table` for the block of each cell of a part, shape (B, H, r, c); 0 outside of all blocks."""
     at, out = part.at, part.scratch("blocks").zero_()
     rows, columns = bands[0].inside(at.rows), bands[1].inside(at.columns)
     if len(rows) and len(columns):
@@ -281,7 +291,7 @@ def tile_window(x: Tensor, at: Tile, rows: range, columns: range) -> Tensor:
 
 
 def _cut_at_ends(spans: list[range]) -> Bands:
-    """Return the pieces between all starts and ends of some spans."""
+    """Return the bands between neighbouring ends of spans: a span is a union of them."""
     edges = sorted({end for span in spans if len(span) for end in (span.start, span.stop)})
     return Bands(edges or [0])  # spans without a cell make no band
 

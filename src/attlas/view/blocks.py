@@ -106,6 +106,8 @@ class Blocks(Statistic):
         return carry
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # The kernels give sums and maxima; the mask must tell how many cells of a block are allowed, else tiles count
+        # them.
         return None if interval_of(problem) is None else dict.fromkeys(("picture_sum", "picture_max"), self._edges)
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Pooled:

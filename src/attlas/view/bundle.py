@@ -78,6 +78,7 @@ def _wrapped(name: str, source: str) -> str:
     exported = _EXPORT.findall(source)
 
     def destructured(found: re.Match[str]) -> str:
+        """Return the line of JavaScript that takes the place of an import."""
         return f"const {{ {_names(found[1])} }} = {_constant(_resolved(name, found[2]))};"
 
     body = _IMPORT.sub(destructured, source)

@@ -100,6 +100,7 @@ class CorpusService:
         self._titles = list(titles or (corpus.folder.resolve().name for corpus in corpora))
         self._loaders = list(loaders or [NoModelError(WITHOUT_MODEL)] * len(corpora))
         self._tables = [corpus.table("arrow").to_pydict() for corpus in corpora]
+        # By the number in their address: what was recorded (corpus, text, layer), and the service that shows it.
         self._opened: OrderedDict[int, tuple[tuple[int, ...], Service]] = OrderedDict()
         self._models: dict[int, Any] = {}
         self._count = 0

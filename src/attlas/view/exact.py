@@ -125,7 +125,7 @@ class Head:
         self.unit = unit
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
-        self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)
+        self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)  # blocks of rows whose `_lse` is computed
         self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
     @property
@@ -363,4 +363,5 @@ def _is_uniform(A: AttentionMatrix) -> bool:
 
 
 def _array(t: Tensor) -> Array:
+    """Return a tensor as an array on the CPU."""
     return t.cpu().numpy()

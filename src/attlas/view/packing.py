@@ -101,10 +101,11 @@ class Packer:
         self._info = json.loads(self._ask("info").body)
         others = [place for place in self.order if place not in self.heads] if self.overviews else []
         places = [*self.heads, *others]
+        # What is left of the bytes of overviews, of the largest weights, and of the bytes of patches.
         packed_heads, room, weights, self._patch_room = [], _OVERVIEWS, 2 * _WEIGHTS, _PATCHES
         for done, place in enumerate(places):
             self.report(done / len(places))
-            self._share = done / len(places), 1 / len(places)
+            self._share = done / len(places), 1 / len(places)  # of the work: what is done, and what this head takes
             entry = self._entry(place)
             if place in self.heads and entry.matrix is not None:
                 record: dict[str, Any] | None = self._detail(place)
@@ -113,6 +114,7 @@ class Packer:
                 room -= _TILE
             if record is None:
                 continue
+            # A head whose cells are all in the page needs no further numbers.
             every_cell = record["finest"] == 0 and not record["block"]
             kept = 0 if record["exact"] or every_cell else self._largest(place, len(places), weights)
             weights -= kept * entry.shape[2]
@@ -120,6 +122,7 @@ class Packer:
             packed_heads.append({"entry": place[0], "head": place[1], **record, "kept": kept, "patches": patches})
         self._thumbnails()
         source = self.service.source
+        # Numbers of the texts that the heads of this sequence are about.
         told = {number for shown in source.entries for number in chain(*shown.texts[self.batch : self.batch + 1])}
         texts = {number: text for number, text in enumerate(source.texts) if number in told}
         return {
@@ -132,12 +135,15 @@ class Packer:
         }
 
     def _entry(self, place: tuple[int, int]) -> Entry:
+        """Return the entry of a head."""
         return self.service.source.entries[place[0]].entry
 
     def _head(self, place: tuple[int, int]) -> Head | None:
+        """Return the matrix of a head, in the variant of the page; None where its q and k were not kept."""
         return self.service.source.head(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
 
     def _question(self, place: tuple[int, int]) -> dict[str, Any]:
+        """Return the parameters by which the page asks for a head."""
         return {"entry": place[0], "head": place[1], "batch": self.batch, "variant": self.variant}
 
     def _ask(self, question: str, asked: Mapping[str, Any] | None = None, /, **params: Any) -> Any:

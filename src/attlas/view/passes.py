@@ -55,6 +55,7 @@ class PassJob:
         self.seconds = 0.0  # of computing, so far
         shapes = layout(head.m, head.n)
         stored = store.open(name, facts, shapes)
+        # A pass that was stored is whole: else a draft takes its numbers band by band.
         self._draft = Draft(store, name, facts, shapes) if stored is None else None
         arrays = stored if self._draft is None else self._draft.arrays
         height = band_height(head.n, head.heads, dense=head.heads > 1 and kind == "all")

@@ -68,8 +68,8 @@ class Pass:
         self.m, self.n = m, n
         self.arrays = arrays
         self.height = height
-        self.done = np.full(-(-m // self.height), complete)
-        self._mass = np.zeros(0 if complete else n)
+        self.done = np.full(-(-m // self.height), complete)  # which bands are computed
+        self._mass = np.zeros(0 if complete else n)  # of the columns, over the bands so far, in float64
 
     @property
     def complete(self) -> bool:

@@ -159,6 +159,7 @@ class Server:
             self._socket.close()
 
     def __enter__(self) -> Self:
+        # The server runs in a thread of its own until the block ends.
         self.start()
         return self
 

@@ -67,7 +67,7 @@ class Viewer(anywidget.AnyWidget):
     ) -> None:
         self._service = service
         self._still = still
-        self._wanted: dict[str, threading.Event] = {}
+        self._wanted: dict[str, threading.Event] = {}  # questions by their ids, with what takes them back
         self._lock = threading.Lock()
         self._ended = False
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="attlas-view")

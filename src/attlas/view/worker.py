@@ -30,8 +30,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._jobs: dict[Hashable, Job] = {}  # the last one is asked for last
-        self._change = threading.Condition()
-        self._questions = 0
+        self._change = threading.Condition()  # guards what follows, and tells the thread of changes
+        self._questions = 0  # that are being answered now
         self._closed = False
         self._thread: threading.Thread | None = None
 

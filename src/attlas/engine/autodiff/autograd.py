@@ -80,10 +80,12 @@ class _Pool(torch.autograd.Function):
         ctx: Any, request: Request, backends: Iterable[Backend], v: Tensor, sink: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, lse = forward(request.with_inputs(inputs), v, backends)
-        # A view could not be changed in place by who gets it. What shares its memory counts changes with it.
+        # The caller may change the output in place, which autograd forbids for a view. `data` has the same memory.
         out = out.data if out._is_view() else out
         ctx.save_for_backward(v, lse, sink, *inputs)
         ctx.request = request
+        # The backward needs the output. Its version counter tells whether the caller has changed it in place, which is
+        # allowed: then the backward computes it again.
         ctx.out, ctx.version = out.detach(), out._version
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -91,6 +93,8 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     @public("backward of A @ v")
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # With create_graph=True autograd records the gradients of the dense definition; without, a backend computes
+        # them.
         v, lse, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
         problem = request.problem
@@ -139,7 +143,8 @@ def product_gradients(
         Gradient of a loss in it.
     """
     dtype = request.problem.dtype
-    # A parameter sums over all cells what the rounding of an output moves alike in each cell of a row.
+    # `delta` of a row enters the gradient of each of its cells. The gradient of a parameter sums all cells, so that an
+    # error of `delta` adds up: for parameters the output is computed again without its rounding to 16 bits.
     unrounded = out
     if request.learned and out.dtype.itemsize < dtype.itemsize:
         unrounded = forward(request, v.to(dtype), candidates(request, "output"))[0]
@@ -164,6 +169,8 @@ class _PoolTransposed(torch.autograd.Function):
     @staticmethod
     @public("backward of A.mT @ x")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # With create_graph=True autograd records the gradients of the dense definition; without, a backend computes
+        # them.
         lse, x, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
         request.problem.check_unchanged()
@@ -185,6 +192,7 @@ def transposed_gradients(
 
     Parameters are those of `product_gradients`; `grad` has the shape (batch, heads, n, e).
     """
+    # The gradient in x is A @ grad. Of a part of a matrix, backends normalize the rows over the keys of the part alone.
     d_x, own = forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
     if request.problem.partial:
         d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
@@ -218,6 +226,8 @@ class _Collected(torch.autograd.Function):
     @staticmethod
     @public("backward of A.collect()")
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        # `slopes` are the gradients of a loss in each tensor of the results, in order, and None for the log-sum-exp.
+        # What was saved are these tensors, then the values of each statistic, the sink, and the inputs of the request.
         statistics: Sequence[Statistic] = ctx.statistics
         lse, *saved = ctx.saved_tensors
         found, given = saved[: len(slopes) - 1], saved[len(slopes) - 1 :]
@@ -233,11 +243,12 @@ class _Collected(torch.autograd.Function):
         cells, replays = _cells(request, statistics, ctx.forms, found, list(slopes))
         gradients = _backward(request, lse, cells)
         d_sink = None
-        if ctx.needs_input_grad[4 + len(statistics)]:
+        if ctx.needs_input_grad[4 + len(statistics)]:  # the sink, after four arguments and the values
             d_sink = _sink_gradient(sink, lse, gradients.delta)
             d_sink += sum(replay.sink for replay in replays if replay.sink is not None)
         d_values: list[Tensor | None] = [None] * len(values)
         if cells.left is not None and gradients.pooled is not None:
+            # The values of several statistics stand side by side in `pooled`, along the last axis.
             with_values = [i for i, statistic in enumerate(statistics) if statistic.v is not None]
             sizes = [values[i].shape[-1] for i in with_values]
             for i, pooled in zip(with_values, gradients.pooled.split(sizes, dim=-1), strict=True):
@@ -251,7 +262,10 @@ class _Collected(torch.autograd.Function):
 def _cells(
     request: Request, statistics: Sequence[Statistic], forms: list[Any], found: list[Tensor], slopes: list[Any]
 ) -> tuple[CellGradient, list[graph.Replay]]:
-    """Return the gradient of a loss in each cell, from that in the results of statistics."""
+    """Return the gradient of a loss in each cell, from its gradients in the results of statistics (`slopes`).
+
+    Statistics without a formula for it are returned as well: each replays its steps.
+    """
     slopes = [
         torch.zeros_like(t) if slope is None and t.is_floating_point() else slope
         for t, slope in zip(found, slopes, strict=False)
@@ -260,7 +274,7 @@ def _cells(
     for statistic, form in zip(statistics, forms, strict=True):
         result, grad = rebuilt(form, found), rebuilt(form, slopes)
         cells = statistic.gradient(request.problem, grad, result) if statistic.describes("gradient") else None
-        if cells is None:
+        if cells is None:  # no formula: autograd goes through its steps, one tile at a time
             replays.append(graph.Replay(statistic, request.problem, request.plan, grad))
             cells = CellGradient(logits=(replays[-1],))
         every.append(cells)
@@ -269,6 +283,7 @@ def _cells(
 
 @public(_DEFINITION)
 def _definition(request: Request) -> reference.Dense:
+    """Return the dense matrix with its graph, for a second derivative; refused above the limit of `graph.dense`."""
     return graph.dense(request.problem, tokens=request.tokens)
 
 

@@ -69,7 +69,7 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
 
 
 def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
-    """Return the part that is some whole rows, of which these are the logits."""
+    """Return the part that is some whole rows with these logits; `row_lse` gives their log-sum-exp if it is known."""
     batch, heads, _, n = problem.shape
     given = problem if row_lse is not None else replace(problem, score=TensorBias(logits))
     at = given.tile(range(batch), range(heads), rows, range(n))
@@ -129,7 +129,10 @@ class Replay:
         self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
-        """Return the state of the statistic before each part, and after the last."""
+        """Return copies of the state of the statistic before each part, and the state after the last.
+
+        A step writes into the state, so that only copies stay what they were.
+        """
         carries = []
         for index in parts:
             carries.append(_with_leaves(carry)[0])
@@ -157,14 +160,14 @@ class Replay:
 
 
 def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
-    """Return a copy of a carry that may be written into, and what it is a copy of, in which autograd has gradients."""
+    """Return a copy of a carry that a step may write into, and the leaves of which it is made, for their gradients."""
     leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_in(carry)]
     copies = {id(t): leaf.clone() for t, leaf in zip(tensors_in(carry), leaves, strict=True)}
     return copy.deepcopy(carry, copies), leaves
 
 
 def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the gradients in the tensors that want one, given those of results, None where there is none."""
+    """Return the gradients in the tensors of `wanted`, given those in `results`; None for a tensor without one."""
     pairs = [(t, g) for t, g in zip(results, grads, strict=True) if g is not None and t.requires_grad]
     leaves = [t for t in wanted if t is not None and t.requires_grad]
     if not (pairs and leaves):
@@ -217,5 +220,6 @@ class _RecordedPart(Part):
         return self.score()
 
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:
+        # Out of place: autograd needs x and y again.
         # A weight of 0 may stand beside the lowest number, whose product with a gradient would overflow.
         return (x * torch.where(x == 0, 0.0, y)).sum(dim=-1)

@@ -71,7 +71,7 @@ class Piece(NamedTuple):
         """Return the queries, keys and values of the piece; `heads` counts all heads of the matrix."""
         q, k, v, fold = aligned
         b, h, rows, columns = self.place
-        if fold > 1:
+        if fold > 1:  # a group stands in the batch: group g of batch b is number b * groups + g
             groups, first = heads // fold, self.heads.start % fold
             start = self.batches.start * groups + self.heads.start // fold
             b = slice(start, (self.batches.stop - 1) * groups + (self.heads.stop - 1) // fold + 1)
@@ -106,6 +106,7 @@ class Sdpa(Backend):
         return request.as_fused()
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        # Off the CPU, autograd records the kernel of torch.
         if request.device.type == "cpu":
             return None
         dot, causal = request.product, request.problem.mask is not None
@@ -182,6 +183,7 @@ class Sdpa(Backend):
             )
             d_q[b, h, rows] += grads[0].reshape(*map(len, piece[:3]), width)
             for into, part in ((d_k, grads[1]), (d_v, grads[2])):
+                # The query heads of a group share a key head: its gradient is their sum.
                 part = part.unflatten(0, (len(piece.batches), -1)).sum(dim=2) if fold > 1 else part
                 into[b, piece.groups(fold), columns] += part
         d_k, d_v = sum_heads(d_k, dot.k.shape[1]), sum_heads(d_v, right.shape[1])

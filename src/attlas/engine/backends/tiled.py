@@ -61,7 +61,7 @@ class Tiled(Backend):
                 values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
                 logits = _logits(problem, tokens, at, block, space=space)
-                if codes is not None:
+                if codes is not None:  # NaN and infinity reach the rows that see their key and do not drop it
                     seen = logits != -math.inf if keep is None else (logits != -math.inf) & (keep > 0)
                     special = special + online.special_part(seen, _tokens_of_columns(codes, problem, at))
                 state = online.absorb(state, logits, values, keep)
@@ -137,7 +137,9 @@ class Tiled(Backend):
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
         problem, plan = request.problem, request.plan
         out = torch.empty(at.shape, dtype=problem.dtype, device=problem.device)
-        # On the CPU each tile is asked. Elsewhere the matrix is, once; of log-weights the caller knows it.
+        # Is the log-sum-exp so large that the rounding of another kernel matters? On the CPU each tile is asked.
+        # Elsewhere the whole matrix is, once, since the program waits for the answer; for log-weights the caller has
+        # asked.
         asks_tiles = not waits_for(problem.device)
         large = not asks_tiles and lse is not None and form == "weights" and online.exceeds(lse, online.LARGE)
         for tile, place in _tiles_of_cells(problem, at, plan):
@@ -235,6 +237,7 @@ def _tiles_of_cells(problem: Problem, at: Tile, plan: Plan) -> Iterator[tuple[Ti
 def _lse_is_cheap(problem: Problem, at: Tile, form: Form) -> bool:
     """Return whether the log-sum-exp of a tile's rows can be computed, at little cost beside reading its cells."""
     rows, columns, n = len(at.rows), len(at.columns), problem.shape[3]
+    # Always for log-weights; else where the tile has whole rows, or where it takes a million scores at most.
     return not problem.partial and (form == "log weights" or columns == n or rows * n <= 1 << 20)
 
 

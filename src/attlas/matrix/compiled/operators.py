@@ -62,6 +62,7 @@ def _pulled_back(results: Sequence[Any], grads: Sequence[Any], leaves: Sequence[
 
 
 def _zeros(like: Tensor) -> Tensor:
+    """Return contiguous zeros in the shape and dtype of a tensor."""
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
@@ -121,7 +122,7 @@ def pool_backward(
         inputs = request.inputs()
         with torch.no_grad(), public("backward of A @ v"):
             values = v.to(dtype)
-            if learned and dtype is not v.dtype:  # parameters sum what rounding moves alike in each cell of a row
+            if learned and dtype is not v.dtype:  # see `product_gradients`: the rounding of the output would add up
                 out = autograd.forward(request, values, candidates(request, "output"))[0]
             d_v, d_sink, found = autograd.product_gradients(
                 request, inputs, values, problem.sink, lse, out.to(dtype), grad.to(dtype)
@@ -139,12 +140,14 @@ def _(
 
 
 def _pool_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what `pool_backward` needs."""
     q, k, v, tensors, ctx.text, _ = inputs
     ctx.save_for_backward(*output, q, k, v, *tensors)
     ctx.mark_non_differentiable(output[1])
 
 
 def _pool_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+    """Return the gradients in the arguments of `pool`; None for text and flag."""
     out, lse, q, k, v, *tensors = ctx.saved_tensors
     d_q, d_k, d_v, *rest = pool_backward(grad, out, lse, q, k, v, tensors, ctx.text)
     return d_q, d_k, d_v, _differentiable(rest, tensors), None, None
@@ -195,12 +198,14 @@ def _(grad: Tensor, lse: Tensor, q: Tensor, k: Tensor, x: Tensor, tensors: list[
 
 
 def _transposed_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what `pool_transposed_backward` needs."""
     q, k, x, tensors, ctx.text = inputs
     ctx.save_for_backward(output[1], q, k, x, *tensors)
     ctx.mark_non_differentiable(output[1])
 
 
 def _transposed_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+    """Return the gradients in the arguments of `pool_transposed`; None for the text."""
     lse, q, k, x, *tensors = ctx.saved_tensors
     d_q, d_k, d_x, *rest = pool_transposed_backward(grad, lse, q, k, x, tensors, ctx.text)
     return d_q, d_k, d_x, _differentiable(rest, tensors), None
@@ -278,6 +283,7 @@ def results_of(forms: Any, tensors: list[Tensor]) -> Any:
 
 
 def _statistics_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what `statistics_backward` needs; positions, counts and the log-sum-exp have no gradient."""
     q, k, tensors, ctx.text, _ = inputs
     ctx.count = len(output)
     ctx.save_for_backward(*output, q, k, *tensors)
@@ -285,6 +291,7 @@ def _statistics_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _statistics_gradient(ctx: Any, grads: Any) -> Any:
+    """Return the gradients in the arguments of `statistics`; None for text and flag."""
     *results, lse = ctx.saved_tensors[: ctx.count]
     q, k, *tensors = ctx.saved_tensors[ctx.count :]
     given = [
@@ -364,12 +371,14 @@ def _(
 
 
 def _cells_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what `cells_backward` needs."""
     q, k, rows, columns, tensors, ctx.text, ctx.logits, _ = inputs
     ctx.save_for_backward(*output, q, k, rows, columns, *tensors)
     ctx.mark_non_differentiable(output[1])
 
 
 def _cells_gradient(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+    """Return the gradients in the arguments of `cells`; None for places, text and flags."""
     found, lse, q, k, rows, columns, *tensors = ctx.saved_tensors
     d_q, d_k, *rest = cells_backward(grad, found, lse, q, k, rows, columns, tensors, ctx.text, ctx.logits)
     return d_q, d_k, None, None, _differentiable(rest, tensors), None, None, None

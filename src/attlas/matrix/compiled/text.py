@@ -198,12 +198,13 @@ def statistics_in(text: str, tensors: Sequence[Tensor]) -> tuple[Statistic, ...]
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> dict[str, Any]:
+    """Return the text as plain data; one that was parsed before is not parsed again."""
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
 
 def _made(value: Any, take: Callable[[int], Tensor]) -> Any:
-    """Return what a part of a text describes."""
+    """Return what a part of a text describes; `take` returns the tensor of a number."""
     if isinstance(value, list):
         return tuple(_made(part, take) for part in value)
     if not isinstance(value, dict):

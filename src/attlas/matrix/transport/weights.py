@@ -23,17 +23,15 @@ from attlas.masks.base import Mask
 from attlas.masks.local import Causal
 from attlas.masks.placed import translated_mask
 from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.sweep import SweptWeights
 from attlas.matrix.transport import tiles, walk
 from attlas.matrix.transport.products import product
 from attlas.matrix.transport.tokens import GatedTokens
-from attlas.matrix.weights import Weights
-from attlas.stats.columns import ColumnMass
-from attlas.stats.rows import RowMass
 
 _FEW_ROWS = 16  # so many are carried chunk by chunk without the transitions of many chunks, which take longer to make
 
 
-class TransportWeights(Weights):
+class TransportWeights(SweptWeights):
     """``β_j q_iᵀ M_i ... M_{j+1} k_j`` for j ≤ i, where M are the transitions of a linear attention layer.
 
     Parameters
@@ -51,7 +49,6 @@ class TransportWeights(Weights):
     """
 
     are_shares = False
-    counts_other_keys = False
 
     def __init__(
         self,
@@ -75,15 +72,13 @@ class TransportWeights(Weights):
             versions = tuple(version_of(name, t) for name, t in tokens.tensors.items()) if known else ()
         self._versions = versions
         self._transitions: walk.Transitions | None = None
-        self._blocks: tuple[Any, GatedTokens, tiles.Blocks] | None = (
-            None  # of some heads, while statistics are computed
-        )
+        # Of some batches and heads, while statistics are computed.
+        self._blocks: tuple[tuple[range, range], GatedTokens, tiles.Blocks] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
         # A copy has tensors of its own, and does not collect the gradients of products of the original.
-        gone = {"gradient": None, "mask": None, "allowed_runs": None}
-        state = {name: value for name, value in vars(self).items() if name not in gone}
+        state = {name: value for name, value in vars(self).items() if name not in ("gradient", "mask", "outline")}
         return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
 
     # ---------------------------------------------------------------------------------------------------------- facts
@@ -101,42 +96,19 @@ class TransportWeights(Weights):
     def head_ids(self) -> Tensor:  # type: ignore[override]  # computed here
         return torch.arange(self.shape[1], device="cpu") if self._ids is None else self._ids[1]
 
-    @cached_property
-    def allowed_runs(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # computed here
-        place = torch.arange(self.rows.start, self.rows.stop, device=self.device) + 1 - self.columns.start
-        stop = place.clamp(0, len(self.columns)).view(1, 1, -1)
-        return torch.zeros_like(stop), stop
-
-    @cached_property
-    def gradient(self) -> WeightGradient:  # type: ignore[override]  # computed here
-        return WeightGradient(self._whole)
-
     @property
-    def requires_grad(self) -> bool:
-        return self.tokens.requires_grad
-
-    @property
-    def needs_graph(self) -> bool:
-        return self.is_symbolic or (torch.is_grad_enabled() and self.requires_grad)
-
-    @property
-    def is_symbolic(self) -> bool:
-        return tracing() or not self.tokens.has_numbers
+    def inputs(self) -> list[Tensor]:
+        return list(self.tokens.tensors.values())
 
     def check_unchanged(self) -> None:
         if tracing():
             return
-        for name, t, changes, address in self._versions:
-            if t.data_ptr() != address or (changes is not None and t._version != changes):
+        for version in self._versions:
+            if version.is_outdated:
                 rule = "the tensors of a matrix must not change after transport()."
+                found = f"{version.name} was changed in place"
                 fix = "call transport() again, or transport(q.clone(), k.clone()) before they change."
-                raise ModifiedError(rule, f"{name} was changed in place", fix, arguments={name: t})
-
-    def check_numbers(self) -> None:
-        if self.tokens.has_numbers or torch.compiler.is_exporting():
-            return
-        rule, found = "it needs tensors with numbers.", f"tensors of {self.device}, {type(self.tokens.q).__name__}"
-        raise BackendError(rule, found, "move the tokens to a device with memory for numbers; A @ v works there.")
+                raise ModifiedError(rule, found, fix, arguments={version.name: version.tensor})
 
     @property
     def description(self) -> str:
@@ -147,14 +119,6 @@ class TransportWeights(Weights):
             words.append(f"decay of each {of}")
         words += [name for name in ("write", "erase", "diagonal") if getattr(tokens, name) is not None]
         return ", ".join([*words, *(["erase=(p, r)"] if tokens.p is not None else [])])
-
-    def rows_with_keys(self) -> Tensor:
-        first, stop = self.allowed_runs
-        return first < stop
-
-    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
-        b, h = self.batch_ids[batches.start : batches.stop], self.head_ids[heads.start : heads.stop]
-        return Tile(batches, heads, rows, columns, *self.shape[2:], b, h, self.device, self.dtype)
 
     # ------------------------------------------------------------------------------------------------------- products
 
@@ -206,8 +170,7 @@ class TransportWeights(Weights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
-        if logits:
-            self.of_softmax("A.logits")
+        self.check_no_logits(logits)
         self.check_unchanged()
         found = self._cells(rows, columns)
         if found.requires_grad and not tracing():
@@ -257,15 +220,6 @@ class TransportWeights(Weights):
         return self._transitions
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
-        """Yield the weights of some rows and of one block of columns after the other, without a graph.
-
-        Parameters
-        ----------
-        at : Tile
-            Batches, heads and rows, by their places in these weights.
-        blocks : sequence of ColumnBlock
-            The columns, from left to right.
-        """
         key = at.batches, at.heads
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = None  # two at once would take twice the memory
@@ -295,21 +249,11 @@ class TransportWeights(Weights):
 
     # ----------------------------------------------------------------------------------------------------- statistics
 
-    @public("A.collect()")
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
-        self.check_unchanged()
-        self.check_numbers()
-        self.check_statistics(statistics)
-        results: dict[Statistic, Any] = {}
-        for statistic in statistics:
-            if type(statistic) in (RowMass, ColumnMass):
-                results[statistic] = self.sums(over_keys=type(statistic) is RowMass).squeeze(-1)
-        others = [statistic for statistic in statistics if statistic not in results]
-        if others:
-            rule = "of these weights, statistics other than sums are those of the dense tensor."
-            names = ", ".join(type(statistic).__name__ for statistic in others)
-            raise BackendError(rule, names, "stats.TopK(8)(A.to_dense().abs()), or of rows, A[..., :64, :].")
-        return [results[statistic] for statistic in statistics]
+        try:
+            return super().collect(statistics)
+        finally:
+            self._blocks = None
 
     # ---------------------------------------------------------------------------------------------- parts and copies
 

@@ -170,6 +170,7 @@ class Atlas:
         return sorted(layers_of(self.details, name, self.kinds) - {*self.layers(name)})
 
     def _main(self) -> str:
+        """Return the main kind of attention, which a plain number of a layer means."""
         return (*self.kinds, "self")[0]
 
     def __len__(self) -> int:
@@ -244,7 +245,7 @@ class Atlas:
         return str(entry.layer) if entry.kind == self._main() else repr(entry.path)
 
     def _contents(self) -> str:
-        """Word the layers of each kind, and the first modules."""
+        """Return in words the layers of each kind and the first modules, for an error."""
         if not self.entries:
             return "an empty atlas"
         parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
@@ -538,6 +539,7 @@ class Atlas:
         return attlas.view.export(self, path, **options)
 
     def _repr_html_(self) -> str:
+        # Notebooks call it.
         return attlas.view.preview(self)
 
     def __repr__(self) -> str:
@@ -583,6 +585,7 @@ class Atlas:
 
 
 def _many(count: str, name: str) -> str:
+    """Word a count of things: "1 head", "4 heads"."""
     return f"{count} {name}" if count == "1" else f"{count} {name}s"
 
 

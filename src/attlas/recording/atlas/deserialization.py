@@ -191,6 +191,7 @@ def _extremes(ids: Tensor) -> Tensor:
 
 
 def _describe(t: Tensor) -> str:
+    """Return shape and dtype of a tensor in words, for an error."""
     return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 

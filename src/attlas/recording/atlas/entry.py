@@ -199,6 +199,7 @@ class Entry:
 
     @property
     def _label(self) -> str:
+        """Kind, layer, module and pass in words, for an error."""
         return f"{self.path} ({self.name}), call {self.call}"
 
     def __repr__(self) -> str:
@@ -259,6 +260,7 @@ def statistic_names(statistics: Iterable[Statistic]) -> list[str]:
     except DtypeError as error:
         raise error.replaced(where="statistics") from None
     for statistic in statistics:
+        # TopK becomes top_k; a second one of the same class top_k_2.
         plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(statistic).__name__).lower().strip("_")
         count = sum(re.fullmatch(re.escape(plain) + r"(_\d+)?", name) is not None for name in names)
         names.append(f"{plain}_{count + 1}" if count else plain)

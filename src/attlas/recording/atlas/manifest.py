@@ -34,6 +34,7 @@ _WRONG = (AttlasError, SafetensorError, OSError, ValueError, TypeError, LookupEr
 
 def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, Written]) -> None:
     """Write ``atlas.json``, the last file of a folder, and wait until it is on disk."""
+    # The checksum is that of the text with zeros in its own place.
     listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
     whole = {"format": _FORMAT, "version": _VERSION, "sha256": _EMPTY, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
@@ -82,6 +83,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise FormatError("its text is not the one that attlas wrote: another program has written the JSON again")
         if not known or digest is None:
             raise FormatError(f"format version {str(version)[:60]} without a checksum")
+        # The checksum was taken with zeros in its place.
         blank = text[: digest.start(1)] + _EMPTY.encode() + text[digest.end(1) :]
         if hashlib.sha256(blank).hexdigest() != content["sha256"]:
             raise FormatError("a checksum that is not that of its text: it was changed, or cut off")
@@ -162,4 +164,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
+    """Raise a FormatError for NaN and infinity, which JSON does not have."""
     raise FormatError(f"{name}, which is no number of JSON")

@@ -132,6 +132,7 @@ class Writer:
         record = self._record(entry)
         self.flush()
         parts = [] if entry.matrix is None else entry.matrix.problem.score.modules()
+        # Scores of the user are read back as the objects that they are.
         own = {type(part).__name__: part for part in parts if isinstance(part, Score)}
         written = entry_from(record, self._reader, own)
         self._records[id(written)] = (written, record, dict(written.statistics))
@@ -249,7 +250,7 @@ class Writer:
     def put(self, name: str, t: Tensor) -> Spec:
         """Keep a tensor for the next file, and return where it will be found."""
         own = self.part(name, t)
-        key, number = name, 1
+        key, number = name, 1  # names are counted: q, q_2, q_3
         while key in self._pending:
             number += 1
             key = f"{name}_{number}"
@@ -258,7 +259,7 @@ class Writer:
 
     @public("save()")
     def _put_shared(self, name: str, t: Tensor) -> Spec:
-        """Keep a tensor unless one with the same numbers was kept before."""
+        """Keep a tensor unless one with the same numbers was kept before; return where it will be found."""
         own = storable(name, t)
         key = fingerprint(own)
         if key not in self._shared:
@@ -266,6 +267,7 @@ class Writer:
         return self._shared[key] | {"own": list(own.shape), "shape": list(t.shape)}
 
     def _file(self) -> str:
+        """Return the name of the next file of tensors."""
         return f"{len(self.files):04d}.safetensors"
 
     def flush(self) -> None:

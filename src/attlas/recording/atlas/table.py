@@ -192,11 +192,14 @@ def token_records(
 
 
 def _text(tokens: list[str] | None, position: int) -> str | None:
+    """Return the text of the token at a position; None where it is not known."""
     return tokens[position] if tokens is not None and position < len(tokens) else None
 
 
 def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) -> dict[str, Column]:
-    """Return the columns of one statistic, each of shape (heads,)."""
+    """Return the columns that one statistic gives, by name, each of shape (heads,); none where it gives none."""
+    # `query_mask` has the rows that means include. A number at the end of a name, as in top_k_2, counts statistics of
+    # the same class.
     shape, rows = entry.shape, entry.shape[:3]
     plain = re.sub(r"_\d+$", "", name)
     if isinstance(result, tuple):
@@ -225,6 +228,7 @@ def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) ->
 
 
 def _is(result: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a result is a tensor of this shape."""
     return isinstance(result, Tensor) and tuple(result.shape) == shape
 
 
@@ -259,6 +263,7 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> t
         return None
     # Queries of padding have mass in the columns: the column of the first token is made again without them.
     problem = entry.matrix.problem
+    # The mass of a row is 1, less the weight of a sink, exp(sink - lse).
     row_mass = torch.ones(entry.shape[:3], dtype=torch.float64)
     if problem.sink is not None:
         row_mass = -torch.expm1(problem.sink.cpu().double().view(1, -1, 1) - entry.matrix.lse.cpu().double())

@@ -43,6 +43,8 @@ class AdditiveKernels(PairwiseFamily):
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
     ) -> Gradients | None:
+        # One call for each block of rows; gradients in keys, values and weights are sums over the blocks. `left`,
+        # `right` and `delta` are those of a `CellGradient`, `known` is the log-sum-exp of the rows.
         problem, dtype = self.problem, self.problem.dtype
         batch, heads, m, n = problem.shape
         hidden, e, key_heads = self.q.shape[-1], left.shape[-1], self.k.shape[1]

@@ -77,6 +77,7 @@ class FusedKernels(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
+        # None leaves it to the next backend: a log-sum-exp that is rounded or too large, or functions of tiles.
         problem, known = request.problem, exact(lse)
         if known is None or exceeds(known, LARGEST) or not gradient.is_closed:
             return None
@@ -97,8 +98,9 @@ class FusedKernels(Backend):
             row, share = gradient.row, torch.exp(problem.sink.detach().to(lse.dtype).view(1, -1, 1) - lse)
             delta = delta - row * torch.where(lse == -torch.inf, 0.0, share).to(dtype)
         rows = {name: t for name in _TERMS if (t := getattr(gradient, name)) is not None}
-        if rows.keys() & {"log", "square"}:
+        if rows.keys() & {"log", "square"}:  # the kernel reads both or none
             rows = {"log": torch.zeros_like(delta), "square": torch.zeros_like(delta)} | rows
+        # Where there is no product: one 0 for each row and key, expanded from a single number.
         left = delta.new_zeros(1, 1, 1, 1).expand(*delta.shape, 1) if gradient.left is None else gradient.left
         right = product.k.new_zeros(1).expand(*product.k.shape[:3], 1) if gradient.right is None else gradient.right
         found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows)
@@ -168,7 +170,7 @@ class PairwiseKernels(Backend):
             return None
         found: dict[str, Tensor] = {}
         rest = {name: value for name, value in wanted.items() if name != "lse"}
-        # Then weights sum to 1, and no pass is needed to know it.
+        # The weights of a row then sum to 1, or to 0 where it sees no key: no pass is needed to know it.
         complete = "mass" in wanted and problem.sink is None and not problem.partial
         if complete:
             del rest["mass"]

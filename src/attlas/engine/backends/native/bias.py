@@ -16,6 +16,7 @@ from attlas.scores.bias import Bias
 
 def of(problem: Problem) -> Bias | None:
     """Return what places add to the dot product, without a graph; None where they add nothing, or have no such form."""
+    # Computed once for each problem, which keeps it.
     kept = vars(problem)
     if "bias" not in kept:
         dot = problem.dot
@@ -39,9 +40,10 @@ def unsupported(problem: Problem) -> str | None:
         if t is None:
             continue
         whole = (batch, heads, *sizes)
-        least = whole[:2] if name != "cell" else whole
+        # The first axes may have size 1: batch and heads, and of `cell` all.
+        may_be_one = whole[:2] if name != "cell" else whole
         fits = t.ndim == len(whole) and all(
-            size == full or (size == 1 and place < len(least))
+            size == full or (size == 1 and place < len(may_be_one))
             for place, (size, full) in enumerate(zip(t.shape, whole, strict=True))
         )
         if not fits:
@@ -74,17 +76,17 @@ def fields(kernels: library.Kernels, problem: Problem, rows: slice) -> tuple[dic
     for name, t, start in (("by_query", bias.query, rows.start), ("by_key", bias.key, 0)):
         if t is not None:
             t = t.to(torch.float64).contiguous()
-            found[name] = kernels.structures["TokenBias"](t.data_ptr() + 8 * start, *_heads(t))
+            found[name] = kernels.structures["TokenBias"](t.data_ptr() + 8 * start, *_heads(t))  # 8 bytes each
             buffers.append(t)
     return found, buffers
 
 
 def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
-    """Return a tensor as the kernels see a term; its number `start` is that of the first row and column."""
+    """Return a tensor as a `Bias` of the kernels, whose first row and column have number `start` of the tensor."""
     address = t.data_ptr() + start * t.element_size()
     return kernels.structures["Bias"](address, *_heads(t), row, column, factor, kernels.codes[TYPES[t.dtype]])
 
 
 def _heads(t: Tensor) -> tuple[int, int]:
-    """Return the strides of batch and heads, 0 where there is one for all."""
+    """Return the strides of the axes batch and heads; 0 for an axis of size 1, which stands for all."""
     return (0 if t.shape[0] == 1 else t.stride(0)), (0 if t.shape[1] == 1 else t.stride(1))

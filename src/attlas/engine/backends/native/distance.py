@@ -67,6 +67,8 @@ class DistanceKernels(PairwiseFamily):
     def backward(
         self, parameters: Sequence[Tensor], lse: Tensor, left: Tensor, right: Tensor, delta: Tensor
     ) -> Gradients | None:
+        # Two calls for each block of rows: the first gives the gradients of queries and scale, the second, with queries
+        # and keys exchanged, those of keys and values. `left`, `right` and `delta` are those of a `CellGradient`.
         problem, dtype = self.problem, self.problem.dtype
         batch, heads, m, n = problem.shape
         d, e = self.q.shape[-1], left.shape[-1]
@@ -95,7 +97,7 @@ class DistanceKernels(PairwiseFamily):
                 return None
             d_k += first
             d_values += part
-        # s = -½ Σ (scale gap)², or -Σ |scale gap|.
+        # s = -½ Σ (scale gap)², or -Σ |scale gap|. The kernels leave out the factor that is the same for all pairs.
         gaussian = type(self.score) is Gaussian
         factor = -self.scale.square() if gaussian else -self.scale.abs()
         d_k = sum_heads(d_k, self.k.shape[1])

@@ -55,6 +55,7 @@ def compute(
         wanted = {**wanted, "lse": True}
 
     def run(rows: slice, fields: dict[str, Any]) -> bool:
+        """Compute some rows, with results in `fields`; return False if the numbers need another backend."""
         part = q[:, :, rows]
         threads = threads_for(part, k.shape[2])
         places, _buffers = ({}, []) if dot.bias is None else bias.fields(kernels, problem, rows)

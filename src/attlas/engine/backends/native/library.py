@@ -84,7 +84,8 @@ class _Library:
         return _Function(function, address, kind, frozenset(field for field, *_ in kind._fields_))
 
     def run(self, function: _Function, work: ctypes.Structure, number: int) -> int:
-        """Call a C function for an instruction set; a signal handler that raises ends the call."""
+        """Call a C function; `number` is that of the instruction set. A signal handler that raises ends the call."""
+        # Python runs signal handlers on the main thread alone, so only a call from there looks at signals.
         if threading.get_ident() == threading.main_thread().ident:
             return int(self._from_main_thread(function.address, ctypes.byref(work), number))
         return int(function.call(ctypes.byref(work), number))

@@ -168,6 +168,7 @@ class PairwiseFamily(ABC):
         """Return ``A.mT @ x``, shape (batch, heads, n, e), in the dtype of the sums; None as in `forward`."""
         batch, heads, _, n = self.problem.shape
         values = x.detach().to(self.problem.dtype)
+        # The log-sum-exp of a row without keys is -inf, and allowed.
         if not all_finite(self.q, self.k, values, lse.clamp(min=-1.0)):
             return None
         total = self.zeros(batch, heads, n, x.shape[-1])

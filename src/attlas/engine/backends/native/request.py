@@ -140,6 +140,7 @@ def _fields(
     picture = wanted.get("picture_sum") or wanted.get("picture_max")
     if picture is not None:
         rows, columns = torch.tensor(picture[0], device="cpu"), torch.tensor(picture[1], device="cpu")
+        # The edges that lie within the rows of this call, counted from the first of them.
         buffers += [rows.clamp_(block.rows.start, block.rows.stop).sub_(block.rows.start), columns]
         fields |= {"row_edges": buffers[-2].data_ptr(), "column_edges": buffers[-1].data_ptr()}
         fields |= {"picture_rows": len(rows) - 1, "picture_columns": len(columns) - 1}
@@ -150,7 +151,7 @@ def _fields(
 
 
 def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
-    """Return the fields for one run of keys a row, and the tensors that they point to.
+    """Return the fields for a mask of one run of keys per row, and the tensors that they point to.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor,
 
 
 def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
-    """Return the fields for a cell of each pair, and the tensor that they point to.
+    """Return the fields for a mask of one byte per cell, and the tensor that they point to.
 
     Parameters
     ----------
@@ -178,6 +179,6 @@ def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[T
 
 
 def _strides(name: str, t: Tensor) -> dict[str, int]:
-    """Return the strides of batch and heads, 0 where there is one for all."""
+    """Return the fields with the strides of batch and heads, 0 where one mask stands for all of them."""
     batch, head = (0 if t.shape[0] == 1 else t.stride(0)), (0 if t.shape[1] == 1 else t.stride(1))
     return {f"{name}_batch": batch, f"{name}_head": head}

@@ -1,0 +1,1 @@
+"""Kinds of weights that are made of other weights: sums, stacks, products, and diagonals."""

@@ -1,0 +1,395 @@
+"""Statistics of weights that are no softmax: one pass over tiles of weights, which may be negative."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from attlas.engine.autodiff import graph
+from attlas.engine.gradient import CellGradient
+from attlas.engine.online import empty_lse
+from attlas.engine.outputs import MISSING
+from attlas.engine.plan import Plan
+from attlas.engine.problem import Problem, spread_heads, version_of
+from attlas.engine.statistic import Part, Statistic, Workspace, lowest
+from attlas.engine.tiling import ColumnBlock, clip, column_blocks, cut_heads, segments_of, sizes
+from attlas.errors import BackendError, DtypeError, ShapeError, TooLargeError, public
+from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.tiles import Tile, cut
+from attlas.foundation.trees import rebuilt, tensors_in
+from attlas.masks.base import BlockState, Mask
+from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.weights import Weights
+from attlas.scores.dot import ScaledDot
+from attlas.stats.columns import ColumnMass
+from attlas.stats.rows import Pooled, RowMass
+
+_PLAN = Plan()
+
+
+class _Outline(Problem):
+    """Shape, dtype, mask and ids of weights that are shares of a row, for statistics; its tokens are zeros."""
+
+
+class _SignedOutline(_Outline):
+    """The same of weights that may be negative, or sum to more than 1."""
+
+    signed: ClassVar[bool] = True
+
+
+class SweptWeights(Weights):
+    """Weights that are no softmax. Statistics that no product gives see their tiles as they are.
+
+    A subclass says what its products, its cells and its `inputs` are. Weights that are hidden by the mask are 0, and
+    count as cells of weight 0: the largest weight of a row of negative ones is 0 where the mask hides a key.
+    """
+
+    counts_other_keys = False
+    #: Whether a weight may be negative.
+    are_signed: bool = True
+    _whole: WeightGradient | None = None
+
+    @property
+    @abstractmethod
+    def inputs(self) -> list[Tensor]:
+        """The tensors that can get a gradient through the weights."""
+
+    def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        """Yield the weights of some rows and of one block of columns after the other, 0 where masked, without a graph.
+
+        Parameters
+        ----------
+        at : Tile
+            Batches, heads and rows, by their places in these weights.
+        blocks : sequence of ColumnBlock
+            The columns, from left to right.
+        """
+        some = self.part(_slice(at.batches), _slice(at.heads)).detach()
+        for block in blocks:
+            yield some.cells(at.rows, block.columns)
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+
+    @cached_property
+    def outline(self) -> Problem:
+        """What statistics may ask of a matrix: sizes, dtype, device, mask, ids."""
+        batch, heads, m, n = self.shape
+        zero = torch.zeros(1, dtype=self.dtype, device=self.device)
+        q, k = (zero.expand(batch, heads, length, 1) for length in (m, n))
+        of_kind = _Outline if self.are_shares else _SignedOutline
+        ids = self.batch_ids, self.head_ids
+        return of_kind(q, k, ScaledDot(1.0), self.mask, None, ids, versions=(version_of("q", zero),))
+
+    @property
+    def allowed_runs(self) -> tuple[Tensor, Tensor] | None:  # type: ignore[override]  # computed here
+        return self.outline.allowed_runs
+
+    @cached_property
+    def gradient(self) -> WeightGradient:  # type: ignore[override]  # computed here
+        return WeightGradient(self._whole)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in self.inputs)
+
+    @property
+    def needs_graph(self) -> bool:
+        return self.is_symbolic or (torch.is_grad_enabled() and self.requires_grad)
+
+    @property
+    def is_symbolic(self) -> bool:
+        return tracing() or self.device.type == "meta"
+
+    def check_numbers(self) -> None:
+        if self.is_symbolic:
+            rule = f"{self.description} is read outside of compiled programs, from tensors with numbers."
+            found = f"a traced program, or tensors of {self.device}"
+            raise BackendError(rule, found, "A @ v, which is traced; or read it outside of the program.")
+
+    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
+        return self.outline.tile(batches, heads, rows, columns)
+
+    def rows_with_keys(self) -> Tensor | None:
+        runs = self.allowed_runs
+        return None if runs is None else runs[0] < runs[1]
+
+    def check_no_logits(self, logits: bool) -> None:
+        """Raise a DtypeError where log-weights are asked for."""
+        if logits:
+            self.of_softmax("A.logits")
+
+    def check_shares(self) -> None:
+        if not self.are_shares:
+            rule = "weights must be shares of a row: not negative, with a sum of at most 1."
+            raise ShapeError(rule, self.description, "stats.RowMass(), stats.TopK(8)", A=f"shape {self.shape}")
+
+    def check_statistics(self, statistics: Sequence[Statistic]) -> None:
+        for statistic in statistics:
+            with public(f"{type(statistic).__name__}()"):
+                if statistic.of_logits:
+                    self.of_softmax("")
+                if statistic.of_shares or (statistic.of_unsigned and self.are_signed):
+                    self.check_shares()
+
+    # ----------------------------------------------------------------------------------------------------- statistics
+
+    @public("A.collect()")
+    def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        self.check_unchanged()
+        self.check_numbers()
+        self.check_statistics(statistics)
+        results = [self.without_sweep(statistic) for statistic in statistics]
+        rest = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
+        found = iter(_collected(self, rest))
+        return [next(found) if result is MISSING else result for result in results]
+
+    def without_sweep(self, statistic: Statistic) -> Any:
+        """Return the result of a statistic that a product gives; MISSING for all others."""
+        if not is_sum(statistic):
+            return MISSING
+        if isinstance(statistic, RowMass):
+            return self.sums(over_keys=True).squeeze(-1)
+        if isinstance(statistic, ColumnMass) and statistic.rows is None:
+            return self.sums(over_keys=False).squeeze(-1)
+        if isinstance(statistic, Pooled):
+            return self.full_precision().product(statistic.values_of(self.outline).to(self.dtype))
+        return MISSING
+
+
+def is_sum(statistic: Statistic) -> bool:
+    """Return whether a statistic adds up weights, so that its result for a sum of matrices is the sum of theirs."""
+    return statistic.is_sum and statistic.describes("is_sum")
+
+
+def _slice(places: range) -> slice:
+    return slice(places.start, places.stop)
+
+
+def _collected(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
+    """Return the results of statistics that need the tiles, with a graph where there is one."""
+    if not statistics:
+        return []
+    if not weights.needs_graph:
+        return _swept(weights, statistics)
+    weights.gradient.mark_incomplete("statistics were collected")
+    forms: list[Any] = []
+    found = list(_Swept.apply(weights, statistics, forms, *weights.inputs))  # type: ignore[no-untyped-call]
+    return [rebuilt(form, found) for form in forms]  # each takes its own from the list
+
+
+@torch.no_grad()
+def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
+    """Run statistics over the tiles in one pass, without a graph."""
+    carries = [statistic.start(weights.outline) for statistic in statistics]
+    whole_rows = any(statistic.whole_rows for statistic in statistics)
+    # Hidden cells add nothing to a sum. Any other statistic counts them as weights of 0.
+    sums_alone = all(is_sum(statistic) or statistic.is_mean for statistic in statistics)
+    space = Workspace(weights.dtype, weights.device)
+    for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone):
+        for number, (block, cells) in enumerate(zip(blocks, weights.row_tiles(at, blocks), strict=True)):
+            ends = number == 0, number == len(blocks) - 1
+            part = _part(weights, at.narrow(block.columns), block, cells, space, *ends)
+            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
+    return [statistic.finish(carry) for statistic, carry in zip(statistics, carries, strict=True)]
+
+
+def _row_blocks(
+    weights: SweptWeights, *, whole_rows: bool, hidden: bool
+) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
+    """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
+    outline, (batch, heads, m, n) = weights.outline, weights.shape
+    size = sizes(outline, _PLAN, whole_rows=whole_rows, wide=False)
+    group = heads // max(weights.key_heads, 1)
+    for batches, own, rows in product(
+        cut(batch, size.batches), list(cut_heads(range(heads), size.heads, group)), cut(m, size.rows)
+    ):
+        at = weights.tile(batches, own, rows, range(n))
+        if hidden:
+            yield at, _every_column(at, outline.mask, size.columns)
+        else:
+            yield at, column_blocks(at, outline.mask, size.columns, whole_rows=whole_rows)
+
+
+def _every_column(at: Tile, mask: Mask | None, width: int) -> tuple[ColumnBlock, ...]:
+    """Return all columns in blocks of a width, with what the mask says of each."""
+    segments = [(at.columns, BlockState.FULL)] if mask is None else segments_of(at, mask)
+    return tuple(ColumnBlock(columns, clip(segments, columns)) for columns in cut(at.n, width))
+
+
+def _part(
+    weights: SweptWeights,
+    at: Tile,
+    block: ColumnBlock,
+    cells: Tensor,
+    space: Workspace,
+    first: bool = True,
+    last: bool = True,
+) -> Part:
+    """Return the part of a tile whose weights are known."""
+    if not weights.are_shares:
+        return _SignedPart(weights.outline, at, block, lambda: cells, _no_lse, space, first, last)
+    zero = empty_lse(at.shape[:3], at.device).zero_()
+    part = Part(weights.outline, at, block, lambda: _logs(cells), lambda: zero, space, first, last)
+    vars(part)["weights"] = vars(part)["_exp_shifted"] = cells  # as they are, not the exponentials of their logarithms
+    return part
+
+
+def _logs(weights: Tensor) -> Tensor:
+    """Return the logarithms of weights that are not negative, a very low finite number for 0."""
+    return weights.log().clamp_(min=lowest(weights.dtype))
+
+
+def _no_lse() -> NoReturn:
+    rule = "a log-sum-exp belongs to a softmax, and these weights are none."
+    raise DtypeError(rule, "a statistic of log-weights", "part.weights, in the step of a statistic of yours")
+
+
+@dataclass(eq=False)
+class _SignedPart(Part):
+    """A part of weights that may be negative: they order the keys, as the logits of a softmax do."""
+
+    @cached_property
+    def weights(self) -> Tensor:
+        return self.score()
+
+    @cached_property
+    def shifted(self) -> Tensor:
+        return self.weights
+
+    @cached_property
+    def mass(self) -> Tensor:
+        return self.weights.sum(dim=-1)
+
+    @property
+    def hidden(self) -> Tensor:
+        if self.allowed is None:
+            return torch.zeros(self.shape, dtype=torch.bool, device=self.at.device)
+        return ~self.allowed
+
+    def as_weights(self, shifted: Tensor) -> Tensor:
+        return shifted.masked_fill(shifted == -torch.inf, 0.0)
+
+
+class _Swept(torch.autograd.Function):
+    """Statistics with their graph; the backward computes the tiles again, whole rows at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: SweptWeights, statistics: Sequence[Statistic], forms: list[Any], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        results = _swept(weights, statistics)
+        forms += results
+        found = tensors_in(results)
+        # The results themselves would make a cycle that Python cannot free: they know this context.
+        ctx.forms = [rebuilt(result, [t.new_empty(0) for t in tensors_in(result)]) for result in results]
+        ctx.weights, ctx.statistics = weights, statistics
+        ctx.save_for_backward(*found, *inputs)
+        fixed = [t for s, r in zip(statistics, results, strict=True) for t in tensors_in(r) if not s.differentiable]
+        ctx.mark_non_differentiable(*fixed, *(t for t in found if not t.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @public("backward of A.collect()")
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        weights: SweptWeights = ctx.weights
+        weights.check_unchanged()
+        found, inputs = ctx.saved_tensors[: len(slopes)], ctx.saved_tensors[len(slopes) :]
+        results = list(found)
+        cells = _cell_gradient(weights, ctx.statistics, [rebuilt(form, results) for form in ctx.forms], slopes)
+        wanted = [t for t in inputs if t.requires_grad]
+        totals: list[Tensor | None] = [None] * len(wanted)
+        space = Workspace(weights.dtype, weights.device)
+        for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
+            with torch.enable_grad():
+                rows = weights.part(_slice(at.batches), _slice(at.heads)).cells(at.rows, at.columns)
+            slope = _slope(cells, _part(weights, at, block, rows.detach(), space))
+            if rows.requires_grad:
+                grads = torch.autograd.grad(rows, wanted, slope, allow_unused=True)
+                totals = [t if g is None else g if t is None else t + g for t, g in zip(totals, grads, strict=True)]
+        own = iter(totals)
+        return None, None, None, *(next(own) if t.requires_grad else None for t in inputs)
+
+
+def _cell_gradient(
+    weights: SweptWeights, statistics: Sequence[Statistic], results: Sequence[Any], slopes: Sequence[Tensor | None]
+) -> CellGradient:
+    """Return the gradient of a loss in each weight, from those in the results of the statistics."""
+    total, rest = CellGradient(), list(slopes)
+    for statistic, result in zip(statistics, results, strict=True):
+        tensors = tensors_in(result)
+        own, rest = rest[: len(tensors)], rest[len(tensors) :]
+        if not statistic.differentiable or all(g is None for g in own):
+            continue
+        filled = [torch.zeros_like(t) if g is None else g for g, t in zip(own, tensors, strict=True)]
+        found = statistic.gradient(weights.outline, rebuilt(result, list(filled)), result)
+        if found is None or not statistic.describes("gradient") or _is_of_logits(found):
+            found = _by_autograd(weights, statistic, filled)
+        total = total + found
+    return total
+
+
+def _by_autograd(weights: SweptWeights, statistic: Statistic, grads: Sequence[Tensor]) -> CellGradient:
+    """Return the gradient of a statistic without a formula, by autograd through its step on the written-out matrix.
+
+    Raises
+    ------
+    TooLargeError
+        If the matrix takes more than 1 GiB.
+    """
+    batch, heads, m, n = weights.shape
+    size = batch * heads * m * n * weights.dtype.itemsize
+    if size > graph.DENSE_LIMIT:
+        rule = "without a formula its gradient takes the whole matrix, which is larger than the limit."
+        fix = "a method `gradient` in its class, or A.detach()."
+        found = f"{size:,} bytes, the limit is {graph.DENSE_LIMIT:,}"
+        raise TooLargeError(rule, found, fix, A=f"shape {weights.shape}", where=f"{type(statistic).__name__}()")
+    at = weights.tile(*map(range, weights.shape))
+    (block,) = _every_column(at, weights.mask, max(n, 1)) or (ColumnBlock(at.columns, ()),)
+    with torch.enable_grad():
+        cells = weights.detach().cells(range(m), range(n)).requires_grad_()
+        part = _part(weights, at, block, cells, Workspace(weights.dtype, weights.device))
+        result = statistic.finish(statistic.step(statistic.start(weights.outline), part, at))
+    pairs = [(t, g) for t, g in zip(tensors_in(result), grads, strict=True) if t.requires_grad]
+    (slope,) = torch.autograd.grad([t for t, _ in pairs], cells, [g for _, g in pairs])
+
+    def of_tile(part: Part) -> Tensor:
+        b, h, rows = part.at.place
+        return slope[b, h, rows, _slice(part.at.columns)]
+
+    return CellGradient(weights=(of_tile,))
+
+
+def _is_of_logits(gradient: CellGradient) -> bool:
+    """Return whether a part of a gradient is one in log-weights."""
+    return bool(gradient.logits) or any(t is not None for t in (gradient.lse, gradient.mean, gradient.linear))
+
+
+def _slope(gradient: CellGradient, part: Part) -> Tensor:
+    """Return the gradient of a loss in the weights of a part."""
+    at, weights = part.at, part.weights
+    b, h, rows = at.place
+    columns = _slice(at.columns)
+    total = torch.zeros_like(weights)
+    if gradient.left is not None and gradient.right is not None:
+        right = spread_heads(gradient.right, part.problem.shape[1])[b, h, columns]
+        total += torch.matmul(gradient.left[b, h, rows], right.to(gradient.left.dtype).mT)
+    if gradient.row is not None:
+        total += gradient.row[b, h, rows].unsqueeze(-1)
+    if gradient.log is not None:
+        seen = weights > 0
+        total += gradient.log[b, h, rows].unsqueeze(-1) * torch.where(seen, weights, 1.0).log()
+    if gradient.square is not None:
+        total += gradient.square[b, h, rows].unsqueeze(-1) * weights
+    if gradient.column is not None:
+        total += gradient.column[b, h, columns].unsqueeze(-2)
+    for of_tile in gradient.weights:
+        total += of_tile(part)
+    return total
