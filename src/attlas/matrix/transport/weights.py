@@ -75,6 +75,7 @@ class TransportWeights(SweptWeights):
         # Of some batches and heads, while statistics are computed.
         self._blocks: tuple[tuple[range, range], GatedTokens, tiles.Blocks] | None = None
 
+    @public("a copy of A")
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
         # A copy has tensors of its own, and does not collect the gradients of products of the original.
