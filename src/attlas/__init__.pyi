@@ -51,6 +51,7 @@ from attlas.matrix.divergence import divergence as divergence
 from attlas.matrix.explain import explain as explain
 from attlas.matrix.eye import eye as eye
 from attlas.matrix.kinds.pointwise import Pointwise as Pointwise
+from attlas.matrix.transport.function import transport as transport
 from attlas.recording import atlas as atlas
 from attlas.recording import record as record
 from attlas.recording.atlas import Atlas as Atlas
@@ -79,7 +80,7 @@ __all__ = [
     "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError",
     "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus",
     "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "load",
-    "record", "stats", "testing",
+    "record", "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

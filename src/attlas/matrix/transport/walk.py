@@ -1,0 +1,194 @@
+"""Cells of any rows and columns: rows are carried back from their own chunk to those of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.engine.problem import spread_heads
+from attlas.foundation.checks import sum_dtype
+from attlas.foundation.tiles import cut
+from attlas.matrix.transport.factors import Factors, each, factors
+from attlas.matrix.transport.tokens import GatedTokens
+
+#: Chunks over which the shortest kept transition leads; a power of 2.
+STRIDE = 16
+
+#: Transitions of `STRIDE`, ``2 STRIDE``, ``4 STRIDE``, ... chunks, each of shape (batch, heads, count, d, d).
+Transitions: TypeAlias = "list[Tensor]"
+
+
+def cells(
+    tokens: GatedTokens, rows: list[int], columns: list[int], transitions: Callable[[], Transitions] | None
+) -> tuple[Tensor, Tensor]:
+    """Return the cells of some rows and columns, without the diagonal that is added to the matrix.
+
+    Parameters
+    ----------
+    tokens : GatedTokens
+        Queries, keys and gates.
+    rows, columns : list of int
+        Which, in ascending order, each once; no row before the first column, and no column after the last row.
+    transitions : callable, optional
+        Returns the transitions of many chunks, for gaps between rows and columns; without it rows are carried through
+        them chunk by chunk.
+
+    Returns
+    -------
+    cells : Tensor, shape (batch, heads, len(rows), len(columns))
+        The cells.
+    carried : Tensor, shape (batch, heads, rows, d)
+        The rows of the first column's chunk and later ones, carried back to the start of that chunk.
+    """
+    size = tokens.chunk
+    rows_of, columns_of = _by_chunk(rows, size), _by_chunk(columns, size)
+    found = []
+    busy = sorted({*rows_of, *columns_of}, reverse=True)
+    x = torch.zeros(tokens.batch, tokens.heads, 0, tokens.size, dtype=tokens.dtype, device=tokens.device)
+    at = tokens.chunks  # the rows so far stand at the start of this chunk
+    for chunks in _runs(busy, rows_of, tokens.chunks_at_once):
+        x = _over(tokens, x, at, chunks.stop, transitions)
+        joining = chunks.start in rows_of
+        f = factors(tokens, chunks, reads=joining)
+        if joining:
+            x, part = _joined(f, x, chunks, rows_of, columns_of)
+        else:
+            x, part = _passed(f, x, chunks, columns_of, size)
+        found += [functional.pad(t, (0, 0, len(rows) - t.shape[2], 0)) for t in part]
+        at = chunks.start
+    return torch.cat(found[::-1], -1), x
+
+
+def transitions_of(tokens: GatedTokens) -> Transitions:
+    """Return the transitions of 1, 2, 4, ... times `STRIDE` chunks: ``2 n d² / (C STRIDE)`` numbers a head."""
+    whole = tokens.chunks // STRIDE * STRIDE
+    found = []
+    for chunks in cut(whole, max(tokens.chunks_at_once // STRIDE, 1) * STRIDE):
+        t = factors(tokens, chunks, reads=False).transitions()
+        t = t.expand(tokens.batch, tokens.heads, len(chunks), -1, -1)
+        for _ in range(STRIDE.bit_length() - 1):
+            t = _doubled(t)
+        found.append(t)
+    levels = [torch.cat(found, 2)] if found else []
+    while levels and levels[-1].shape[2] > 1:
+        levels.append(_doubled(levels[-1]))
+    return levels
+
+
+def _doubled(t: Tensor) -> Tensor:
+    even = t.shape[2] // 2 * 2
+    return t[:, :, 1:even:2] @ t[:, :, 0:even:2]
+
+
+def _by_chunk(places: list[int], size: int) -> dict[int, list[int]]:
+    """Return the places of each chunk, counted from its start."""
+    return {chunk: [place % size for place in own] for chunk, own in groupby(places, lambda place: place // size)}
+
+
+def _runs(busy: list[int], rows_of: dict[int, list[int]], most: int) -> Iterator[range]:
+    """Yield runs of chunks, the last first, in which all have rows or none has."""
+    start, stop = busy[0], busy[0] + 1
+    for chunk in busy[1:]:
+        if chunk == start - 1 and (chunk in rows_of) == (start in rows_of) and stop - chunk <= most:
+            start = chunk
+            continue
+        yield range(start, stop)
+        start, stop = chunk, chunk + 1
+    yield range(start, stop)
+
+
+def _carried(x: Tensor, total: Tensor | None, into: Tensor | None, out_of: Tensor | None) -> Tensor:
+    """Return rows carried back over a chunk: ``x T``."""
+    kept = x if total is None else x * total
+    return kept if into is None or out_of is None else kept + (x @ into.mT) @ out_of
+
+
+def _steps(f: Factors, count: int) -> Iterator[tuple[Tensor | None, ...]]:
+    """Yield what carries rows over each chunk, the last first."""
+    into, out_of = f.turn or (None, None)
+    steps = zip(each(f.total, count), each(into, count), each(out_of, count), strict=True)
+    yield from reversed(list(steps))
+
+
+def _joined(
+    f: Factors,
+    x: Tensor,
+    chunks: range,
+    rows_of: dict[int, list[int]],
+    columns_of: dict[int, list[int]],
+) -> tuple[Tensor, list[Tensor]]:
+    """Carry rows back through chunks whose own rows join them; also return the cells of their columns, last first."""
+    found = []
+    for chunk, step in zip(reversed(chunks), _steps(f, len(chunks)), strict=True):
+        own, place = rows_of[chunk], chunk - chunks.start
+        if chunk in columns_of:
+            some = columns_of[chunk]
+            later = x @ _picked(f.writes[:, :, place], some).mT
+            inside = _picked(_picked(f.inner[:, :, place], own).mT, some).mT
+            found.append(torch.cat([inside, later], 2))
+        x = torch.cat([_picked(f.reads[:, :, place], own), _carried(x, *step)], 2)
+    return x, found
+
+
+def _passed(
+    f: Factors, x: Tensor, chunks: range, columns_of: dict[int, list[int]], size: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Carry rows back through chunks without rows; also return the cells of their columns."""
+    after = []
+    for step in _steps(f, len(chunks)):
+        after.append(x)
+        x = _carried(x, *step)
+    found = torch.stack(after[::-1], 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
+    found = found.transpose(2, 3).flatten(3)
+    some = [(chunk - chunks.start) * size + place for chunk in chunks for place in columns_of.get(chunk, ())]
+    return x, [found if len(some) == found.shape[-1] else _picked(found.mT, some).mT]
+
+
+def _picked(t: Tensor, places: list[int]) -> Tensor:
+    """Return some rows of a tensor, in ascending order; a view where they are a run."""
+    if not places or places[-1] - places[0] + 1 == len(places):
+        return t[:, :, places[0] : places[-1] + 1] if places else t[:, :, :0]
+    return t[:, :, torch.tensor(places, device=t.device)]
+
+
+def _over(
+    tokens: GatedTokens, x: Tensor, start: int, stop: int, transitions: Callable[[], Transitions] | None
+) -> Tensor:
+    """Return rows at the start of chunk `start`, carried back to the start of chunk `stop`."""
+    if start <= stop or not x.shape[2]:
+        return x
+    if not tokens.turns:
+        return x * _decay_between(tokens, stop * tokens.chunk, start * tokens.chunk)
+    stride = STRIDE
+    levels = transitions() if transitions is not None and stop + 2 * stride <= start else []
+    while start > stop:
+        if levels and start % stride == 0 and start - stride >= stop:
+            level = 0
+            while start % (2 * stride << level) == 0 and start - (2 * stride << level) >= stop:
+                level += 1
+            x = x @ levels[level][:, :, (start // stride >> level) - 1]
+            start -= stride << level
+            continue
+        least = max(stop, (start - 1) // stride * stride if levels else start - tokens.chunks_at_once)
+        for step in _steps(factors(tokens, range(least, start), reads=False), start - least):
+            x = _carried(x, *step)
+        start = least
+    return x
+
+
+def _decay_between(tokens: GatedTokens, start: int, stop: int) -> Tensor:
+    """Return the decay over the tokens from `start` to before `stop`, broadcastable to rows."""
+    g = tokens.decay
+    if g is None:
+        return torch.ones((), dtype=tokens.dtype, device=tokens.device)
+    total = sum_dtype(g.device)
+    if tokens.is_constant(g):
+        logs = g.to(total) * (stop - start)
+    else:
+        logs = g[:, :, start:stop].sum(2, keepdim=True, dtype=total)
+    return spread_heads(logs, tokens.heads).exp().to(tokens.dtype)

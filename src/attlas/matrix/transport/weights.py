@@ -1,0 +1,375 @@
+"""Weights that a linear attention layer gives to earlier tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.engine.dropout import Dropout
+from attlas.engine.problem import Version, full_precision, version_of
+from attlas.engine.statistic import Statistic
+from attlas.engine.tiling import ColumnBlock
+from attlas.errors import BackendError, ModifiedError, public
+from attlas.foundation.checks import has_float64
+from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.devices import to_device
+from attlas.foundation.tiles import Tile
+from attlas.masks.base import Mask
+from attlas.masks.local import Causal
+from attlas.masks.placed import translated_mask
+from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.sweep import SweptWeights
+from attlas.matrix.transport import tiles, walk
+from attlas.matrix.transport.products import product
+from attlas.matrix.transport.tokens import GatedTokens
+
+_FEW_ROWS = 16  # so many are carried chunk by chunk without the transitions of many chunks, which take longer to make
+
+
+class TransportWeights(SweptWeights):
+    """``β_j q_iᵀ M_i ... M_{j+1} k_j`` for j ≤ i, where M are the transitions of a linear attention layer.
+
+    Parameters
+    ----------
+    tokens : GatedTokens
+        Queries, keys and gates of all tokens.
+    rows, columns : range, optional
+        The queries and keys that the matrix has; the default is all.
+    ids : tuple of Tensor, shapes (batch,) and (heads,), optional
+        Batches and heads as the user counts them, int64 on the CPU; by default all from 0 on.
+    versions : tuple of Version, optional
+        The tensors as they were when the matrix was made, by default as they are.
+    whole : WeightGradient, optional
+        The gradient of the weights that these are a part or a copy of.
+    """
+
+    are_shares = False
+
+    def __init__(
+        self,
+        tokens: GatedTokens,
+        rows: range | None = None,
+        columns: range | None = None,
+        ids: tuple[Tensor, Tensor] | None = None,
+        versions: tuple[Version, ...] | None = None,
+        whole: WeightGradient | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.rows, self.columns = (range(tokens.n) if span is None else span for span in (rows, columns))
+        self.shape = tokens.batch, tokens.heads, len(self.rows), len(self.columns)
+        self.dtype, self.device, self.key_heads = tokens.dtype, tokens.device, tokens.k.shape[1]
+        self.queries = tokens.q[:, :, self.rows.start : self.rows.stop]
+        self.keys = tokens.k[:, :, self.columns.start : self.columns.stop]
+        self._ids = ids
+        self._whole = whole
+        if versions is None:
+            known = not tracing() and tokens.has_numbers
+            versions = tuple(version_of(name, t) for name, t in tokens.tensors.items()) if known else ()
+        self._versions = versions
+        self._transitions: walk.Transitions | None = None
+        # Of some batches and heads, while statistics are computed.
+        self._blocks: tuple[tuple[range, range], GatedTokens, tiles.Blocks] | None = None
+
+    @public("a copy of A")
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_unchanged()
+        # A copy has tensors of its own, and does not collect the gradients of products of the original.
+        state = {name: value for name, value in vars(self).items() if name not in ("gradient", "mask", "outline")}
+        return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+
+    @cached_property
+    def mask(self) -> Mask:  # type: ignore[override]  # computed here
+        n = self.tokens.n
+        return translated_mask(Causal(), self.rows, self.columns, n, n)
+
+    @property
+    def batch_ids(self) -> Tensor:  # type: ignore[override]  # computed here
+        return torch.arange(self.shape[0], device="cpu") if self._ids is None else self._ids[0]
+
+    @property
+    def head_ids(self) -> Tensor:  # type: ignore[override]  # computed here
+        return torch.arange(self.shape[1], device="cpu") if self._ids is None else self._ids[1]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return list(self.tokens.tensors.values())
+
+    def check_unchanged(self) -> None:
+        if tracing():
+            return
+        for version in self._versions:
+            if version.is_outdated:
+                rule = "the tensors of a matrix must not change after transport()."
+                found = f"{version.name} was changed in place"
+                fix = "call transport() again, or transport(q.clone(), k.clone()) before they change."
+                raise ModifiedError(rule, found, fix, arguments={version.name: version.tensor})
+
+    @property
+    def description(self) -> str:
+        tokens = self.tokens
+        words = ["transport"]
+        if tokens.decay is not None:
+            of = "channel" if tokens.decay.shape[-1] > 1 else "head" if tokens.is_constant(tokens.decay) else "token"
+            words.append(f"decay of each {of}")
+        words += [name for name in ("write", "erase", "diagonal") if getattr(tokens, name) is not None]
+        return ", ".join([*words, *(["erase=(p, r)"] if tokens.p is not None else [])])
+
+    # ------------------------------------------------------------------------------------------------------- products
+
+    def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        if dropout is not None:
+            rule = "weights of a linear attention layer are not dropped: it has no matrix to drop them from."
+            raise BackendError(rule, "a dropout", "leave dropout out, or drop from A.to_dense().")
+        self.check_unchanged()
+        out = self._multiplied(v, transposed=False)
+        if out.requires_grad and not tracing():
+            self.gradient.add_product(out, v)
+        return out
+
+    @public("A.mT @ x")
+    def transposed_product(self, x: Tensor) -> Tensor:
+        self.check_unchanged()
+        out = self._multiplied(x, transposed=True)
+        if out.requires_grad and not tracing():
+            self.gradient.add_product(out, x, transposed=True)
+        return out
+
+    @full_precision
+    def _multiplied(self, v: Tensor, *, transposed: bool) -> Tensor:
+        """Return a product in the dtype of the vectors; only tokens from the first column to the last row count."""
+        given, wanted = (self.rows, self.columns) if transposed else (self.columns, self.rows)
+        start, stop = self.columns.start, self.rows.stop
+        shape = *self.shape[:2], len(wanted), v.shape[-1]
+        low, high = max(wanted.start, start), min(wanted.stop, stop)
+        if 0 in shape or 0 in self.shape or low >= high:
+            return v.new_zeros(shape)
+        # The vectors at the places of their tokens, zeros elsewhere; those of tokens that do not count are left out.
+        first, last = max(given.start, start), min(given.stop, stop)
+        at = v[:, :, first - given.start : last - given.start]
+        at = functional.pad(at, (0, 0, first - start, stop - last))
+        tokens = self.tokens.narrow(start, stop)
+        out = product(tokens, at, transposed=transposed)
+        if tokens.diagonal is not None:
+            out = out + spread_values(at, tokens) * tokens.diagonal.to(out.dtype)
+        out = out[:, :, low - start : high - start]
+        out = functional.pad(out, (0, 0, low - wanted.start, wanted.stop - high))
+        return out.to(v.dtype)
+
+    @public("A.sum()")
+    def sums(self, *, over_keys: bool) -> Tensor:
+        ones = torch.ones(1, 1, self.shape[3 if over_keys else 2], 1, dtype=self.dtype, device=self.device)
+        return self.product(ones) if over_keys else self.transposed_product(ones)
+
+    # ---------------------------------------------------------------------------------------------------------- cells
+
+    @public("A[...]")
+    def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        self.check_no_logits(logits)
+        self.check_unchanged()
+        found = self._cells(rows, columns)
+        if found.requires_grad and not tracing():
+            self.gradient.add_cells(rows, columns, found)
+        return found
+
+    @full_precision
+    def _cells(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        i, i_order = _ascending(rows, self.rows.start)
+        j, j_order = _ascending(columns, self.columns.start)
+        # Rows before the first column and columns after the last row have no weights.
+        above = sum(row < j[0] for row in i) if j else len(i)
+        own = sum(column <= i[-1] for column in j) if i else 0
+        if 0 in self.shape or not own or above == len(i):
+            found = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self.dtype, device=self.device)
+        else:
+            found = functional.pad(self._sorted_cells(i[above:], j[:own]), (0, len(j) - own, above, 0))
+        for order, axis in ((i_order, 2), (j_order, 3)):
+            found = found if order is None else found.index_select(axis, to_device(order, self.device))
+        return found
+
+    def _sorted_cells(self, rows: list[int], columns: list[int]) -> Tensor:
+        """Return the cells of rows and columns in ascending order, counted from the first token."""
+        tokens, span = self.tokens, rows[-1] + 1 - columns[0]
+        busy = len({place // tokens.chunk for place in (*rows, *columns)}) * tokens.chunk
+        if (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
+            some = tokens.narrow(columns[0], rows[-1] + 1)
+            picks = torch.zeros(1, 1, span, len(columns), dtype=self.dtype, device=self.device)
+            at = torch.tensor(columns, device=self.device) - columns[0]
+            picks[:, :, at, torch.arange(len(columns), device=self.device)] = 1.0
+            found = product(some, picks).index_select(2, torch.tensor(rows, device=self.device) - columns[0])
+        else:
+            many = self._transitions is not None or len(rows) >= _FEW_ROWS
+            found, _ = walk.cells(tokens, rows, columns, self.transitions if many else None)
+        if tokens.diagonal is None:
+            return found
+        i, j = (torch.tensor(places, device=self.device) for places in (rows, columns))
+        own = tokens.diagonal if tokens.is_constant(tokens.diagonal) else tokens.diagonal.index_select(2, i)
+        return torch.where(i.unsqueeze(-1) == j, found + spread_values(own.to(self.dtype), tokens), found)
+
+    def transitions(self) -> walk.Transitions:
+        """Return what many chunks of tokens do to the state; kept where no graph is recorded."""
+        if self.needs_graph:
+            return walk.transitions_of(self.tokens)
+        if self._transitions is None:
+            self._transitions = walk.transitions_of(self.tokens)
+        return self._transitions
+
+    def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        key = at.batches, at.heads
+        if self._blocks is None or self._blocks[0] != key:
+            self._blocks = None  # two at once would take twice the memory
+            batches, heads = (slice(span.start, span.stop) for span in key)
+            some = self.tokens.mapped(Tensor.detach).select(batches, heads)
+            self._blocks = key, some, tiles.blocks_of(some)
+        _, tokens, of_columns = self._blocks
+        rows = _within(self.rows, at.rows)
+        spans = [_within(self.columns, block.columns) for block in blocks]
+        for span, found in zip(spans, tiles.row_tiles(tokens, of_columns, rows, spans), strict=True):
+            yield self._with_diagonal(found, tokens, rows, span)
+
+    @staticmethod
+    def _with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:
+        """Return the cells of some rows and columns with what is added to the diagonal."""
+        if tokens.diagonal is None or rows.stop <= columns.start or columns.stop <= rows.start:
+            return found
+        own = tokens.diagonal if tokens.is_constant(tokens.diagonal) else tokens.diagonal[:, :, rows.start : rows.stop]
+        i = torch.arange(rows.start, rows.stop, device=found.device).unsqueeze(-1)
+        j = torch.arange(columns.start, columns.stop, device=found.device)
+        return torch.where(i == j, found + spread_values(own, tokens), found)
+
+    def defined_cells(self, rows: Tensor) -> Tensor:
+        place = self.device if has_float64(self.device) else torch.device("cpu")
+        found = defined(self.tokens.mapped(lambda t: t.detach().to(place, torch.float64)), rows + self.rows.start)
+        return found[..., self.columns.start : self.columns.stop]
+
+    # ----------------------------------------------------------------------------------------------------- statistics
+
+    def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        try:
+            return super().collect(statistics)
+        finally:
+            self._blocks = None
+
+    # ---------------------------------------------------------------------------------------------- parts and copies
+
+    def _derived(
+        self,
+        tokens: GatedTokens,
+        rows: range | None = None,
+        columns: range | None = None,
+        ids: tuple[Tensor, Tensor] | None = None,
+        versions: tuple[Version, ...] | None = None,
+    ) -> TransportWeights:
+        """Return the weights of other tokens, rows, columns, batches and heads."""
+        rows, columns = self.rows if rows is None else rows, self.columns if columns is None else columns
+        whole = self.gradient if self.requires_grad else None
+        ids, versions = self._ids if ids is None else ids, self._versions if versions is None else versions
+        return TransportWeights(tokens, rows, columns, ids, versions, whole)
+
+    def part(
+        self,
+        batches: Tensor | slice | None = None,
+        heads: Tensor | slice | None = None,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> TransportWeights:
+        some = self
+        if batches is not None or heads is not None:
+            batches, heads = (slice(None) if index is None else index for index in (batches, heads))
+            ids = self.batch_ids[batches], self.head_ids[heads]
+            there = batches if isinstance(batches, slice) else to_device(batches, self.device)
+            some = self._derived(self.tokens.select(there, heads), ids=ids)
+        m, n = self.shape[2:]
+        if (rows is None or len(rows) == m) and (columns is None or len(columns) == n):
+            return some
+        window = some._derived(some.tokens, _within(self.rows, rows), _within(self.columns, columns))
+        window._transitions = some._transitions  # of the same tokens
+        return window
+
+    def detach(self) -> TransportWeights:
+        if not self.requires_grad:
+            return self
+        found = TransportWeights(self.tokens.mapped(Tensor.detach), self.rows, self.columns, self._ids, self._versions)
+        found._transitions = self._transitions
+        return found
+
+    def full_precision(self) -> TransportWeights:
+        tokens = self.tokens
+        if tokens.q.dtype is self.dtype:
+            return self
+        return self._derived(replace(tokens, q=tokens.q.to(self.dtype), k=tokens.k.to(self.dtype)))
+
+    @public("A.to()")
+    def moved(self, device: torch.device, dtype: torch.dtype | None) -> TransportWeights | None:
+        if dtype not in (None, torch.float32, torch.float64):
+            return None
+        self.check_unchanged()
+        tokens = self.tokens.mapped(lambda t: t.to(device))
+        if dtype is not None:
+            tokens = tokens.mapped(lambda t: t.to(dtype))
+        return self._derived(tokens, versions=())
+
+
+def spread_values(v: Tensor, tokens: GatedTokens) -> Tensor:
+    """Return vectors with the heads of the matrix, in the dtype of cells; one head broadcasts."""
+    own = v.shape[1]
+    return v.to(tokens.dtype) if own == 1 else v.to(tokens.dtype).repeat_interleave(tokens.heads // own, dim=1)
+
+
+def _within(whole: range, part: range | None) -> range:
+    """Return the places of a part, which is counted from the start of the whole."""
+    return whole if part is None else range(whole.start + part.start, whole.start + part.stop)
+
+
+def _ascending(places: range | Tensor, start: int) -> tuple[list[int], Tensor | None]:
+    """Return places in ascending order, each once, counted from `start` places before; and how to put them back."""
+    if isinstance(places, range):
+        return [start + place for place in places], None
+    unique, order = torch.unique(places.to("cpu"), return_inverse=True)
+    same = len(unique) == len(order) and bool((order[1:] > order[:-1]).all())
+    return [start + place for place in unique.tolist()], None if same else order
+
+
+def defined(tokens: GatedTokens, rows: Tensor) -> Tensor:
+    """Return some rows by the definition, token by token from the last, shape (batch, heads, len(rows), n).
+
+    Parameters
+    ----------
+    tokens : GatedTokens
+        Queries, keys and gates, in float64.
+    rows : Tensor of int64, shape (count,)
+        Which rows.
+    """
+    heads = tokens.heads
+    tokens = tokens.mapped(lambda t: t.repeat_interleave(heads // t.shape[1], dim=1))
+
+    def of(t: Tensor, j: int) -> Tensor:
+        """Return the vectors of a token, shape (batch or 1, heads, 1, size)."""
+        return t if tokens.is_constant(t) else t[:, :, j : j + 1]
+
+    q = tokens.q * tokens.scale
+    rows = rows.to(q.device)
+    x = torch.zeros(tokens.batch, heads, len(rows), tokens.size, dtype=q.dtype, device=q.device)
+    found = torch.zeros(tokens.batch, heads, len(rows), tokens.n, dtype=q.dtype, device=q.device)
+    for j in reversed(range(tokens.n)):
+        own = (rows == j).unsqueeze(-1)
+        x = torch.where(own, q[:, :, j : j + 1], x)
+        k = of(tokens.k, j)
+        cells = (x * k).sum(-1)
+        cells = cells if tokens.write is None else cells * of(tokens.write, j).squeeze(-1)
+        if tokens.diagonal is not None:
+            cells = cells + of(tokens.diagonal, j).squeeze(-1) * own.squeeze(-1)
+        found[..., j] = cells
+        if tokens.erase is not None:
+            x = x - (x * k).sum(-1, keepdim=True) * of(tokens.erase, j) * k
+        elif tokens.p is not None and tokens.r is not None:
+            x = x + (x * of(tokens.p, j)).sum(-1, keepdim=True) * of(tokens.r, j)
+        if tokens.decay is not None:
+            x = x * of(tokens.decay, j).exp()
+    return found
