@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attlas.engine.online import share_of
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.masks import Mask, Selected
 from attlas.masks.base import And
@@ -73,10 +73,10 @@ def missed(A: AttentionMatrix) -> Tensor:
         rule = "it must have all of its keys."
         raise ShapeError(rule, "a window of some keys", "the whole matrix", A=f"shape {tuple(A.shape)}")
     everything = weights.replaced(replace(problem, mask=others, versions=()))
-    share: Tensor = share_of(weights.lse(), everything.lse())
-    seen = everything.rows_with_keys()
-    lost = 1.0 - share.clamp(max=1.0)
-    return A.axes.restore((lost if seen is None else torch.where(seen, lost, 0.0)).to(A.dtype))
+    chosen, whole = weights.lse_on_cpu(), everything.lse_on_cpu()  # float64, which keeps small differences
+    lost = -torch.expm1((chosen - whole).clamp(max=0.0))
+    left_out = torch.where(whole == -math.inf, 0.0, lost)
+    return A.axes.restore(left_out.to(A.device, A.dtype))
 
 
 def _without_choice(mask: Mask | None) -> tuple[Mask | None, bool]:

@@ -14,7 +14,7 @@ from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.foundation.checks import accumulation_dtype
 from attlas.matrix import AttentionMatrix, SoftmaxWeights, Weights
-from attlas.matrix.kinds.stored import STORED_KINDS
+from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import read_bookmarks
 from attlas.recording.atlas.entry import VALUES, Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
@@ -150,6 +150,8 @@ def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: U
             return value
         if "tensor" in value:
             return reader.take(value["tensor"])
+        if "matrix" not in value:
+            return {name: setting(own) for name, own in value.items()}
         own = sizes(value.get("shape"), "shape")
         if len(own) != 4 or own[0] * own[1] > _MOST_HEADS:
             raise FormatError(f"a matrix of shape {tuple(own)}")

@@ -21,7 +21,7 @@ from attlas.errors import DtypeError, RecordingError, public
 from attlas.foundation.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
 from attlas.matrix import SoftmaxWeights, Weights
-from attlas.matrix.kinds.stored import STORED_KINDS
+from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
