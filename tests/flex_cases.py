@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as module
@@ -64,6 +65,10 @@ def choice(*lead: int, most: int = N, seed: int = 5) -> Tensor:
     return (random(*lead, M, 7, seed=seed).abs() * 1e5).long() % (most + 9) - 4
 
 
+def packed(allowed: Tensor) -> Tensor:
+    return torch.from_numpy(np.packbits(allowed.numpy(), axis=-1, bitorder="little"))
+
+
 C = attlas.Causal()
 IDS = (random(2, N, seed=1).abs() * 3).long().sort().values
 FIRST = (random(M, seed=2).abs() * 1e4).long() % N
@@ -104,7 +109,9 @@ MASKS: dict[str, Callable[[], Any]] = {
     "Runs": lambda: runs_of(attlas.Dilated(60, 0, 3) & attlas.Padding([300, 290]), 2, 1, M, N),
     "Runs(heads)": lambda: runs_of(attlas.from_function(lambda b, h, i, j: (j + i) % (50 + h) < 20), 1, HEADS, M, N),
     "Runs(nothing)": lambda: runs_of(~attlas.Window(None, None), 1, 1, M, N),
-    "Bits": lambda: runs_of(attlas.from_tensor(random(2, HEADS, M, N) > 0.0), 2, HEADS, M, N),
+    "Runs(many)": lambda: runs_of(attlas.from_tensor(random(2, HEADS, M, N) > 0.0), 2, HEADS, M, N),
+    "Bits": lambda: masks.Bits(packed(random(2, HEADS, M, N) > 0.0), N),
+    "Bits(one)": lambda: masks.Bits(packed(random(1, 1, M, N) > 0.0), N),
     "Placed": lambda: Placed(attlas.Dilated(60, 0, 2, offset=9), range(-20, M), range(-10, N + 5)),
     "OutsideRectangle": lambda: OutsideRectangle(*HIDDEN, 0, 0) & C,
     "OutsideRectangle(keys)": lambda: OutsideRectangle(None, HIDDEN[1], 0, 5),

@@ -37,7 +37,6 @@ NAMES = [
     "torch._C._ForceDispatchKeyGuard",
     "torch._C.DispatchKeySet",
     "torch._C._nn._parse_to",
-    "torch._functorch.config.donated_buffer",
     "torch._C._are_functorch_transforms_active",
     "torch.autograd.forward_ad._current_level",
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",

@@ -232,7 +232,9 @@ def test_gradients_go_through_it(name: str, gpu: Gpu) -> None:
         A = attlas.attend(*gpu.tokens(grad=True)[:2], **given, plan=Plan("flex"))
         out = A @ gpu.tokens()[2]
         out.sum().backward(retain_graph=True)
+        once = A.q.grad.clone()
         out.sum().backward()
+        torch.testing.assert_close(A.q.grad, 2 * once)
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
 

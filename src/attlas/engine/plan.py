@@ -30,8 +30,8 @@ class Plan:
         ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
         ``"native"``, the compiled kernels of attlas for dot products on a CPU, counts for reads too: those
         that the kernels do not compute are done tile by tile, exact as well.
-        ``"flex"``, torch's FlexAttention, exists on GPUs only, is compiled for each kind of mask and score when it
-        is first needed, and has no second derivatives.
+        ``"flex"``, torch's FlexAttention, exists on GPUs only, and is compiled for each kind of mask and score when
+        it is first needed.
         A plan is refused for the problem, never for its numbers: where NaN or infinity is more than a kernel
         can sum, tiles give what ``"reference"`` gives, whichever backend is named.
     rows, columns : int, optional

@@ -47,8 +47,8 @@ __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
     "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "autograd_in_operator",
     "cached_property", "causal_models", "changes", "collector_of_outputs", "constant_to_compiler", "in_backward",
-    "keeps_saved_tensors", "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming",
-    "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+    "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map",
+    "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -91,16 +91,6 @@ def autograd_in_operator() -> Any:
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView"):
         hidden = hidden - torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
-
-
-def keeps_saved_tensors() -> Any:
-    """Return a context in which programs of torch.compile do not overwrite what they save for the backward.
-
-    They would, and ``backward(retain_graph=True)`` would raise an error. torch has the setting in a private module.
-    """
-    from torch._functorch import config
-
-    return config.patch(donated_buffer=False)
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:

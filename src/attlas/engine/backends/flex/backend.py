@@ -19,6 +19,7 @@ from torch.nn import functional
 import attlas.engine.backends.flex.programs as kinds
 from attlas.engine.backend import Backend, Request
 from attlas.engine.backends.flex.blocks import block_mask_of
+from attlas.engine.backends.flex.graph import recorded
 from attlas.engine.backends.flex.places import Kind, Untranslatable
 from attlas.engine.backends.flex.scores import Values, values_of
 from attlas.engine.costs import Operation
@@ -76,7 +77,8 @@ class Flex(Backend):
                 fault = kinds.difference(run, request, v)
                 program.sizes.add(sizes)
             if fault is None:
-                return run(request, v)
+                graph = torch.is_grad_enabled() and (v.requires_grad or request.problem.requires_grad)
+                return recorded(request, v, run) if graph else run(request, v)
         except Exception as error:  # noqa: BLE001 - whatever torch's compiler raises, tiles compute the product
             fault = f"torch raised {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         program.fault = f"FlexAttention, compiled by torch, failed on {request.device}: {fault}"

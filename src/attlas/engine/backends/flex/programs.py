@@ -19,7 +19,6 @@ from torch import Tensor
 from attlas.engine.backend import Request
 from attlas.engine.backends.flex.places import Kind
 from attlas.engine.problem import spread_heads, tree_flatten, tree_map
-from attlas.foundation.compat import keeps_saved_tensors
 from attlas.foundation.trees import rebuilt
 
 _CELLS = 1 << 22  # cells of a comparison
@@ -92,12 +91,7 @@ def compiled(number: int) -> Attention:
     code = attention.__code__.replace(co_name=f"flex_attention_{number}")
     own = FunctionType(code, attention.__globals__, code.co_name, None, attention.__closure__)
     program: Attention = torch.compile(own, fullgraph=True)
-
-    def run(*given: Any) -> tuple[Tensor, Tensor]:
-        with keeps_saved_tensors():
-            return program(*given)
-
-    return run
+    return program
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
@@ -117,7 +111,7 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
     tolerance = _TOLERANCE[torch.promote_types(request.problem.q.dtype, v.dtype)]
     out, lse = run(request, v)
     for rows, other in zip(_bands(request.problem.shape), again, strict=True):
-        wanted, wanted_lse = _defined(request, v, rows)
+        wanted, wanted_lse = defined(request, v, rows)
         some, some_lse = out[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         pairs = [("its output", some, wanted), ("its log-sum-exp", some_lse, wanted_lse)]
         if leaves:
@@ -127,8 +121,8 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
                 for part in (wanted, run(other, v)[0][:, :, rows.start : rows.stop])
             ]
             pairs += _paired(leaves, *both)
-        for name, found, defined in pairs:
-            error = _error(found.detach(), defined.detach())
+        for name, found, true in pairs:
+            error = _error(found.detach(), true.detach())
             if not error <= tolerance * (4 if name == "a gradient" else 1):
                 return f"{name} differs from the definition by {error:.1g} of its largest number"
     return None
@@ -160,7 +154,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
     return float(torch.where(special.all(), torch.where(gap == 0, 0.0, error), math.inf))
 
 
-def _defined(request: Request, v: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+def defined(request: Request, v: Tensor, rows: range) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of some rows as they are defined, in torch's own operations."""
     problem = request.problem
     batch, heads, _, n = problem.shape
