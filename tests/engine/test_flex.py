@@ -173,6 +173,6 @@ def test_what_is_kept_of_a_mask_follows_its_changes_and_goes_with_it(monkeypatch
 def test_programs_have_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(torch, "compile", lambda f, **settings: made.append(f) or f)
-    programs.compiled(0)
-    programs.compiled(1)
+    programs.compiled(0, None)
+    programs.compiled(1, True)
     assert made[0].__code__ is not made[1].__code__

@@ -62,7 +62,7 @@ class Gpu:
     def __init__(self, attention: Any) -> None:
         self.attention, self.calls, self.device = attention, 0, PretendDevice("cuda")
 
-    def compiled(self, number: int) -> Any:
+    def compiled(self, number: int, dynamic: bool | None) -> Any:
         def run(*given: Any) -> Any:
             self.calls += 1
             return self.attention(*given)

@@ -66,16 +66,19 @@ class Flex(Backend):
             _check_plan(request, program.fault)
             return None
 
+        sizes = (*request.problem.shape, v.shape[1])
+        attention = program.attention_for(sizes)
+
         def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
-            return computed(request, v, program.attention)
+            return computed(request, v, attention)
 
         fault = None
         try:
-            if not program.is_trusted(sizes := (*request.problem.shape, v.shape[1])):
+            if not program.is_trusted(sizes):
                 if not all_finite(request.problem.q, request.problem.k, v):
                     return None  # nothing can be compared: tiles sum these numbers
                 fault = kinds.difference(run, request, v)
-                program.sizes.add(sizes)
+                program.sizes.append(sizes)
             if fault is None:
                 graph = torch.is_grad_enabled() and (v.requires_grad or request.problem.requires_grad)
                 return recorded(request, v, run) if graph else run(request, v)

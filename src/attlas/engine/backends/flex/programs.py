@@ -38,23 +38,26 @@ class Program:
 
     Attributes
     ----------
-    attention : callable
-        The function.
     fault : str or None
         Why it is not used.
-    sizes : set
-        Sizes of the matrices that were compared: the first one, for which it is compiled, and the first other one, from
-        which on it is compiled for all sizes.
+    sizes : list
+        Sizes of the matrices that were compared: the first one, for which it is compiled, and the first other one, with
+        which it is compiled for all other sizes.
     """
 
     def __init__(self, number: int) -> None:
-        self.attention = compiled(number)
         self.fault: str | None = None
-        self.sizes: set[tuple[int, ...]] = set()
+        self.sizes: list[tuple[int, ...]] = []
+        self._first = compiled(2 * number, None)
+        self._others = compiled(2 * number + 1, True)
 
     def is_trusted(self, sizes: tuple[int, ...]) -> bool:
         """Return whether results of this size need no comparison."""
         return sizes in self.sizes or len(self.sizes) > 1
+
+    def attention_for(self, sizes: tuple[int, ...]) -> Attention:
+        """Return the function for matrices of this size."""
+        return self._first if self.sizes[:1] in ([], [sizes]) else self._others
 
 
 #: The programs of this process, by device and kind.
@@ -68,10 +71,11 @@ def program_of(kind: Kind) -> Program:
     return programs[kind]
 
 
-def compiled(number: int) -> Attention:
+def compiled(number: int, dynamic: bool | None) -> Attention:
     """Return FlexAttention under torch.compile, with a code object of its own.
 
-    torch counts how often it compiles the code of one function, and gives up after eight times.
+    torch counts how often it compiles the code of one function, and gives up after eight times. With `dynamic` it takes
+    all sizes, and all numbers of a mask, at once; without, it first takes one size for a constant.
     """
     from torch.nn.attention import flex_attention as module
 
@@ -90,7 +94,7 @@ def compiled(number: int) -> Attention:
 
     code = attention.__code__.replace(co_name=f"flex_attention_{number}")
     own = FunctionType(code, attention.__globals__, code.co_name, None, attention.__closure__)
-    program: Attention = torch.compile(own, fullgraph=True)
+    program: Attention = torch.compile(own, fullgraph=True, dynamic=dynamic)
     return program
 
 
