@@ -53,8 +53,6 @@ class FusedKernels(Backend):
             return "the sink needs the constant of each row"
         if product.bias is not None and (reason := bias.unsupported(problem)) is not None:
             return reason
-        if product.bias is not None and product.cap and operation == "backward":
-            return "it has no gradient of capped logits with a score of places"
         return _unsupported(request, operation, fused=True)
 
     def prepare(self, request: Request) -> Request:
@@ -80,13 +78,22 @@ class FusedKernels(Backend):
         problem, known = request.problem, exact(lse)
         if known is None or exceeds(known, LARGEST) or not gradient.is_closed:
             return None
+        parameters, score = request.parameters(), request.product.bias
+        places = bias.PlaceGradients(problem, score) if parameters and score is not None else None
         if gradient.is_product:
             left, right, delta = gradient.product
-            found = dot.backward(problem, request.product, right, known, left, delta)
-            return None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
-        return self._with_terms(request, known, gradient)
+            found = dot.backward(problem, request.product, right, known, left, delta, places=places)
+            result = None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
+        else:
+            result = self._with_terms(request, known, gradient, places)
+        if result is None or places is None:
+            return result
+        of_score = places.of(parameters)
+        return None if of_score is None else result._replace(parameters=of_score)
 
-    def _with_terms(self, request: Request, lse: Tensor, gradient: CellGradient) -> Gradients | None:
+    def _with_terms(
+        self, request: Request, lse: Tensor, gradient: CellGradient, places: bias.PlaceGradients | None
+    ) -> Gradients | None:
         """Return the gradients of statistics, and of the output beside them."""
         problem, product, dtype = request.problem, request.product, request.problem.dtype
         delta = torch.zeros(problem.shape[:3], dtype=dtype) if gradient.delta is None else gradient.delta.to(dtype)
@@ -101,7 +108,7 @@ class FusedKernels(Backend):
             rows = {"log": torch.zeros_like(delta), "square": torch.zeros_like(delta)} | rows
         left = delta.new_zeros(1, 1, 1, 1).expand(*delta.shape, 1) if gradient.left is None else gradient.left
         right = product.k.new_zeros(1).expand(*product.k.shape[:3], 1) if gradient.right is None else gradient.right
-        found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows)
+        found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows, places)
         if found is None:
             return None
         return Gradients([found[0]], [found[1]], [], found[2], found[3] if row is None else found[3] + row)
@@ -195,6 +202,6 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
         return "dropout has to be the same when it is recomputed"
     if operation == "statistics" and tracing():
         return "a program of torch is being traced"
-    if fused and operation == "backward" and (request.fused is None or request.parameters()):
-        return "its gradients are those of the tokens of a dot product"
+    if fused and operation == "backward" and request.fused is None:
+        return "its gradients are those of a dot product and of what places add to it"
     return None

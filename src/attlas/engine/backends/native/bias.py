@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from attlas.engine.backends.native import library
 from attlas.engine.backends.native.decode import TYPES
+from attlas.engine.held import check_leaves
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.scores.base import Score
 from attlas.scores.bias import Bias
 
 
@@ -77,6 +80,72 @@ def fields(kernels: library.Kernels, problem: Problem, rows: slice) -> tuple[dic
             found[name] = kernels.structures["TokenBias"](t.data_ptr() + 8 * start, *_heads(t))
             buffers.append(t)
     return found, buffers
+
+
+class PlaceGradients:
+    """The gradients of what a score of places adds: what a kernel sums up, and the way from there to its tensors.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    score : Score
+        The score of places. Its terms are computed once more, with a graph.
+
+    Notes
+    -----
+    Distances, queries and keys take a float64 number for each batch and head, and a tensor of pairs as much memory as
+    it has, in the dtype of the sums.
+    """
+
+    def __init__(self, problem: Problem, score: Score) -> None:
+        batch, heads, m, n = problem.shape
+        with torch.enable_grad():
+            terms = score.bias(problem.tile(*map(range, problem.shape))) or Bias()
+        every = {name: getattr(terms, name) for name in ("distance", "query", "key", "cell")}
+        self._problem, self._factor = problem, terms.factor
+        self._terms = {name: t for name, t in every.items() if t is not None and t.requires_grad}
+        sizes = {"distance": (batch, heads, m + n - 1), "query": (batch, heads, m), "key": (batch, heads, n)}
+        self._sums = {
+            name: torch.zeros(sizes.get(name, t.shape), dtype=torch.float64 if name in sizes else problem.dtype)
+            for name, t in ((_form_of(name, t), t) for name, t in self._terms.items())
+        }
+
+    def fields(self, kernels: library.Kernels, rows: slice) -> Any:
+        """Return the memory of the sums as a call with some rows gets it."""
+        starts = {"distance": self._problem.shape[2] - 1 - rows.start, "query": rows.start}
+        starts["cell"] = rows.start * self._problem.shape[3]
+        found: dict[str, Any] = {
+            name: t.data_ptr() + starts.get(name, 0) * t.element_size() for name, t in self._sums.items()
+        }
+        found |= {f"{name}_head": self._sums[name].shape[2] for name in ("distance", "query") if name in self._sums}
+        if "cell" in self._sums:
+            found["cell_batch"], found["cell_head"] = _heads(self._sums["cell"])
+        return kernels.structures["PlaceGradients"](**found)
+
+    def of(self, parameters: Sequence[Tensor]) -> list[Tensor | None] | None:
+        """Return the gradients of tensors of the score; None where code of the user hides the graph of one."""
+        grads, own_code = [], self._problem.runs_own_code
+        for name, t in self._terms.items():
+            form = _form_of(name, t)
+            found = self._sums[form]
+            if name == "cell":
+                found = found.unsqueeze({"query": -1, "key": -2}[form]) if form != name else found
+                found = found * self._factor
+            grads.append(found.sum_to_size(t.shape).to(t.dtype))
+            if own_code:
+                check_leaves(type(self._problem.score).__name__, t, parameters)
+        if not grads:
+            return None if own_code else [None] * len(parameters)
+        result = torch.autograd.grad(list(self._terms.values()), parameters, grads, allow_unused=True)
+        return None if own_code and any(grad is None for grad in result) else list(result)
+
+
+def _form_of(name: str, t: Tensor) -> str:
+    """Return the sums that a term gets: those of queries or keys for a tensor of pairs that repeats its numbers."""
+    if name != "cell" or (t.shape[2] != 1 and t.shape[3] != 1):
+        return name
+    return "query" if t.shape[3] == 1 and t.shape[2] != 1 else "key"
 
 
 def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
