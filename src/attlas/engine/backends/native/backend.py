@@ -16,6 +16,7 @@ from attlas.engine.backends.native.distance import KERNELS, DistanceKernels
 from attlas.engine.backends.native.pairwise import PairwiseFamily
 from attlas.engine.costs import Operation, is_faster
 from attlas.engine.gradient import CellGradient
+from attlas.engine.held import tensors_of
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.outputs import NEEDS_LSE
 from attlas.engine.problem import Problem
@@ -123,7 +124,7 @@ class FusedKernels(Backend):
 
 
 class PairwiseKernels(Backend):
-    """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
+    """Kernels of scores that are no dot product: distances of few coordinates, and additive scores; with places."""
 
     name = "native"
     row = "pairs"
@@ -131,10 +132,17 @@ class PairwiseKernels(Backend):
     kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        family = _FAMILIES.get(type(request.problem.score))
+        problem = bias.without_places(request.problem)
+        family = _FAMILIES.get(type(problem.score))
         if family is None:
             return "the score is no kernel of a distance"
-        return family.unsupported(request.problem) or _unsupported(request, operation, fused=False)
+        if problem is not request.problem:
+            if (reason := bias.unsupported(problem)) is not None:
+                return reason
+            of_pairs = {id(t) for t in tensors_of(problem.score)}
+            if operation == "backward" and any(id(t) not in of_pairs for t in request.parameters()):
+                return "it has no gradient of a score of places beside one of pairs"
+        return family.unsupported(problem) or _unsupported(request, operation, fused=False)
 
     def prepare(self, request: Request) -> Request:
         # Differences are taken of the tokens themselves.
@@ -143,10 +151,11 @@ class PairwiseKernels(Backend):
 
     def family(self, request: Request) -> PairwiseFamily | None:
         """Return the calls of the kernels of the score; None where a parameter is NaN or infinite."""
-        q, k = request.tokens
+        q, k = (bias.tokens_of(request.problem.score, tokens) for tokens in request.tokens)
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
-        family = _FAMILIES[type(request.problem.score)](request.problem, q, k)
+        problem = bias.without_places(request.problem)
+        family = _FAMILIES[type(problem.score)](problem, q, k)
         return family if all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:

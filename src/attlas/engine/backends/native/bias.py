@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from attlas.engine.backends.native.decode import TYPES
 from attlas.engine.held import check_leaves
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
-from attlas.scores.base import Score
+from attlas.scores.base import Score, Sum, Tokens
 from attlas.scores.bias import Bias
 
 
@@ -28,6 +30,38 @@ def of(problem: Problem) -> Bias | None:
             )
     found: Bias | None = kept["bias"]
     return found
+
+
+def without_places(problem: Problem) -> Problem:
+    """Return the problem of the part of a sum that looks at tokens, for which `of` gives what places add."""
+    kept, (score, places) = vars(problem), _split(problem.score)
+    if places is None:
+        return problem
+    if "without places" not in kept:
+        inner = replace(problem, score=score)
+        with torch.no_grad():
+            vars(inner)["bias"] = places.bias(problem.tile(*map(range, problem.shape)))
+        kept["without places"] = inner
+    found: Problem = kept["without places"]
+    return found
+
+
+def tokens_of(score: Score, tokens: Tokens) -> Tokens:
+    """Return the tokens of the part of a sum that looks at them, from those of the sum."""
+    while type(score) is Sum and score.left.positional != score.right.positional:
+        side = int(score.left.positional)
+        score, tokens = (score.left, score.right)[side], tokens[side]
+    return tokens
+
+
+def _split(score: Score) -> tuple[Score, Score | None]:
+    """Return the part of a sum that looks at tokens, and the sum of the scores of places beside it."""
+    places: Score | None = None
+    while type(score) is Sum and score.left.positional != score.right.positional:
+        left, right = score.left, score.right
+        score, other = (right, left) if left.positional else (left, right)
+        places = other if places is None else other + places
+    return score, places
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -146,6 +180,24 @@ def _form_of(name: str, t: Tensor) -> str:
     if name != "cell" or (t.shape[2] != 1 and t.shape[3] != 1):
         return name
     return "query" if t.shape[3] == 1 and t.shape[2] != 1 else "key"
+
+
+def pairwise_fields(
+    kernels: library.Kernels, problem: Problem, rows: slice, *, by_column: bool
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return what places add to some rows in the fields of ``PairwiseParams``, and what these point to."""
+    if vars(problem).get("bias") is None:
+        return {}, []
+    (batch, heads, m, n), (found, buffers) = problem.shape, fields(kernels, problem, rows)
+    m = len(range(m)[rows])
+    if by_column:  # the columns of the call are queries
+        for term in (found[name] for name in ("by_distance", "by_cell") if name in found):
+            term.row, term.column = term.column, term.row
+        swapped = {"by_query": "by_key", "by_key": "by_query"}
+        found, m, n = {swapped.get(name, name): term for name, term in found.items()}, n, m
+    sizes = {"batch": batch, "heads": heads, "m": m, "n": n, "threads": torch.get_num_threads()}
+    params = kernels.structures["AttentionParams"](**sizes, **found)
+    return {"places": ctypes.addressof(params)}, [params, *buffers]
 
 
 def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
