@@ -62,8 +62,13 @@ def check_all(A: attlas.AttentionMatrix, full: Tensor) -> None:
     assert A.check() <= CLOSE[A.dtype] * float(full.abs().max())
 
 
-@pytest.mark.parametrize("strong", [0.3, 20.0])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "strong"),
+    [
+        *((kind, 0.3) for kind in KINDS),
+        *((kind, 20.0) for kind in ("ssd", "gla", "gated delta, grouped", "kda", "pair")),
+    ],
+)
 def test_every_read_equals_the_recurrence(kind: str, strong: float) -> None:
     given = arguments(kind, 270, strong=strong)
     full = dense(**given)

@@ -150,3 +150,8 @@ def _times(x: Tensor, factor: Tensor | None) -> Tensor:
 def each(t: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
     """Return a factor of each chunk, of shape (batch, heads, chunks or 1, ...)."""
     return (None,) * count if t is None else t.expand(-1, -1, count, -1, -1).unbind(2)
+
+
+def each_flat(t: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
+    """Return a factor of each chunk with one axis for batches and heads, of a tensor that has all of them."""
+    return (None,) * count if t is None else t.flatten(0, 1).unbind(1)
