@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests.atlas.test_safety import reseal
 from torch import Tensor
 
 import attlas
@@ -20,6 +24,9 @@ from attlas.errors import (
     TooLargeError,
 )
 from attlas.matrix import AttentionMatrix
+from attlas.view.exact import Head
+from attlas.view.offline import export
+from attlas.view.source import atlas_of
 
 N = 37
 
@@ -323,3 +330,47 @@ def test_a_training_loop_with_a_learned_factor() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+def test_sums_are_saved_and_shown(tmp_path: Path) -> None:
+    A, B, _ = given()
+    shown = {
+        "mean": (A + B) / 2,
+        "factors": A * HEADS.abs() + ROWS.abs() * B,
+        "symmetric": A + A.mT,
+        "residual": 0.5 * A + 0.5 * attlas.eye(N, dtype=torch.float64),
+        "sigmoid": attlas.attend(A.q, A.k, mask=attlas.Causal(), normalise="sigmoid"),
+        "difference": A - 0.3 * B,
+    }
+    for name, C in shown.items():
+        atlas_of(C).save(tmp_path / name)
+        (entry,) = attlas.load(tmp_path / name).entries
+        assert entry.matrix is not None
+        torch.testing.assert_close(entry.matrix.to_dense(), C.to_dense())
+        torch.testing.assert_close(stats.column_mass(entry.matrix), stats.column_mass(C))
+        if C.weights.are_signed:
+            with pytest.raises(DtypeError, match="the viewer shows weights that are not negative"):
+                export(C, tmp_path / "page.html")
+            continue
+        export(C, tmp_path / "page.html")
+        head = Head(C[:1, 1:2])
+        np.testing.assert_allclose(head.cells(range(3, 9), range(2, 30)), C[0, 1, 3:9, 2:30].float(), atol=1e-7)
+        table = head.blocks(range(N), range(N), 8)
+        np.testing.assert_allclose(table.sum.sum(), float(C[0, 1].sum()), rtol=1e-5)
+        assert head.band(range(8), 8).column_mass.shape == (N,)
+    assert "A" in (A - B).plot(title="A").get_suptitle()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    A, B, _ = given()
+    atlas_of((A + B) / 2).save(tmp_path / "run.atlas")
+    whole = json.loads((tmp_path / "run.atlas" / "atlas.json").read_text())["entries"][0]["matrix"]
+    changes: list[tuple[dict[str, Any], str]] = [
+        (whole | {"weights": "Sum"}, "a kind named 'Sum'"),
+        (whole | {"settings": {"parts": []}}, "settings that are none of a Combination"),
+        (whole | {"settings": {"terms": [["half", *whole["settings"]["terms"][0][1:]]]}}, "a factor is a str"),
+    ]
+    for matrix, found in changes:
+        reseal(tmp_path / "run.atlas", lambda content, matrix=matrix: content["entries"][0].update(matrix=matrix))
+        with pytest.raises(attlas.RecordingError, match=found):
+            attlas.load(tmp_path / "run.atlas")

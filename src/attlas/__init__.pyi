@@ -50,6 +50,7 @@ from attlas.matrix.compiled.exporting import export_operators as export_operator
 from attlas.matrix.divergence import divergence as divergence
 from attlas.matrix.explain import explain as explain
 from attlas.matrix.eye import eye as eye
+from attlas.matrix.kinds.pointwise import Pointwise as Pointwise
 from attlas.matrix.transport.function import transport as transport
 from attlas.recording import atlas as atlas
 from attlas.recording import record as record
@@ -76,10 +77,10 @@ __all__ = [
     "Additive", "Alibi", "Atlas", "AttentionMatrix", "AttlasError", "BackendError", "Bilinear", "BlockState", "Boxcar",
     "Causal", "CheckpointError", "Cosine", "DeviceError", "Dilated", "Documents", "DtypeError", "Entry", "Epanechnikov",
     "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
-    "Plan", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError", "SoftCap",
-    "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus", "divergence",
-    "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "load", "record",
-    "stats", "testing", "transport",
+    "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError",
+    "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus",
+    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "load",
+    "record", "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

@@ -8,6 +8,7 @@
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
+from attlas.heads.missed import missed
 from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,
@@ -39,6 +40,6 @@ __all__ = [
     "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance",
     "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SpanTable", "block_scores",
     "broad", "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token", "effect",
-    "first_token", "fixed_distance", "flow", "induction", "local", "measure", "name", "previous_token", "qk_clip",
-    "repeated_block", "retrieval_score", "rollout", "scores", "separator", "span_table",
+    "first_token", "fixed_distance", "flow", "induction", "local", "measure", "missed", "name", "previous_token",
+    "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores", "separator", "span_table",
 ]  # fmt: skip

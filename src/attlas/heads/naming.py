@@ -89,7 +89,9 @@ def name(
     ids = checked_ids(ids, 3)
     statistics = text_statistics(ids)
     with evaluating(model), embeddings_that_read(model, ids) as sizes:
-        with record(model, layers=layers, statistics=statistics, keep="statistics", patch_sdpa=patch_sdpa) as atlas:
+        with record(
+            model, layers=layers, statistics=statistics, keep="statistics", patch_sdpa=patch_sdpa, linear=False
+        ) as atlas:
             read(model, ids)
         size = getattr(text_config(model), "vocab_size", None) if vocabulary is None else vocabulary
         size = min(sizes, default=None) if size is None else size
@@ -160,7 +162,7 @@ def block_scores(
     """
     whole_number("vocabulary", vocabulary, "vocabulary=tokenizer.vocab_size")
     whole_number("period", period, "period=64")
-    with evaluating(model), record(model, layers=layers, patch_sdpa=patch_sdpa) as atlas:
+    with evaluating(model), record(model, layers=layers, patch_sdpa=patch_sdpa, linear=False) as atlas:
         read(model, repeated_block(vocabulary, period))
     layers_of_text = [entry for entry in atlas.entries if entry.kind == "self"]
     if any(entry.shape[2:] != (2 * period, 2 * period) for entry in layers_of_text):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +12,7 @@ from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.autocast import without_autocast
 from attlas.foundation.checks import one_of
 from attlas.heads.targets import check_layers
-from attlas.matrix import AttentionMatrix, SoftmaxWeights
+from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.layers import ranges
 from attlas.recording.atlas.padding import token_queries
@@ -202,7 +201,7 @@ def _rollout(
         depths = []
         for A, share in reversed(steps) if back else steps:
             x = x.to(device=A.device, dtype=A.dtype)
-            wide = _in_float32(A)
+            wide = A.full_precision()
             product = wide.mT @ x if back else wide @ x
             mixed = product.mean(dim=-3, keepdim=True) if share is None else (product * share).sum(-3, keepdim=True)
             x = torch.lerp(mixed, x, residual)
@@ -231,16 +230,6 @@ def _ends(real: Tensor, *, back: bool) -> Tensor:
     reached = (real.flip(-2) if back else real).cumsum(-2)
     reached = reached.flip(-2) if back else reached
     return real * (reached == 1)
-
-
-def _in_float32(A: AttentionMatrix) -> AttentionMatrix:
-    """Return the same matrix with float32 tokens, so that products are not rounded to half precision at each layer."""
-    problem = A.problem
-    if problem.q.dtype == problem.dtype:
-        return A
-    sink = None if problem.sink is None else problem.sink.to(problem.dtype)
-    problem = replace(problem, q=problem.q.to(problem.dtype), k=problem.k.to(problem.dtype), sink=sink)
-    return A.with_weights(SoftmaxWeights(problem, A.plan, A.softmax_weights.known_lse))
 
 
 def _check_matrices(matrices: list[AttentionMatrix]) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 import attlas
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
-from attlas.errors import DtypeError, ShapeError, counted, kind, public
+from attlas.errors import BackendError, DtypeError, ShapeError, counted, kind, public
 from attlas.foundation.autocast import cast
 from attlas.foundation.checks import (
     check_inputs,
@@ -18,15 +18,19 @@ from attlas.foundation.checks import (
     check_sink,
     heads_of_three_axes,
     is_one_or,
+    one_of,
     refuse_context_parallel,
 )
 from attlas.foundation.indexing import Axes
 from attlas.masks.argument import as_mask
 from attlas.masks.base import Mask
+from attlas.matrix.kinds.pointwise import Function, Pointwise, PointwiseWeights
 from attlas.matrix.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
+
+Normalise: TypeAlias = Literal["softmax"] | Function | Pointwise
 
 
 @public("attend()")
@@ -38,6 +42,7 @@ def attend(
     scale: float | Tensor | None = None,
     sink: Tensor | None = None,
     plan: Plan | None = None,
+    normalise: Normalise = "softmax",
 ) -> AttentionMatrix:
     """Return the attention matrix softmax(score(q, k)) without computing it.
 
@@ -60,6 +65,10 @@ def attend(
         One more logit a head in the denominator that has no value: rows then sum to less than 1.
     plan : Plan, optional
         How to compute; the default suits the device.
+    normalise : {"softmax", "sigmoid", "relu", "silu"} or Pointwise, default "softmax"
+        What makes weights of logits. All but softmax take each logit by itself: ``sigmoid(s - ln n)``, ``relu(s) / n``
+        and ``silu(s) / n`` of n keys; `Pointwise` has other biases and divisors. Such rows do not sum to 1, and have no
+        log-sum-exp and no entropy.
 
     Returns
     -------
@@ -98,6 +107,9 @@ def attend(
     """
     q, k = (cast(t, rounds=getattr(score, "rounds_tokens", True)) for t in (q, k))
     if "DTensor" in (type(q).__name__, type(k).__name__):
+        if normalise != "softmax":
+            rule, fix = "DTensors have the weights of a softmax.", "normalise='softmax', or each rank's own tensors"
+            raise BackendError(rule, f"normalise = {normalise!r}", fix)
         return attlas.distributed.attend(q, k, score, mask, scale, sink, plan)  # type: ignore[arg-type, return-value]
     refuse_context_parallel()
     q4, k4, lead = check_inputs(q, k)
@@ -126,7 +138,8 @@ def attend(
         raise DtypeError("plan must be an attlas.Plan.", kind(plan), fix, plan=type(plan).__name__)
     given = [(name, t) for name, t in (("q", q), ("k", k), ("scale", scale)) if isinstance(t, Tensor)]
     problem = Problem(q4, k4, score, mask, sink, given=given)
-    return softmax_matrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
+    A = softmax_matrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
+    return A if normalise == "softmax" else _pointwise(A, normalise)
 
 
 @public("attention()")
@@ -140,12 +153,13 @@ def attention(
     sink: Tensor | None = None,
     dropout_p: float = 0.0,
     plan: Plan | None = None,
+    normalise: Normalise = "softmax",
 ) -> Tensor:
     """Pool values by attention, ``softmax(score(q, k)) v``.
 
     Parameters
     ----------
-    q, k, score, mask, scale, sink, plan
+    q, k, score, mask, scale, sink, plan, normalise
         As in `attend`.
     v : Tensor, shape (..., n, e)
         Values, of a size of their own.
@@ -179,7 +193,22 @@ def attention(
     torch.Size([5, 3])
     """
     check_probability("dropout_p", dropout_p)
-    return attend(q, k, score, mask, scale, sink, plan).pooled(v, dropout_p)
+    return attend(q, k, score, mask, scale, sink, plan, normalise).pooled(v, dropout_p)
+
+
+def _pointwise(A: AttentionMatrix, normalise: Any) -> AttentionMatrix:
+    """Return the matrix of a function of each logit; raise for what is neither a name of one nor a Pointwise."""
+    if isinstance(normalise, str):
+        one_of("normalise", normalise, ("softmax", *get_args(Function)))
+        normalise = Pointwise(normalise)  # type: ignore[arg-type]  # one of them
+    if not isinstance(normalise, Pointwise):
+        rule = "normalise must be a name or an attlas.Pointwise."
+        raise DtypeError(rule, kind(normalise), 'normalise="sigmoid"', normalise=type(normalise).__name__)
+    if A.sink is not None:
+        rule = "a sink is one more logit of a softmax, and other functions take each logit by itself."
+        raise ShapeError(rule, f"a sink, and normalise = {normalise.function!r}", "leave the sink out")
+    weights = A.softmax_weights
+    return A.with_weights(PointwiseWeights(weights, normalise, weights.shape[3]))
 
 
 _DEFAULT_PLAN = Plan()

@@ -73,6 +73,10 @@ class SoftmaxWeights(Weights):
         self._lse = lse  # as it was computed; `known_lse` has the precision for weights
         self._whole = whole
 
+    @property
+    def softmax(self) -> SoftmaxWeights:
+        return self
+
     def of_softmax(self, where: str) -> SoftmaxWeights:
         return self
 
@@ -125,8 +129,8 @@ class SoftmaxWeights(Weights):
             return runs[0] < runs[1]
         return sees_keys(self.lse())
 
-    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
-        return self.problem.tile(batches, heads, rows, columns)
+    def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
+        return self.problem.tile(batches, heads, rows, columns, **index)
 
     @property
     def description(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.autodiff import graph
+from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
 from attlas.engine.online import empty_lse
 from attlas.engine.outputs import MISSING
@@ -51,8 +53,7 @@ class SweptWeights(Weights):
     """
 
     counts_other_keys = False
-    #: Whether a weight may be negative.
-    are_signed: bool = True
+    are_signed = True
     _whole: WeightGradient | None = None
 
     @property
@@ -112,8 +113,8 @@ class SweptWeights(Weights):
             found = f"a traced program, or tensors of {self.device}"
             raise BackendError(rule, found, "A @ v, which is traced; or read it outside of the program.")
 
-    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
-        return self.outline.tile(batches, heads, rows, columns)
+    def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
+        return self.outline.tile(batches, heads, rows, columns, **index)
 
     def rows_with_keys(self) -> Tensor | None:
         runs = self.allowed_runs
@@ -304,18 +305,13 @@ class _Swept(torch.autograd.Function):
         found, inputs = ctx.saved_tensors[: len(slopes)], ctx.saved_tensors[len(slopes) :]
         results = list(found)
         cells = _cell_gradient(weights, ctx.statistics, [rebuilt(form, results) for form in ctx.forms], slopes)
-        wanted = [t for t in inputs if t.requires_grad]
-        totals: list[Tensor | None] = [None] * len(wanted)
+        totals = _Totals(inputs)
         space = Workspace(weights.dtype, weights.device)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             with torch.enable_grad():
                 rows = weights.part(_slice(at.batches), _slice(at.heads)).cells(at.rows, at.columns)
-            slope = _slope(cells, _part(weights, at, block, rows.detach(), space))
-            if rows.requires_grad:
-                grads = torch.autograd.grad(rows, wanted, slope, allow_unused=True)
-                totals = [t if g is None else g if t is None else t + g for t, g in zip(totals, grads, strict=True)]
-        own = iter(totals)
-        return None, None, None, *(next(own) if t.requires_grad else None for t in inputs)
+            totals.add(rows, _slope(cells, _part(weights, at, block, rows.detach(), space)))
+        return None, None, None, *totals.of_each()
 
 
 def _cell_gradient(
@@ -393,3 +389,114 @@ def _slope(gradient: CellGradient, part: Part) -> Tensor:
     for of_tile in gradient.weights:
         total += of_tile(part)
     return total
+
+
+def pooled(weights: SweptWeights, v: Tensor, dropout: Dropout | None = None, *, transposed: bool = False) -> Tensor:
+    """Return ``A @ v``, or ``A.mT @ v``, of weights that are known by their cells alone, tile by tile.
+
+    Parameters
+    ----------
+    weights : SweptWeights
+        The weights.
+    v : Tensor, shape (batch, value heads, n or m, e)
+        What they are multiplied with.
+    dropout : Dropout, optional
+        Which weights are dropped.
+    transposed : bool, default False
+        Whether the transposed matrix is multiplied.
+
+    Returns
+    -------
+    Tensor, shape (batch, heads, m or n, e), dtype of v
+    """
+    weights.check_unchanged()
+    values = spread_heads(v, weights.shape[1]).to(weights.dtype)
+    if weights.is_symbolic:
+        size = math.prod(weights.shape) * weights.dtype.itemsize
+        if dropout is not None or size > graph.DENSE_LIMIT:
+            rule = f"in a traced program a product of {weights.description} writes the matrix out."
+            raise BackendError(rule, "dropout" if dropout else f"{size:,} bytes", "the product outside of the program")
+        every = weights.cells(range(weights.shape[2]), range(weights.shape[3]))
+        return torch.matmul(every.mT if transposed else every, values).to(v.dtype)
+    inputs = weights.inputs if torch.is_grad_enabled() else ()
+    if any(t.requires_grad for t in (values, *inputs)):
+        out: Tensor = _Pooled.apply(weights, dropout, transposed, values, *inputs)  # type: ignore[no-untyped-call]
+    else:
+        out = _pooled(weights, values, dropout, transposed)
+    return out.to(v.dtype)
+
+
+@torch.no_grad()
+def _pooled(weights: SweptWeights, v: Tensor, dropout: Dropout | None, transposed: bool) -> Tensor:
+    """Return a product tile by tile, without a graph."""
+    batch, heads, m, n = weights.shape
+    out = torch.zeros(batch, heads, n if transposed else m, v.shape[-1], dtype=weights.dtype, device=weights.device)
+    for at, blocks in _row_blocks(weights, whole_rows=False, hidden=False):
+        b, h, rows = at.place
+        for block, cells in zip(blocks, weights.row_tiles(at, blocks), strict=True):
+            columns = _slice(block.columns)
+            kept = cells if dropout is None else cells * dropout.keep(at.narrow(block.columns))
+            if transposed:
+                out[b, h, columns] += torch.matmul(kept.mT, v[b, h, rows])
+            else:
+                out[b, h, rows] += torch.matmul(kept, v[b, h, columns])
+    return out
+
+
+class _Pooled(torch.autograd.Function):
+    """A product tile by tile with its graph; the backward computes the tiles again, whole rows at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: SweptWeights, dropout: Dropout | None, transposed: bool, v: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        ctx.weights, ctx.dropout, ctx.transposed = weights, dropout, transposed
+        ctx.save_for_backward(v, *inputs)
+        return _pooled(weights, v, dropout, transposed)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @public("backward of A @ v")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, dropout = ctx.weights, ctx.dropout
+        weights.check_unchanged()
+        v, *inputs = ctx.saved_tensors
+        d_v = torch.zeros_like(v) if ctx.needs_input_grad[3] else None
+        totals = _Totals(inputs)
+        for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
+            b, h, rows = at.place
+            place = (b, h, rows)
+            keep = 1.0 if dropout is None else dropout.keep(at)
+            with torch.enable_grad():
+                cells = weights.part(_slice(at.batches), _slice(at.heads)).cells(at.rows, block.columns)
+            kept = cells.detach() * keep
+            if ctx.transposed:
+                slope = torch.matmul(v[place], grad[b, h].mT)
+                if d_v is not None:
+                    d_v[place] += torch.matmul(kept, grad[b, h])
+            else:
+                slope = torch.matmul(grad[place], v[b, h].mT)
+                if d_v is not None:
+                    d_v[b, h] += torch.matmul(kept.mT, grad[place])
+            totals.add(cells, slope * keep)
+        return None, None, None, d_v, *totals.of_each()
+
+
+class _Totals:
+    """Gradients of the tensors that weights depend on, added up over parts of the matrix."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.inputs = inputs
+        self.wanted = [t for t in inputs if t.requires_grad]
+        self.grads: list[Tensor | None] = [None] * len(self.wanted)
+
+    def add(self, cells: Tensor, slope: Tensor) -> None:
+        """Add the gradients that flow back from some cells, recorded with a graph."""
+        if cells.requires_grad:
+            found = torch.autograd.grad(cells, self.wanted, slope, allow_unused=True)
+            self.grads = [t if g is None else g if t is None else t + g for t, g in zip(self.grads, found, strict=True)]
+
+    def of_each(self) -> list[Tensor | None]:
+        """Return the gradient of each input; None for those that want none."""
+        own = iter(self.grads)
+        return [next(own) if t.requires_grad else None for t in self.inputs]

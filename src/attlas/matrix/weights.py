@@ -36,6 +36,8 @@ class Weights(ABC):
         Which pairs may have a weight; None for all.
     are_shares : bool
         Whether the weights of a row are shares of one: then they are not negative, and have an entropy.
+    are_signed : bool
+        Whether a weight may be negative.
     counts_other_keys : bool
         Whether the rows are parts of longer ones, so that their weights sum to less than 1.
     queries, keys : Tensor, shapes (batch, heads, m, d) and (batch, key heads, n, dk)
@@ -56,6 +58,7 @@ class Weights(ABC):
     device: torch.device
     mask: Mask | None
     are_shares: bool
+    are_signed: bool = False
     counts_other_keys: bool
     queries: Tensor
     keys: Tensor
@@ -81,11 +84,28 @@ class Weights(ABC):
                 with public(f"{type(statistic).__name__}()"):
                     self.check_shares()
 
+    @property
+    def softmax(self) -> Any:
+        """These weights where they are a softmax, which has logits and a log-sum-exp; None for another kind."""
+        return None
+
     def of_softmax(self, where: str) -> Any:
         """Return these weights where they are a softmax; raise a DtypeError by name where they are of another kind."""
         rule = "it is a property of a softmax, and these weights are none."
         fix = "A[...], A @ v, or attlas.stats."
         raise DtypeError(rule, kind(self), fix, A=type(self).__name__, where=where)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return the settings from which `from_dict` makes these weights again, or None where they are not stored.
+
+        The values are numbers, texts, tensors, other weights, and lists of these.
+        """
+        return None
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Weights:
+        """Return the weights of which `to_dict` gave these settings; a ValueError where they fit no weights."""
+        raise ValueError(f"{cls.__name__} is not stored")
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
@@ -127,8 +147,11 @@ class Weights(ABC):
         """Return which queries may see a key, broadcastable to (batch, heads, m); None where that is not known."""
 
     @abstractmethod
-    def tile(self, batches: range, heads: range, rows: range, columns: range) -> Tile:
-        """Return the position of some batches, heads, rows and columns, with the numbers that users count them by."""
+    def tile(self, batches: range, heads: range, rows: range, columns: range, **index: Tensor | None) -> Tile:
+        """Return the position of some batches, heads, rows and columns, with the numbers that users count them by.
+
+        `row_index` and `column_index`, where given, name the rows and columns, in any order.
+        """
 
     # ---------------------------------------------------------------------------------------------------------- verbs
 
@@ -178,3 +201,9 @@ class Weights(ABC):
     @abstractmethod
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> Self | None:
         """Return the same weights on another device, or in another dtype, lazy; None where only a Tensor can be."""
+
+
+def check_kind(name: str, value: object, wanted: Any) -> None:
+    """Raise a ValueError where a stored setting is of another type; for `Weights.from_dict`."""
+    if not isinstance(value, wanted):
+        raise ValueError(f"{name} is a {type(value).__name__}")

@@ -38,6 +38,9 @@ __all__ = [
 # order of colours is seen in grey and without colour vision too.
 DEPTH = ("#f4f8f6", "#cfe7e1", "#8fcbc8", "#4f9fb2", "#27708f", "#174268", "#0d1b38")
 
+# The other side of a scale for weights that may be negative: from the same paper to dark red.
+_BELOW = ("#f4f8f6", "#f3d6c6", "#e8a386", "#d66c47", "#ae3d1f", "#782614", "#3d130a")
+
 LAND = "#e7e4dc"  # where nothing may attend
 INK = "#12212e"
 SOFT = "#52646f"
@@ -235,6 +238,9 @@ def _pool(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
     cells = pool_tile((~weights.isnan()).float(), rows, columns, bands, torch.sum)
     if pool == "max":
         found = pool_tile(weights.nan_to_num(-torch.inf), rows, columns, bands, torch.amax)
+        if bool((weights < 0).any()):  # the largest by size
+            low = pool_tile(weights.nan_to_num(torch.inf), rows, columns, bands, torch.amin)
+            found = torch.where(-low > found, low, found)
     else:
         found = pool_tile(weights.nan_to_num(0.0), rows, columns, bands, torch.sum) / cells
     return found.masked_fill(cells == 0, torch.nan)
@@ -460,7 +466,8 @@ def draw(
     values = np.ma.masked_invalid(weights.numpy())
     if isinstance(norm, LogNorm):
         values = np.ma.masked_invalid(weights.clamp(norm.vmin, norm.vmax).numpy())  # 0 has no logarithm
-    colours = depth() if cmap is None else colormaps[cmap] if isinstance(cmap, str) else cmap
+    usual = depth() if norm.vmin is None or norm.vmin >= 0 else _both_sides()
+    colours = usual if cmap is None else colormaps[cmap] if isinstance(cmap, str) else cmap
     ax.set_facecolor(LAND)
     ax.imshow(
         values,
@@ -489,6 +496,7 @@ def color_norm(maps: Tensor, log: bool = True) -> Normalize:
     Returns
     -------
     matplotlib.colors.Normalize
+        Where a weight is negative, both sides of 0 up to the largest size, in proportion below `FLOOR`.
 
     Examples
     --------
@@ -497,11 +505,15 @@ def color_norm(maps: Tensor, log: bool = True) -> Normalize:
     >>> pictures.color_norm(torch.tensor([[0.25, 0.5]]), log=False).vmax
     0.5
     """
-    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
+    numbers = maps.nan_to_num(0.0)
+    if bool((numbers < 0).any()):
+        size = max(float(numbers.abs().max()), 10 * FLOOR)
+        return SymLogNorm(FLOOR, vmin=-size, vmax=size) if log else Normalize(-size, size)
     if log:
         return LogNorm(FLOOR, 1.0)
-    largest = float(maps.nan_to_num(0.0).max())
+    largest = float(numbers.max())
     return Normalize(0.0, largest if largest > 0 else 1.0)
 
 
@@ -568,6 +580,14 @@ def depth() -> Colormap:
     return ListedColormap(palette().tolist(), name="attlas.depth").with_extremes(bad=LAND)
 
 
+def _both_sides() -> Colormap:
+    """Return a colour map for weights that may be negative: red below 0, the palette of `depth` above."""
+    from matplotlib.colors import ListedColormap
+
+    colours = [*palette(_BELOW)[::-1].tolist(), *palette().tolist()]
+    return ListedColormap(colours, name="attlas.signed").with_extremes(bad=LAND)
+
+
 @public("attlas.pictures")
 def sheet(width: float, height: float) -> Figure:
     """Return an empty figure.
@@ -629,8 +649,13 @@ def scale(figure: Figure, axes: list[Axes], words: str = "weight") -> None:
     bar.outline.set(linewidth=0.4, color=INK)
 
 
-def palette() -> NDArray[np.float64]:
+def palette(stops: Sequence[str] = DEPTH) -> NDArray[np.float64]:
     """Return the colours of pictures and notebooks: 256 between the stops of `DEPTH`, evenly spaced in OKLab.
+
+    Parameters
+    ----------
+    stops : sequence of str
+        Other stops, each as ``#rrggbb``.
 
     Returns
     -------
@@ -643,12 +668,12 @@ def palette() -> NDArray[np.float64]:
     >>> (255 * pictures.palette()[0]).round()
     array([244., 248., 246.])
     """
-    rgb = np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in DEPTH])
+    rgb = np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in stops])
     # From sRGB to linear light, and from there to OKLab; then back again.
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     lab = np.cbrt(linear @ _TO_LMS.T) @ _TO_LAB.T
-    place = np.linspace(0, len(DEPTH) - 1, 256)
-    between = np.stack([np.interp(place, np.arange(len(DEPTH)), lab[:, i]) for i in range(3)], axis=1)
+    place = np.linspace(0, len(stops) - 1, 256)
+    between = np.stack([np.interp(place, np.arange(len(stops)), lab[:, i]) for i in range(3)], axis=1)
     linear = (between @ np.linalg.inv(_TO_LAB).T) ** 3 @ np.linalg.inv(_TO_LMS).T
     linear = linear.clip(0, 1)
     return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)

@@ -13,6 +13,7 @@ from torch import nn
 
 from attlas.recording.atlas.entry import KINDS
 from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, without_attention
+from attlas.recording.linear import linear_functions
 from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
@@ -91,6 +92,8 @@ class ModelAttentions:
         The model that is recorded.
     patched : bool
         Whether calls of torch's own function count.
+    linear : bool, default False
+        Whether layers of linear attention count.
 
     Attributes
     ----------
@@ -98,16 +101,22 @@ class ModelAttentions:
         The attentions by the paths of their modules.
     counts : dict of str to int
         Number of layers of each kind, those without attention included; 0 where the model has no such attention.
+    has_softmax : bool
+        Whether the code of a module is that of an attention with keys, and not of linear attention alone.
     """
 
-    def __init__(self, model: nn.Module, *, patched: bool) -> None:
+    def __init__(self, model: nn.Module, *, patched: bool, linear: bool = False) -> None:
         self._modules = list(model.named_modules())
         self._class_names = {path: type(module).__name__ for path, module in self._modules}
         self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         one_each = {type(module): module for _, module in self._modules}
+        names = {name for _, name in linear_functions(model)} if linear else set()
+        self._linear = {kind for kind in one_each if any(mentions(kind, name) for name in names)}
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
+        self.has_softmax = bool(self._known - self._linear)
+        self._known |= self._linear
         self._named = {kind for kind in one_each if _NAMED.search(kind.__name__)}
         self._classes = dict.fromkeys(self._known, 1)
         self._number()

@@ -35,15 +35,19 @@ class ModelFollower(Listener):
         What is asked for: layers that the model cannot have are refused at once.
     patch_sdpa : bool
         Whether torch's ``scaled_dot_product_attention`` is caught.
+    linear : bool, default False
+        Whether layers of linear attention are heard, too.
     """
 
     where = "record()"
 
-    def __init__(self, model: nn.Module, selections: tuple[Selection, ...], *, patch_sdpa: bool) -> None:
+    def __init__(
+        self, model: nn.Module, selections: tuple[Selection, ...], *, patch_sdpa: bool, linear: bool = False
+    ) -> None:
         self._model = model
         self._selections = selections
         self._patch = patch_sdpa
-        self._attentions = attentions = ModelAttentions(model, patched=patch_sdpa)
+        self._attentions = attentions = ModelAttentions(model, patched=patch_sdpa, linear=linear)
         # A model that says it has more layers than attentions may use one for several: that shows when it runs.
         layers = metadata.model_details(model).get("num_hidden_layers", 0)
         if attentions.sites and layers <= attentions.counts["self"]:

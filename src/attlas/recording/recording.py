@@ -30,6 +30,8 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.hooks import AttentionCall, is_recording
+from attlas.recording.linear import LinearCall, telling_of_linear_calls
+from attlas.recording.linear_sequence import LinearSequence
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
@@ -55,6 +57,7 @@ def record(
     patch_sdpa: bool = False,
     tokens: Any = None,
     values: bool | Literal["norms"] = False,
+    linear: bool = True,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -91,6 +94,10 @@ def record(
         Whether v is kept beside q and k, grouped heads as they are: ``entry.matrix @ entry.values`` is then the
         output of the heads, and `Entry.value_weighted` gives ``‖A_ij v_j‖`` and, where the model has an output
         projection, ``‖A_ij v_j W_O^h‖``. "norms" keeps what these two need and not v: one number per key and head.
+    linear : bool, default True
+        Whether layers of linear attention of transformers are recorded too: the gated delta rule (Qwen3-Next,
+        Qwen3.5, Olmo-Hybrid), KDA (Kimi Linear, Bailing) and Mamba-2 (Bamba, Falcon-H1, Nemotron-H, Zamba2). Their
+        matrices are those of `attlas.transport`; statistics that they do not have, such as the entropy, are left out.
 
     Returns
     -------
@@ -191,7 +198,9 @@ def record(
     selection = Selection(layers, heads, queries)
     path = None if folder is None else Path(folder)
     metadata.check_tokens(tokens)
-    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values)
+    if not isinstance(linear, bool):
+        raise ShapeError("linear must be True or False.", f"linear = {linear!r}", "linear=False")
+    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear)
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -219,9 +228,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         patch_sdpa: bool,
         tokens: Any,
         values: bool | Literal["norms"],
+        linear: bool = True,
     ) -> None:
-        super().__init__(model, (selection,), patch_sdpa=patch_sdpa)
+        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear)
         self._values = values
+        self._linear = linear
+        self._linear_sequences: dict[tuple[str, int], LinearSequence] = {}
+        self._linear_ended: list[LinearSequence] = []
+        self._without_past: set[str] = set()  # linear layers whose state came from tokens that were not recorded
         self._selection = selection
         self._tokens = tokens
         self._keep = keep
@@ -261,6 +275,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 hook = self._encoder.register_forward_pre_hook(self._begin_encoder, with_kwargs=True)
                 stack.callback(hook.remove)
                 stack.callback(self._encoder.register_forward_hook(self._end_encoder, always_call=True).remove)
+            if self._linear:
+                stack.enter_context(telling_of_linear_calls(self._model, self.on_linear))
             self._follow(stack)
         return self.atlas
 
@@ -277,6 +293,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self._sequences.finish()
+        self.atlas.entries += self._linear_entries()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
@@ -309,7 +326,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for entry in self.atlas.entries:  # a module that is used again gives more layers
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
         empty = self._attentions.without_attention()
-        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, self._unrecorded)}
+        missed = [*self._unrecorded]
+        recorded = {entry.name for entry in self.atlas.entries}
+        missed += [(path, self._model.get_submodule(path)) for path in sorted(self._without_past - recorded)]
+        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, missed)}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
 
@@ -416,6 +436,53 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             key = (site.path, self._passes.occurrence(site.path))
             begins = positioned.cross and self._restarted
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
+
+    @public()
+    def on_linear(self, call: LinearCall) -> None:
+        """Record one call of a layer of linear attention; nothing in another thread or in a backward pass."""
+        module = self._passes.innermost
+        if module is None or not is_recording(self):
+            return
+        site = self._site_of(module)
+        if site is None:
+            return
+        key = (site.path, self._passes.occurrence(site.path))
+        sequence = self._linear_sequences.get(key)
+        if not call.begins and (sequence is None or not sequence.continues(call)):
+            self._without_past.add(site.path)  # its rows would lack what the state holds
+            self._linear_sequences.pop(key, None)
+            if sequence is not None:
+                self._linear_ended.append(sequence)
+            return
+        first = 0 if call.begins or sequence is None else sequence.length
+        if sequence is None or call.begins:
+            number = 0 if sequence is None else sequence.number + 1
+            if sequence is not None:
+                self._linear_ended.append(sequence)
+            sequence = LinearSequence(site, number, self._policy, keeps_values=self._values is True)
+            self._linear_sequences[key] = sequence
+        batch, _, n, _ = call.tokens["q"].shape
+        self._first_query = first if self._first_query is None else self._first_query
+        if not self._attentions.has_softmax:  # else its keys tell how the text goes on
+            self._texts["self"].read_state(batch, first, continues=first > 0)
+        given = self._padding_masks.get(site.kind)
+        mask = None if given is None else given[:, first : first + n]
+        fits = mask is not None and mask.shape == (batch, n)
+        sequence.add(call, mask.bool() if mask is not None and fits else None)
+
+    def _linear_entries(self) -> list[Entry]:
+        """Return the entries of all layers of linear attention, of the heads and queries that were asked for."""
+        entries = []
+        for sequence in (*self._linear_ended, *self._linear_sequences.values()):
+            site = self._attentions.sites.get(sequence.site.path, sequence.site)
+            if not self._selection.includes(site, self._attentions):
+                continue
+            count = sequence.matrix().weights.shape[1]
+            heads = self._selection.heads_of(site, self._attentions, count)
+            rows = self._selection.rows(0, sequence.length)
+            if len(heads) and len(rows):
+                entries.append(sequence.to_entry(heads, rows, site))
+        return entries
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""

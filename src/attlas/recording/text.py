@@ -71,6 +71,22 @@ class RecordedText:
             return ~(self._is_known & (self._continued == own).all())
         return not torch.equal(self._continued, own)
 
+    def read_state(self, batch: int, first_query: int, *, continues: bool) -> None:
+        """Note what a layer without keys says of a pass: whether its state goes on from where each sequence was.
+
+        Parameters
+        ----------
+        batch : int
+            Number of sequences.
+        first_query : int
+            Position of the first new token.
+        continues : bool
+            Whether the state is the one that the pass before has left.
+        """
+        if self._first_new is None:
+            self._first_new, self._keys = first_query, None
+            self._continued = torch.arange(batch) if continues else None
+
     def _continued_by(self, keys: Tensor, first_query: int, first_key: int) -> Tensor | None:
         """Return the sequence of the pass before whose keys each sequence has; None where one has no such keys.
 

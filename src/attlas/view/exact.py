@@ -121,11 +121,12 @@ class Head:
 
     def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0) -> None:
         self.A = without_first(A) if skip_first else A
-        self._weights = self.A.softmax_weights
+        self._softmax = self.A.weights.softmax  # None for weights of another kind, whose cells need no log-sum-exp
         self.unit = unit
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
-        self._known = np.zeros(-(-self.m // _ROWS), dtype=bool)  # blocks of rows whose `_lse` is computed
+        # Blocks of rows whose `_lse` is computed.
+        self._known = np.full(-(-self.m // _ROWS), fill_value=self._softmax is None)
         self.is_uniform = self.heads == 1 or _is_uniform(self.A)  # whether all heads may see the same keys
 
     @property
@@ -157,8 +158,10 @@ class Head:
 
     def window(self, rows: range, columns: range, wanted: Wanted = None) -> AttentionMatrix:
         """Return a window as a lazy matrix of its own, every weight as in the whole, shape (1, heads, r, c)."""
+        if self._softmax is None:
+            return self.A.window(rows, columns)
         lse = self.lse(rows, wanted)
-        return self.A.with_weights(self._weights.window(rows, columns, lse))
+        return self.A.with_weights(self._softmax.window(rows, columns, lse))
 
     def blocks(self, rows: range, columns: range, size: int, pool: str = "mean", wanted: Wanted = None) -> Table:
         """Return the blocks of ``size × size`` cells of a window; those at its end may be smaller."""
@@ -246,17 +249,21 @@ class Head:
 
         As in `pooled`, `pool` says which number is needed.
         """
-        problem, edges = self.A.problem, (range(len(rows) + 1), columns)
-        fused = problem.score.position_free and (self.heads == 1 or (pool == "mean" and self.is_uniform))
-        if fused and (problem.mask is None or problem.allowed_runs is not None):
+        weights, edges = self.A.weights, (range(len(rows) + 1), columns)
+        one_table = self.heads == 1 or (pool == "mean" and self.is_uniform)
+        fused = one_table and weights.softmax is not None and weights.softmax.problem.score.position_free
+        if fused and (weights.mask is None or weights.allowed_runs is not None):
             return _table(_some_rows(self.A, rows), edges)
-        at = problem.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
-        weights = _array(self.A[..., rows, :][0].cpu().double().mean(0))
-        return _reduced(weights, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
+        at = weights.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
+        cells = _array(self.A[..., rows, :][0].cpu().double().mean(0))
+        return _reduced(cells, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:
-        """Return the log-weight of one cell before softmax, -inf where it is masked; NaN for a mean of heads."""
-        if self.heads > 1:
+        """Return the log-weight of one cell before softmax, -inf where it is masked.
+
+        NaN for a mean of heads, and for weights that are no softmax.
+        """
+        if self.heads > 1 or self._softmax is None:
             return float("nan")
         return float(self.window(range(i, i + 1), range(j, j + 1)).logits[0, 0, 0, 0])
 

@@ -69,7 +69,8 @@ class Shown:
     def info(self) -> dict[str, Any]:
         """Plain facts, without the number of the entry."""
         entry, (batch, _, m, n) = self.entry, self.entry.shape
-        problem = None if entry.matrix is None else entry.matrix.problem
+        weights = None if entry.matrix is None else entry.matrix.weights
+        softmax = None if weights is None else weights.softmax
         return {
             "layer": entry.layer,
             "kind": entry.kind,
@@ -85,9 +86,9 @@ class Shown:
             "recording": self.recording,
             "batch": batch,
             "levels": self.levels,
-            "causal": problem is not None and problem.mask is not None and problem.mask.is_causal,
-            "sink": problem is not None and problem.sink is not None,
-            "readable": problem is not None,
+            "causal": weights is not None and weights.mask is not None and weights.mask.is_causal,
+            "sink": softmax is not None and softmax.problem.sink is not None,
+            "readable": weights is not None,
             "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
         }
 
@@ -115,10 +116,16 @@ class Shown:
         entry = self.entry
         total = hashlib.sha256(json.dumps([entry.name, entry.path, entry.call, entry.heads, entry.shape]).encode())
         if entry.matrix is not None:
-            problem = entry.matrix.problem
-            mask = "" if problem.mask is None else problem.mask.name()
-            total.update(f"{problem.score!r} {mask} {problem.batch_ids.tolist()} {problem.head_ids.tolist()}".encode())
-            for t in [*(version.tensor for version in problem.versions), *self.norms.values()]:
+            weights = entry.matrix.weights
+            ids = f"{weights.batch_ids.tolist()} {weights.head_ids.tolist()}"
+            if weights.softmax is None:
+                tensors, text = weights.inputs, weights.description
+            else:
+                problem = weights.softmax.problem
+                tensors = [version.tensor for version in problem.versions]
+                text = f"{problem.score!r} {'' if problem.mask is None else problem.mask.name()}"
+            total.update(f"{text} {ids}".encode())
+            for t in [*tensors, *self.norms.values()]:
                 _absorb(total, t)
         return total.hexdigest()
 
@@ -168,6 +175,7 @@ class Source:
             rule = "there must be an atlas or a matrix to show."
             fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
             raise DtypeError(rule, kind(shown), fix, shown=type(shown).__name__, where="Service()")
+        _refuse_signed(shown)
         self.atlas = shown
         self.title = title or shown.model or "attlas"
         self.texts: list[Text] = []
@@ -329,3 +337,12 @@ def _absorb(total: Any, t: Tensor) -> None:
     count = max(_PIECE // rows.shape[-1], 1)
     for place in torch.linspace(0, max(len(rows) - count, 0), _PIECES).long().unique().tolist():
         total.update(rows[place : place + count].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def _refuse_signed(atlas: Atlas) -> None:
+    """Raise a DtypeError where a weight may be negative: the colours and numbers of the page are those of shares."""
+    for entry in atlas.entries:
+        if entry.matrix is not None and entry.matrix.weights.are_signed:
+            rule = "the viewer shows weights that are not negative."
+            fix = "A.plot(), which has colours for both sides of 0; or the two matrices, attlas.view.show(A, other=B)"
+            raise DtypeError(rule, entry.matrix.weights.description, fix, A=f"shape {entry.shape}", where="Service()")

@@ -93,12 +93,13 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
     if cells > _CELLS:
         longest = max(entry.shape[3] for entry, _ in chosen)
         side = max(_SIDES[0], min(side, _CELLS // (longest * len(chosen))))
-    parts = []
+    parts, signed = [], False
     for entry, head in chosen:
         A = entry.need_matrix()[:1, head : head + 1]
         picture = _sampled(A, side) if cells > _CELLS else _pooled(A, side)
         name = f"head {entry.heads[head]}"
         name = f"layer {entry.layer}, {name}" if several else name
+        signed = signed or A.weights.are_signed
         parts.append(_figure(_png(picture, entry.shape[3]), name, 72 if several else 112))
     total = sum(len(entry.heads) * entry.shape[0] for entry in entries)
     notes = [f"{len(parts)} of {total:,} heads"] if total > len(parts) else []
@@ -106,12 +107,13 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
     notes += [f"sequence 0 of {batch}"] if batch > 1 else []
     most = max(entry.shape[2] for entry, _ in chosen)
     notes += [f"{count_blocks(most, side)} of {most:,} queries"] if cells > _CELLS else []
-    return "".join(parts), _note([*notes, ".view() opens all of it"])
+    notes += ["sizes of weights, some of which are negative"] if signed else []
+    return "".join(parts), _note([*notes, ".plot() has their signs" if signed else ".view() opens all of it"])
 
 
 def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     """Return the largest weight of each block, from all cells of a head, as codes."""
-    picture = pictures.blocks(A, side)[0, 0].numpy()
+    picture = pictures.blocks(A, side)[0, 0].abs().numpy()
     return codes.encode(np.nan_to_num(picture), ~np.isnan(picture))
 
 
@@ -120,7 +122,7 @@ def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     m, n = A.shape[-2:]
     high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side))
     table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
-    return codes.encode(table.max, table.cells > 0)
+    return codes.encode(np.abs(table.max), table.cells > 0)
 
 
 def _figure(png: bytes, name: str, side: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from attlas.errors import BackendError, public
 from attlas.foundation.compat import tracing
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights
-from attlas.matrix.weights import Weights
+from attlas.matrix.weights import Weights, check_kind
 
 
 class ChainedWeights(SweptWeights):
@@ -36,11 +38,23 @@ class ChainedWeights(SweptWeights):
         self.dtype, self.device = torch.promote_types(left.dtype, right.dtype), left.device
         self.mask = None
         self.are_shares = left.are_shares and right.are_shares
-        self.are_signed = any(getattr(side, "are_signed", False) for side in (left, right))
+        self.are_signed = any(side.are_signed for side in (left, right))
         self.counts_other_keys = left.counts_other_keys or right.counts_other_keys
         self.queries, self.keys, self.key_heads = left.queries, right.keys, right.key_heads
         self.batch_ids, self.head_ids = left.batch_ids, left.head_ids
         self._whole = whole
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"left": self.left, "right": self.right}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> ChainedWeights:
+        left, right = settings["left"], settings["right"]
+        for side in (left, right):
+            check_kind("a factor", side, Weights)
+        if left.shape[:2] != right.shape[:2] or left.shape[3] != right.shape[2]:
+            raise ValueError(f"factors of shapes {left.shape} and {right.shape}")
+        return cls(left, right)
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -19,7 +19,7 @@ from attlas.foundation.compat import cached_property, tracing
 from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights, is_sum
-from attlas.matrix.weights import Weights
+from attlas.matrix.weights import Weights, check_kind
 
 # One number for all weights, or a tensor of shape (batch or 1, heads or 1, m or 1, n or 1), in which at most one of the
 # last two sizes is above 1.
@@ -138,6 +138,22 @@ class Combination(SweptWeights):
         self.batch_ids, self.head_ids = first.weights.batch_ids, first.weights.head_ids
         self._whole = whole
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"terms": [list(term) for term in self.terms]}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Combination:
+        terms = [Term(*term) for term in settings["terms"]]
+        for term in terms:
+            check_kind("a term", term.weights, Weights)
+            check_kind("transposed", term.transposed, bool)
+            check_kind("a factor", term.factor, int | float | Tensor)
+            own = term.factor.shape if isinstance(term.factor, Tensor) else (1, 1, 1, 1)
+            fits = len(own) == 4 and all(size in (1, whole) for size, whole in zip(own, term.shape, strict=True))
+            if term.shape != terms[0].shape or not fits or (own[2] > 1 and own[3] > 1):
+                raise ValueError(f"a term of shape {term.shape}, a factor of shape {tuple(own)}")
+        return cls(terms)
+
     # ---------------------------------------------------------------------------------------------------------- facts
 
     @property
@@ -173,7 +189,7 @@ class Combination(SweptWeights):
     def _signs(self) -> tuple[bool, float | None]:
         """Whether a weight may be negative, and the sum of the factors; None where it is not known to be below 1."""
         numbers = [_largest(term.factor) for term in self.terms]
-        of_terms = any(getattr(term.weights, "are_signed", False) for term in self.terms)
+        of_terms = any(term.weights.are_signed for term in self.terms)
         if of_terms or any(low is None or low < 0 for low, _ in numbers):
             return True, None
         return False, sum(high for _, high in numbers if high is not None)

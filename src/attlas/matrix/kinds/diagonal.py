@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.tiles import Tile
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights
+from attlas.matrix.weights import check_kind
 
 
 class DiagonalWeights(SweptWeights):
@@ -51,6 +53,20 @@ class DiagonalWeights(SweptWeights):
         self.key_heads = diagonal.shape[1]
         self._whole = whole
         self._made_of = None if tracing() else version_of("diagonal", diagonal)
+
+    def to_dict(self) -> dict[str, Any]:
+        rows, columns = ([span.start, span.stop] for span in (self.rows, self.columns))
+        return {"diagonal": self.diagonal, "rows": rows, "columns": columns, "is_identity": self.is_identity}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> DiagonalWeights:
+        diagonal = settings["diagonal"]
+        check_kind("diagonal", diagonal, Tensor)
+        rows, columns = (range(*settings[name]) for name in ("rows", "columns"))
+        n = diagonal.shape[-1]
+        if diagonal.ndim != 3 or not all(0 <= span.start <= span.stop <= n for span in (rows, columns)):
+            raise ValueError(f"a diagonal of shape {tuple(diagonal.shape)}, rows {rows}, columns {columns}")
+        return cls(diagonal, rows, columns, is_identity=settings["is_identity"] is True)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 

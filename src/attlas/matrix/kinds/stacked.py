@@ -17,7 +17,7 @@ from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights
-from attlas.matrix.weights import Weights
+from attlas.matrix.weights import Weights, check_kind
 
 
 class StackedWeights(SweptWeights):
@@ -43,11 +43,23 @@ class StackedWeights(SweptWeights):
         self.dtype, self.device = first.dtype, first.device
         self.key_heads = first.key_heads
         self.are_shares = all(part.are_shares for part in self.parts)
-        self.are_signed = any(getattr(part, "are_signed", False) for part in self.parts)
+        self.are_signed = any(part.are_signed for part in self.parts)
         self.counts_other_keys = any(part.counts_other_keys for part in self.parts)
         self.mask = None
         self.head_ids = first.head_ids
         self._whole = whole
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"parts": list(self.parts)}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> StackedWeights:
+        parts = settings["parts"]
+        for part in parts:
+            check_kind("a part", part, Weights)
+            if part.shape[1:] != parts[0].shape[1:]:
+                raise ValueError(f"matrices of shapes {parts[0].shape} and {part.shape}")
+        return cls(parts)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 

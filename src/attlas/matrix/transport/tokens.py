@@ -108,6 +108,16 @@ class GatedTokens:
         """Whether a tensor records a graph."""
         return any(t.requires_grad for t in self.tensors.values())
 
+    def check_sizes(self) -> None:
+        """Raise a ValueError where a tensor does not fit the others, as one from a file may not."""
+        batch, n, d = self.batch, self.n, self.size
+        for name, t in self.tensors.items():
+            own = (d,) if name in ("q", "k", "p", "r") else (1, d) if name == "decay" else (1,)
+            tokens = (n,) if name in ("q", "k") else (1, n)
+            fits = t.ndim == 4 and t.shape[0] in (1, batch) and t.shape[2] in tokens and t.shape[3] in own
+            if not fits or not t.is_floating_point() or not t.shape[1] or self.heads % t.shape[1]:
+                raise ValueError(f"{name} {tuple(t.shape)} {t.dtype} of {batch} × {self.heads} matrices of {n} tokens")
+
     # ----------------------------------------------------------------------------------------------------- other tokens
 
     def mapped(self, f: Callable[[Tensor], Tensor], **fields: Any) -> GatedTokens:

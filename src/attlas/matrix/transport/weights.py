@@ -26,7 +26,8 @@ from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights
 from attlas.matrix.transport import tiles, walk
 from attlas.matrix.transport.products import product
-from attlas.matrix.transport.tokens import GatedTokens
+from attlas.matrix.transport.tokens import NAMES, GatedTokens
+from attlas.matrix.weights import check_kind
 
 _FEW_ROWS = 16  # so many are carried chunk by chunk without the transitions of many chunks, which take longer to make
 
@@ -81,6 +82,32 @@ class TransportWeights(SweptWeights):
         # A copy has tensors of its own, and does not collect the gradients of products of the original.
         state = {name: value for name, value in vars(self).items() if name not in ("gradient", "mask", "outline")}
         return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
+
+    def to_dict(self) -> dict[str, Any]:
+        tokens = self.tokens
+        rows, columns = ([span.start, span.stop] for span in (self.rows, self.columns))
+        settings = {"heads": tokens.heads, "scale": tokens.scale, "rows": rows, "columns": columns}
+        ids = {"batch_ids": self.batch_ids.tolist(), "head_ids": self.head_ids.tolist()}
+        return {"tokens": tokens.tensors, **settings, **ids}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> TransportWeights:
+        tensors = settings["tokens"]
+        check_kind("tokens", tensors, dict)
+        if not {"q", "k"} <= tensors.keys() <= {*NAMES}:
+            raise ValueError(f"tensors named {sorted(tensors)}")
+        for name, t in tensors.items():
+            check_kind(name, t, Tensor)
+        check_kind("scale", settings["scale"], float)
+        tokens = GatedTokens(heads=settings["heads"], scale=settings["scale"], **tensors)
+        tokens.check_sizes()
+        ids = tuple(torch.tensor(settings[name], dtype=torch.int64) for name in ("batch_ids", "head_ids"))
+        rows, columns = (range(*settings[name]) for name in ("rows", "columns"))
+        if not all(0 <= span.start <= span.stop <= tokens.n for span in (rows, columns)):
+            raise ValueError(f"rows {rows} and columns {columns} of {tokens.n} tokens")
+        if [len(index) for index in ids] != [tokens.batch, tokens.heads]:
+            raise ValueError(f"{len(ids[0])} batch_ids and {len(ids[1])} head_ids")
+        return cls(tokens, rows, columns, (ids[0], ids[1]))
 
     # ---------------------------------------------------------------------------------------------------------- facts
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.foundation.checks import accumulation_dtype
-from attlas.matrix import AttentionMatrix, SoftmaxWeights
+from attlas.matrix import AttentionMatrix, SoftmaxWeights, Weights
+from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import read_bookmarks
 from attlas.recording.atlas.entry import VALUES, Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
@@ -119,7 +120,8 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     if len(shape) != 4 or shape[0] * shape[1] > _MOST_HEADS:
         raise FormatError(f"a matrix of shape {tuple(shape)}")
     four = (shape[0], shape[1], shape[2], shape[3])
-    matrix = None if record.get("matrix") is None else _matrix(record["matrix"], four, reader, user_scores)
+    weights = None if record.get("matrix") is None else _weights(record["matrix"], four, reader, user_scores)
+    matrix = None if weights is None else AttentionMatrix(weights)
     results = check_type(record.get("statistics"), "statistics", dict)
     statistics = {key: result_from(spec, reader.take) for key, spec in results.items()}
     queries = _pair(record.get("queries"), "queries")
@@ -131,9 +133,44 @@ def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:
     return Entry(name, layer, family, call, tuple(heads), queries, first_key, four, matrix, statistics, **kept)
 
 
-def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores) -> AttentionMatrix:
-    """Return the matrix that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
+def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: UserScores) -> Weights:
+    """Return the weights that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     check_type(record, "matrix", dict)
+    if "weights" not in record:
+        return _softmax(record, (shape[0], shape[1], shape[2], shape[3]), reader, user_scores)
+    name = check_type(record["weights"], "weights", str)
+    kind = STORED_KINDS.get(name)
+    if kind is None:
+        raise FormatError(f"weights of a kind named {name[:60]!r}, which this version of attlas does not know")
+
+    def setting(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(setting, value))
+        if not isinstance(value, dict):
+            return value
+        if "tensor" in value:
+            return reader.take(value["tensor"])
+        if "matrix" not in value:
+            return {name: setting(own) for name, own in value.items()}
+        own = sizes(value.get("shape"), "shape")
+        if len(own) != 4 or own[0] * own[1] > _MOST_HEADS:
+            raise FormatError(f"a matrix of shape {tuple(own)}")
+        return _weights(value.get("matrix"), tuple(own), reader, user_scores)
+
+    settings = check_type(record.get("settings"), "settings", dict)
+    try:
+        weights = kind.from_dict({name: setting(value) for name, value in settings.items()})
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"settings that are none of a {name}: {str(error)[:200]}") from error
+    if tuple(weights.shape) != shape:
+        raise FormatError(f"weights of shape {tuple(weights.shape)}, said to be {shape}")
+    return weights
+
+
+def _softmax(
+    record: dict[str, Any], shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores
+) -> SoftmaxWeights:
+    """Return the softmax that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])
     batch, heads, m, n = shape
@@ -158,7 +195,7 @@ def _matrix(record: Any, shape: tuple[int, int, int, int], reader: Reader, user_
     partial, weighted = (check_type(record.get(name, False), name, bool) for name in ("partial", "weighted"))
     problem = Problem(q, k, score, mask, sink, (batch_ids, head_ids), partial=partial)
     _check_corners(problem)
-    return AttentionMatrix(SoftmaxWeights(problem, _PLAN, lse, are_shares=not weighted))
+    return SoftmaxWeights(problem, _PLAN, lse, are_shares=not weighted)
 
 
 @torch.no_grad()

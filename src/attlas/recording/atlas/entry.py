@@ -193,8 +193,8 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
-        problem = None if self.matrix is None else self.matrix.problem
-        tokens = () if problem is None else (problem.q, problem.k, problem.sink)
+        weights = None if self.matrix is None else self.matrix.weights
+        tokens = () if weights is None else (weights.queries, weights.keys, *weights.inputs)
         return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
 
     @property

@@ -131,7 +131,7 @@ def real_queries(
     of the matrix itself says about its keys is used elsewhere.
     """
     batch, _, m, _ = A.weights.shape
-    device = A.problem.device
+    device = A.device
     given = attention_mask if attention_mask is None else to_device(attention_mask, device)
     about = False if given is None else _is_about(A, given, first_query, first_key, cross=cross)
     told = _token_queries(A.weights) if about is not True and not cross else None

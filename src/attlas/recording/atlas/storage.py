@@ -20,6 +20,8 @@ from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, RecordingError, public
 from attlas.foundation.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.masks import Mask, runs_of
+from attlas.matrix import SoftmaxWeights, Weights
+from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
@@ -131,9 +133,8 @@ class Writer:
         self._check_open()
         record = self._record(entry)
         self.flush()
-        parts = [] if entry.matrix is None else entry.matrix.problem.score.modules()
         # Scores of the user are read back as the objects that they are.
-        own = {type(part).__name__: part for part in parts if isinstance(part, Score)}
+        own = {} if entry.matrix is None else _scores_in(entry.matrix.weights)
         written = entry_from(record, self._reader, own)
         self._records[id(written)] = (written, record, dict(written.statistics))
         return written
@@ -212,25 +213,48 @@ class Writer:
         if entry.query_mask is not None:
             record["query_mask"] = self.put("query_mask", entry.query_mask)
         record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
-        record["matrix"] = None
-        if entry.matrix is not None:
-            problem = entry.matrix.problem
-            find_runs = partial(self._runs_in, problem)
-            record["matrix"] = {
-                "q": self.put("q", problem.q),
-                "k": self.put("k", problem.k),
-                "lse": self.put("lse", entry.matrix.softmax_weights.lse_on_cpu()),
-                "sink": None if problem.sink is None else self.put("sink", problem.sink),
-                **({"partial": True} if problem.partial else {}),
-                **({} if entry.matrix.weights.are_shares else {"weighted": True}),
-                "score": score_spec(problem.score, self._put_shared),
-                "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find_runs),
-                "batch_ids": problem.batch_ids.tolist(),
-                "head_ids": problem.head_ids.tolist(),
-            }
+        record["matrix"] = None if entry.matrix is None else self._weights(entry.matrix.weights)
         results = entry.statistics.items()
         record["statistics"] = {name: result_spec(name, result, self.put) for name, result in results}
         return record
+
+    @public("save()")
+    def _weights(self, weights: Weights) -> Spec:
+        """Return weights as plain data; their tensors go to the next file."""
+        if weights.softmax is not None:
+            return self._softmax(weights.softmax)
+        settings = weights.to_dict()
+        if settings is None or type(weights).__name__ not in STORED_KINDS:
+            rule = "weights of this kind are not stored."
+            raise DtypeError(rule, weights.description, "save its statistics, or the matrices that it is made of")
+        return {"weights": type(weights).__name__, "settings": self._setting(settings)}
+
+    def _setting(self, value: Any) -> Any:
+        """Return a setting of weights as plain data."""
+        if isinstance(value, Tensor):
+            return {"tensor": self.put("setting", value)}
+        if isinstance(value, Weights):
+            return {"matrix": self._weights(value), "shape": list(value.shape)}
+        if isinstance(value, dict):
+            return {name: self._setting(own) for name, own in value.items()}
+        return list(map(self._setting, value)) if isinstance(value, list) else value
+
+    def _softmax(self, weights: SoftmaxWeights) -> Spec:
+        """Return the problem of a softmax and its log-sum-exp as plain data."""
+        problem = weights.problem
+        find_runs = partial(self._runs_in, problem)
+        return {
+            "q": self.put("q", problem.q),
+            "k": self.put("k", problem.k),
+            "lse": self.put("lse", weights.lse_on_cpu()),
+            "sink": None if problem.sink is None else self.put("sink", problem.sink),
+            **({"partial": True} if problem.partial else {}),
+            **({} if weights.are_shares else {"weighted": True}),
+            "score": score_spec(problem.score, self._put_shared),
+            "mask": None if problem.mask is None else mask_spec(problem.mask, self._put_shared, find_runs),
+            "batch_ids": problem.batch_ids.tolist(),
+            "head_ids": problem.head_ids.tolist(),
+        }
 
     def _runs_in(self, problem: Problem, mask: Mask) -> Mask:
         """Return the runs of a mask in a matrix, found once for all entries of one size."""
@@ -386,3 +410,13 @@ def _clear_leftovers(folder: Path) -> None:
         if handle is not None:
             shutil.rmtree(leftover, ignore_errors=True)
             os.close(handle)
+
+
+def _scores_in(value: Any) -> dict[str, Score]:
+    """Return the scores of weights, and those in the settings of weights of another kind, by the names of classes."""
+    if isinstance(value, Weights) and value.softmax is not None:
+        parts = value.softmax.problem.score.modules()
+        return {type(part).__name__: part for part in parts if isinstance(part, Score)}
+    inner = value.to_dict() if isinstance(value, Weights) else value
+    some = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return {name: score for part in some for name, score in _scores_in(part).items()}

@@ -262,12 +262,17 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> t
     if entry.matrix is None:
         return None
     # Queries of padding have mass in the columns: the column of the first token is made again without them.
-    problem = entry.matrix.problem
-    # The mass of a row is 1, less the weight of a sink, exp(sink - lse).
-    row_mass = torch.ones(entry.shape[:3], dtype=torch.float64)
-    if problem.sink is not None:
-        row_mass = -torch.expm1(problem.sink.cpu().double().view(1, -1, 1) - entry.matrix.lse.cpu().double())
-    row_mass = row_mass * (entry.matrix.lse > -math.inf).cpu()
+    softmax = entry.matrix.weights.softmax
+    if softmax is None:
+        row_mass = entry.matrix.sum(-1).cpu().double()
+    else:
+        # The mass of a row is 1, less the weight of a sink, exp(sink - lse).
+        row_mass = torch.ones(entry.shape[:3], dtype=torch.float64)
+        if softmax.problem.sink is not None:
+            row_mass = -torch.expm1(
+                softmax.problem.sink.cpu().double().view(1, -1, 1) - entry.matrix.lse.cpu().double()
+            )
+        row_mass = row_mass * (entry.matrix.lse > -math.inf).cpu()
     if not torch.allclose(row_mass.sum((0, 2)), total, rtol=1e-3, atol=1e-3):
         return None  # the mass of some queries only, and nothing says of which
     column = torch.stack([entry.matrix[b, :, :, int(key)].cpu().double() for b, key in enumerate(first)])

@@ -1,0 +1,133 @@
+"""The calls of one layer of linear attention that belong to one text: they become one entry of the atlas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.errors import AttlasError
+from attlas.matrix import AttentionMatrix, observers
+from attlas.matrix.transport.function import transport
+from attlas.recording.atlas import Entry
+from attlas.recording.atlas.entry import statistic_names
+from attlas.recording.discovery import AttentionSite
+from attlas.recording.linear import LinearCall
+from attlas.recording.sequence import RetentionPolicy
+from attlas.stats import Statistic
+
+
+class LinearSequence:
+    """The calls of one layer of linear attention, from the first token on.
+
+    Parameters
+    ----------
+    site : AttentionSite
+        The layer.
+    number : int
+        Number of texts of this layer before this one.
+    policy : RetentionPolicy
+        What is stored.
+    keeps_values : bool
+        Whether the values are stored.
+
+    Notes
+    -----
+    A later call goes on with the text where it began with the state that the call before has left, number for number.
+    Queries, keys and gates of all calls are kept, and the matrix is that of all tokens; the state is not.
+    """
+
+    def __init__(self, site: AttentionSite, number: int, policy: RetentionPolicy, *, keeps_values: bool) -> None:
+        self.site, self.number, self.policy = site, number, policy
+        self._keeps_values = keeps_values
+        self._pieces: dict[str, list[Tensor]] = {}
+        self._values: list[Tensor] = []
+        self._query_masks: list[Tensor] = []
+        self._scale = 1.0
+        self._state: Tensor | None = None
+        self.length = 0
+
+    def continues(self, call: LinearCall) -> bool:
+        """Return whether a call goes on from where this text ends."""
+        state, before = self._state, call.before
+        if state is None or before is None or state.shape != before.shape:
+            return False
+        return torch.equal(state.to(before.dtype), before)
+
+    def add(self, call: LinearCall, query_mask: Tensor | None) -> None:
+        """Add the tokens of a call."""
+        for name, t in call.tokens.items():
+            self._pieces.setdefault(name, []).append(self._kept(t))
+        if self._keeps_values:
+            self._values.append(self._kept(call.values))
+        batch, _, n, _ = call.tokens["q"].shape
+        mask = torch.ones(batch, n, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(batch, n)
+        self._query_masks.append(mask)
+        self._scale = call.scale
+        self._state = None if call.after is None else call.after.detach().clone()
+        self.length += n
+
+    def _kept(self, t: Tensor) -> Tensor:
+        """Return a tensor as it is stored: the model may change its own."""
+        t = t.detach()
+        return t.to(self.policy.device, copy=True) if self.policy.device is not None else t.clone()
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the matrix of all tokens."""
+        joined = {name: torch.cat(pieces, dim=2) for name, pieces in self._pieces.items()}
+        self._pieces = {name: [t] for name, t in joined.items()}
+        q, k = joined.pop("q"), joined.pop("k")
+        return transport(q, k, scale=self._scale, **joined)
+
+    @torch.no_grad()
+    def to_entry(self, heads: Sequence[int], rows: range, site: AttentionSite) -> Entry:
+        """Return the entry of some heads and queries; where the policy names a disk, it is written there.
+
+        Parameters
+        ----------
+        heads : sequence of int
+            The heads.
+        rows : range
+            The queries.
+        site : AttentionSite
+            The layer with its final number.
+        """
+        with observers.unheard():
+            whole = self.matrix()
+            matrix = whole if len(heads) == whole.weights.shape[1] else whole[:, list(heads)]
+            matrix = matrix if len(rows) == self.length else matrix.window(rows)
+            results = _results(matrix, self.policy.statistics)
+        mask = torch.cat(self._query_masks, dim=1)[:, rows.start : rows.stop]
+        values = torch.cat(self._values, dim=2) if self._values else None
+        entry = Entry(
+            name=site.path,
+            layer=site.layer,
+            kind=site.kind,
+            call=self.number,
+            heads=tuple(heads),
+            queries=(rows.start, rows.stop),
+            first_key=0,
+            shape=matrix.weights.shape,
+            matrix=matrix if self.policy.tokens else None,
+            statistics=results,
+            query_mask=None if bool(mask.all()) else mask,
+            values=values if values is None or len(heads) == values.shape[1] else values[:, list(heads)],
+        )
+        return entry if self.policy.disk is None else self.policy.disk.add(entry)
+
+
+def _results(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:
+    """Return the statistics that such a matrix has, by name: an entropy is none of them."""
+    pairs = zip(statistic_names(statistics), statistics, strict=True)
+    own = {name: statistic for name, statistic in pairs if _has(matrix, statistic)}
+    return dict(zip(own, matrix.collect(*own.values()), strict=True)) if own else {}
+
+
+def _has(matrix: AttentionMatrix, statistic: Statistic) -> bool:
+    try:
+        matrix.weights.check_statistics([statistic])
+    except AttlasError:
+        return False
+    return True
