@@ -160,6 +160,30 @@ def test_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.autograd.gradgradcheck(second, (*leaves, v), fast_mode=True)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "resets" not in kind])
+def test_gradients_of_many_chunks(kind: str, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward computes the factors again, some chunks at a time; one of second order does not."""
+    monkeypatch.setattr(tokens, "CHUNK", 4)
+    monkeypatch.setattr(tokens, "TURNING_CHUNK", 4)
+    monkeypatch.setattr(tokens, "_SLICE_NUMBERS", 4 * 4 * 8 * 3)
+    given = arguments(kind, 50)
+    pair = tuple(t.requires_grad_() for t in given["erase"]) if isinstance(given.get("erase"), tuple) else ()
+    v = torch.randn(1, 4, 50, 3, dtype=torch.float64, requires_grad=True)
+    # Tensors that are parts of each other would share their gradients.
+    given |= {name: t.detach().clone().requires_grad_() for name, t in given.items() if isinstance(t, Tensor)}
+    leaves = [*(t for t in given.values() if isinstance(t, Tensor)), *pair, v]
+    A, full = attlas.transport(**given), dense(**given)
+    assert len(list(A.weights.tokens.slices())) > 3
+    out, wanted = (A.mT @ v, full.mT @ v) if transposed else (A @ v, full @ v)
+    slope = torch.randn(wanted.shape, dtype=torch.float64)
+    expected = torch.autograd.grad(wanted, leaves, slope, allow_unused=True)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(out, leaves, slope, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        for a, b in zip(found, expected, strict=True):
+            close(a.detach(), b)
+
+
 def test_gradients_pass_resets() -> None:
     """Where the state is forgotten, gradients are those of separate texts."""
     given = arguments("gated delta", 90)
