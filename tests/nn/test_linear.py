@@ -114,9 +114,10 @@ def test_what_a_layer_keeps(make):
 
 
 def test_settings_are_checked():
-    assert "feature_map must be a function" in refusal(DtypeError, lambda: LinearAttention(3))
-    assert "feature_map must be a function" in refusal(DtypeError, lambda: LinearAttention(torch.nn.ReLU))
-    assert "normalize must be True or False" in refusal(DtypeError, lambda: LinearAttention(normalize=1))
-    assert "normalize must be True or False" in refusal(DtypeError, lambda: GatedDelta("l2"))
-    assert "scale must be a finite number" in refusal(ShapeError, lambda: GatedDelta(scale="1"))
-    assert "decay must hold logarithms" in refusal(ShapeError, lambda: GatedDelta()(*tokens(1, 2, 9, 3), decay=0.9))
+    assert refusal(DtypeError, lambda: LinearAttention(3)) == "LinearAttention(): an int"
+    assert refusal(DtypeError, lambda: LinearAttention(torch.nn.ReLU)) == "LinearAttention(): the class ReLU"
+    assert refusal(DtypeError, lambda: LinearAttention(normalize=1)) == "LinearAttention(): an int"
+    assert refusal(DtypeError, lambda: GatedDelta("l2")) == "GatedDelta(): a str"
+    assert refusal(ShapeError, lambda: GatedDelta(scale="1")) == "GatedDelta(): scale = '1'"
+    positive_decay = refusal(ShapeError, lambda: GatedDelta()(*tokens(1, 2, 9, 3), decay=0.9))
+    assert positive_decay == "transport(): a largest decay of 0.9"

@@ -62,8 +62,13 @@ def check_all(A: attlas.AttentionMatrix, full: Tensor) -> None:
     assert A.check() <= CLOSE[A.dtype] * float(full.abs().max())
 
 
-@pytest.mark.parametrize("strong", [0.3, 20.0])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "strong"),
+    [
+        *((kind, 0.3) for kind in KINDS),
+        *((kind, 20.0) for kind in ("ssd", "gla", "gated delta, grouped", "kda", "pair")),
+    ],
+)
 def test_every_read_equals_the_recurrence(kind: str, strong: float) -> None:
     given = arguments(kind, 270, strong=strong)
     full = dense(**given)
@@ -153,6 +158,30 @@ def test_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind in ("gated delta", "kda", "gla"):
         second = lambda *t: build(*t[:-1]) @ t[-1]  # noqa: E731 - one of several
         assert torch.autograd.gradgradcheck(second, (*leaves, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "resets" not in kind])
+def test_gradients_of_many_chunks(kind: str, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward computes the factors again, some chunks at a time; one of second order does not."""
+    monkeypatch.setattr(tokens, "CHUNK", 4)
+    monkeypatch.setattr(tokens, "TURNING_CHUNK", 4)
+    monkeypatch.setattr(tokens, "_SLICE_NUMBERS", 4 * 4 * 8 * 3)
+    given = arguments(kind, 50)
+    pair = tuple(t.requires_grad_() for t in given["erase"]) if isinstance(given.get("erase"), tuple) else ()
+    v = torch.randn(1, 4, 50, 3, dtype=torch.float64, requires_grad=True)
+    # Tensors that are parts of each other would share their gradients.
+    given |= {name: t.detach().clone().requires_grad_() for name, t in given.items() if isinstance(t, Tensor)}
+    leaves = [*(t for t in given.values() if isinstance(t, Tensor)), *pair, v]
+    A, full = attlas.transport(**given), dense(**given)
+    assert len(list(A.weights.tokens.slices())) > 3
+    out, wanted = (A.mT @ v, full.mT @ v) if transposed else (A @ v, full @ v)
+    slope = torch.randn(wanted.shape, dtype=torch.float64)
+    expected = torch.autograd.grad(wanted, leaves, slope, allow_unused=True)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(out, leaves, slope, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        for a, b in zip(found, expected, strict=True):
+            close(a.detach(), b)
 
 
 def test_gradients_pass_resets() -> None:

@@ -110,18 +110,18 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     g, write, erase = (None if t is None else tokens.cut(t, chunks) for t in (tokens.decay, tokens.write, tokens.erase))
     left, right = (None, None) if g is None else (since_start(g).exp(), until_end(g).exp())
     total = None if left is None else left[..., -1:, :]
-    w = _times(k, write)
+    writes = _times(k, _joint(write, right))
     empty = k.new_empty(0)
     if not tokens.turns:
-        inner, back = (empty, empty) if q is None else (decayed(q, w, g), _times(q, left))
-        return Factors(inner, back, _times(w, right), total, None)
+        inner, back = (empty, empty) if q is None else (decayed(q, _times(k, write), g), _times(q, left))
+        return Factors(inner, back, writes, total, None)
     if erase is not None:
         p, r, turned_by = k, k, -erase
     else:
         p, r = (tokens.cut(t, chunks).expand_as(k) for t in (tokens.p, tokens.r) if t is not None)
         turned_by = None
-    rows = torch.stack([r] if q is None else [r, q], -3).unsqueeze(-3)
-    columns = torch.stack([k] if erase is not None else [k, p], -3).unsqueeze(-4)
+    rows = (r.unsqueeze(-3) if q is None else torch.stack([r, q], -3)).unsqueeze(-3)
+    columns = (k.unsqueeze(-3) if erase is not None else torch.stack([k, p], -3)).unsqueeze(-4)
     cells = decayed(rows, columns, None if g is None else g[..., None, None, :, :])
     of_writes, of_turns = cells[..., 0, :, :], cells[..., -1, :, :]  # (..., r and q, C, C)
     if write is not None:
@@ -130,12 +130,11 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
         of_turns = of_turns * turned_by.mT.unsqueeze(-3)
     # What each token turns depends on what the tokens before it turned: a triangular system, solved once.
     one = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
-    system = one - of_turns[..., 0, :, :].tril(-1)
+    system = of_turns[..., 0, :, :].neg()  # its diagonal counts as 1, and what lies above it is not read
     solved = torch.linalg.solve_triangular(system, one.expand_as(system), upper=False, unitriangular=True)
     turn_write = of_writes[..., 0, :, :].tril(-1)
-    into = solved.mT @ _times(_times(p, turned_by), right)
-    out_of = _times(r, left)
-    writes = _times(w, right) + turn_write.mT @ into
+    into, out_of = solved.mT @ _times(p, _joint(turned_by, right)), _times(r, left)
+    writes = writes + turn_write.mT @ into
     if q is None:
         return Factors(empty, empty, writes, total, (into, out_of))
     from_turns = of_turns[..., 1, :, :] @ solved
@@ -147,6 +146,16 @@ def _times(x: Tensor, factor: Tensor | None) -> Tensor:
     return x if factor is None else x * factor
 
 
+def _joint(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the product of two factors, either of which may be None."""
+    return b if a is None else _times(a, b)
+
+
 def each(t: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
     """Return a factor of each chunk, of shape (batch, heads, chunks or 1, ...)."""
     return (None,) * count if t is None else t.expand(-1, -1, count, -1, -1).unbind(2)
+
+
+def each_flat(t: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
+    """Return a factor of each chunk with one axis for batches and heads, of a tensor that has all of them."""
+    return (None,) * count if t is None else t.flatten(0, 1).unbind(1)

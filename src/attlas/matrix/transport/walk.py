@@ -13,7 +13,7 @@ from torch.nn import functional
 from attlas.engine.problem import spread_heads
 from attlas.foundation.checks import sum_dtype
 from attlas.foundation.tiles import cut
-from attlas.matrix.transport.factors import Factors, each, factors
+from attlas.matrix.transport.factors import Factors, each, each_flat, factors
 from attlas.matrix.transport.tokens import GatedTokens
 
 #: Chunks over which the shortest kept transition leads; a power of 2.
@@ -139,14 +139,29 @@ def _passed(
     f: Factors, x: Tensor, chunks: range, columns_of: dict[int, list[int]], size: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks without rows; also return the cells of their columns."""
-    after = []
-    for step in _steps(f, len(chunks)):
-        after.append(x)
-        x = _carried(x, *step)
-    found = torch.stack(after[::-1], 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
+    after, x = _through(f, x, len(chunks))
+    found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
     found = found.transpose(2, 3).flatten(3)
     some = [(chunk - chunks.start) * size + place for chunk in chunks for place in columns_of.get(chunk, ())]
     return x, [found if len(some) == found.shape[-1] else _picked(found.mT, some).mT]
+
+
+def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
+    """Return rows at the end of each chunk, and at the start of the first, carried back through all of them."""
+    into, out_of = f.turn or (None, None)
+    lead = x.shape[:2]
+    totals = each(None if f.total is None else f.total.expand(*lead, -1, -1, -1), count)
+    after = [x]
+    # One axis for batches and heads: three calls a chunk, which take most of the time of a single row.
+    steps = zip(*(each_flat(t, count) for t in (into, out_of)), totals, strict=True)
+    for a, b, total in reversed(list(steps)):
+        kept = x if total is None else x * total
+        if a is not None and b is not None:
+            turned = torch.bmm(x.flatten(0, 1), a.mT)
+            kept = torch.baddbmm(kept.flatten(0, 1), turned, b).unflatten(0, lead)
+        x = kept
+        after.append(x)
+    return after[-2::-1], x
 
 
 def _picked(t: Tensor, places: list[int]) -> Tensor:
@@ -175,8 +190,7 @@ def _over(
             start -= stride << level
             continue
         least = max(stop, (start - 1) // stride * stride if levels else start - tokens.chunks_at_once)
-        for step in _steps(factors(tokens, range(least, start), reads=False), start - least):
-            x = _carried(x, *step)
+        x = _through(factors(tokens, range(least, start), reads=False), x, start - least)[1]
         start = least
     return x
 
