@@ -45,7 +45,7 @@ def recorded(model: nn.Module, **options: Any) -> attlas.Atlas:
 
 
 def test_a_layer_has_the_number_of_the_model(hybrid: nn.Module) -> None:
-    atlas = recorded(hybrid)
+    atlas = recorded(hybrid, linear=False)
     assert atlas.layers() == [1, 4]
     assert [entry.name for entry in atlas.entries] == ["model.layers.1.self_attn", "model.layers.4.self_attn"]
     assert atlas[4] is atlas.entry("model.layers.4.self_attn").matrix
@@ -66,9 +66,9 @@ CHOICES = [
 
 @pytest.mark.parametrize(("layers", "wanted"), CHOICES)
 def test_layers_are_chosen_by_the_number_of_the_model(hybrid: nn.Module, layers: Any, wanted: list[int]) -> None:
-    assert recorded(hybrid, layers=layers).layers() == wanted
+    assert recorded(hybrid, layers=layers, linear=False).layers() == wanted
     assert recorded(hybrid, heads={layer: [0] for layer in wanted}).layers() == wanted
-    with attlas.intervene(hybrid, [iv.Temperature(1e9, layers=layers)]), record(hybrid) as atlas:
+    with attlas.intervene(hybrid, [iv.Temperature(1e9, layers=layers)]), record(hybrid, linear=False) as atlas:
         run(hybrid)
     last = {layer: atlas[layer][0, :, -1, :] for layer in atlas.layers()}
     assert [layer for layer, row in last.items() if torch.allclose(row, torch.tensor(1 / 9))] == wanted
@@ -77,14 +77,14 @@ def test_layers_are_chosen_by_the_number_of_the_model(hybrid: nn.Module, layers:
 @pytest.mark.parametrize("layers", [0, -2, "self.3", 5])
 def test_a_layer_without_weights_is_refused_before_the_model_runs(hybrid: nn.Module, layers: Any) -> None:
     with pytest.raises(attlas.OutOfRangeError) as error:
-        record(hybrid, layers=layers)
+        record(hybrid, layers=layers, linear=False)
     assert error.value.arguments["attentions"] == "self.1, self.4 of 5 layers"
     assert ("Qwen3NextGatedDeltaNet" in error.value.found) is (layers != 5)
 
 
 def test_what_is_not_there_is_said(hybrid: nn.Module, tmp_path: Path) -> None:
     """In print, in the table, and where the viewer says where a recording comes from; after loading, too."""
-    atlas = recorded(hybrid, statistics=[stats.Entropy()])
+    atlas = recorded(hybrid, statistics=[stats.Entropy()], linear=False)
     atlas.save(tmp_path / "a.atlas")
     for one in (atlas, attlas.load(tmp_path / "a.atlas")):
         title, layers, missing = repr(one).splitlines()[:3]
@@ -111,7 +111,7 @@ def test_layers_that_were_not_chosen_are_counted() -> None:
 
 def test_recordings_without_these_facts_say_what_they_know(hybrid: nn.Module) -> None:
     """Recordings from before have the configuration only, and the numbers that they were given."""
-    atlas = recorded(hybrid)
+    atlas = recorded(hybrid, linear=False)
     old = {name: value for name, value in atlas.details.items() if name not in ("layer_counts", "unrecorded")}
     before = attlas.Atlas(atlas.entries, details=old)
     assert before.missing_layers() == [0, 2, 3]

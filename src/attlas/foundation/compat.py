@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,11 +44,36 @@ except ImportError:
     EinopsBackend = None  # type: ignore[assignment, misc]
 
 __all__ = [
-    "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
-    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "add_hook",
-    "autograd_in_operator", "cached_property", "causal_models", "changes", "collector_of_outputs",
-    "constant_to_compiler", "in_backward", "local_part", "parse_to", "replaced_by_context_parallel", "tracing",
-    "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
+    "ATTENTION",
+    "ATTENTION_STORED",
+    "CAN_SWITCH",
+    "FP32_PRECISION",
+    "MASK_PARTS",
+    "OUTPUT_ATTENTIONS_STORED",
+    "SET_FP32_PRECISION",
+    "TO_COPY",
+    "VALIDATORS",
+    "EinopsBackend",
+    "TorchDispatchMode",
+    "add_hooks",
+    "autograd_in_operator",
+    "cached_property",
+    "causal_models",
+    "changes",
+    "collector_of_outputs",
+    "constant_to_compiler",
+    "graph_task",
+    "in_backward",
+    "local_part",
+    "parse_to",
+    "remove_hooks",
+    "replaced_by_context_parallel",
+    "tracing",
+    "transforming",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -76,25 +101,35 @@ def constant_to_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+#: The number of the backward pass that runs in this thread, -1 where none does.
+graph_task = torch._C._current_graph_task_id
+
+
 def in_backward() -> bool:
     """Return whether a backward pass runs in this thread; torch tells it to its own checkpointing only."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def add_hook(
-    module: nn.Module, key: str, hook: Callable[..., Any], *, before: bool, first: bool = False, always: bool = False
-) -> Callable[[], None]:
-    """Register a hook of a module under a name, and return what removes it.
+def add_hooks(
+    modules: Iterable[nn.Module],
+    key: str,
+    hook: Callable[..., Any],
+    *,
+    before: bool,
+    first: bool = False,
+    always: bool = False,
+) -> None:
+    """Register a hook of some modules under a name.
 
     torch numbers the hooks of a process, and a program of torch.compile depends on the numbers: it would be compiled
     again for each recording, with ``register_forward_hook``.
 
     Parameters
     ----------
-    module : nn.Module
-        The module.
+    modules : iterable of nn.Module
+        The modules.
     key : str
-        The name; no other hook of the module has it.
+        The name; no other hook of a module has it.
     hook : callable
         It is called with the module, its arguments, and its keywords or its output.
     before : bool
@@ -104,19 +139,22 @@ def add_hook(
     always : bool
         Whether it is called after the forward also where that raises an error.
     """
-    hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
-    marks: Any = module._forward_pre_hooks_with_kwargs if before else module._forward_hooks_always_called
-    hooks[key] = hook
-    if before or always:
-        marks[key] = True
-    if first:
-        hooks.move_to_end(key, last=False)
+    for module in modules:
+        hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
+        marks: Any = module._forward_pre_hooks_with_kwargs if before else module._forward_hooks_always_called
+        hooks[key] = hook
+        if before or always:
+            marks[key] = True
+        if first:
+            hooks.move_to_end(key, last=False)
 
-    def remove() -> None:
-        hooks.pop(key, None)
-        marks.pop(key, None)
 
-    return remove
+def remove_hooks(modules: Iterable[nn.Module], key: str) -> None:
+    """Remove the hooks that `add_hooks` registered under a name."""
+    for module in modules:
+        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks,
+                      module._forward_hooks_always_called):  # fmt: skip
+            hooks.pop(key, None)
 
 
 def autograd_in_operator() -> Any:

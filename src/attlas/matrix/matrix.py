@@ -68,8 +68,8 @@ class AttentionMatrix(LazyTensor):
     Any method of `torch.Tensor` works, and so does any function of torch or numpy: ``torch.stack(attentions)``,
     ``A.permute(0, 2, 1, 3)``, ``A * mask``, ``numpy.asarray(A)``. Products stay products: `torch.einsum`, `torch.bmm`
     and their relatives that are ``A @ v`` in other words run on the fused kernel. Sums of matrices are matrices,
-    ``A - 0.3 * B``, ``A + A.mT``, and so are ``torch.stack([A, B])`` and large products ``A @ B``: lazy at any length,
-    with gradients into their factors. Functions of each weight stay lazy,
+    ``A - 0.3 * B``, ``A + A.mT``, lazy at any length, with gradients into their factors, and so are a stack, ``A @ B``
+    and a mean over heads that would take more than 1 GiB. Functions of each weight stay lazy,
     ``(A * t).clamp(min=0)``: their sums over queries or keys, and the gradients of these, take one pass and linear
     memory, unless the tensor has a gradient of its own. What is not written for the lazy matrix acts on
     ``A.to_dense()``, with its gradient where one is recorded, and raises `TooLargeError` where the matrices of a call

@@ -101,6 +101,8 @@ class ModelAttentions:
         The attentions by the paths of their modules.
     counts : dict of str to int
         Number of layers of each kind, those without attention included; 0 where the model has no such attention.
+    linear_functions : list of (module, str)
+        The functions that the model's layers of linear attention call, by the files that have them.
     has_softmax : bool
         Whether the code of a module is that of an attention with keys, and not of linear attention alone.
     """
@@ -112,8 +114,11 @@ class ModelAttentions:
         self._paths = {id(module): path for path, module in self._modules}
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         one_each = {type(module): module for _, module in self._modules}
-        names = {name for _, name in linear_functions(model)} if linear else set()
-        self._linear = {kind for kind in one_each if any(mentions(kind, name) for name in names)}
+        self._linear = set()
+        self.linear_functions = linear_functions(self._modules) if linear else []
+        if self.linear_functions:
+            names = [name for _, name in self.linear_functions]
+            self._linear = {kind for kind in one_each if any(mentions(kind, name) for name in names)}
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import ModuleType
@@ -143,27 +143,30 @@ _lock = threading.Lock()
 _replaced: dict[tuple[str, str], _Replaced] = {}
 
 
-def linear_functions(model: nn.Module) -> list[tuple[ModuleType, str]]:
-    """Return the functions of linear attention that the files of a model's classes have."""
-    files = {type(module).__module__ for module in model.modules()}
-    found = [sys.modules[name] for name in sorted(files) if name in sys.modules]
-    return [(file, name) for file in found for name in _FUNCTIONS if callable(getattr(file, name, None))]
+def linear_functions(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[ModuleType, str]]:
+    """Return the functions of linear attention that the files of the classes of some modules have."""
+    files = {sys.modules.get(type(module).__module__) for _, module in modules}
+    found = []
+    for file in files:
+        for name in _FUNCTIONS if file is not None else ():
+            if name in vars(file):
+                found.append((file, name))
+    return found  # type: ignore[return-value]  # none of them is None
 
 
 @contextmanager
-def telling_of_linear_calls(model: nn.Module, tell: Tell) -> Iterator[None]:
+def telling_of_linear_calls(functions: Sequence[tuple[ModuleType, str]], tell: Tell) -> Iterator[None]:
     """Let the linear attention layers of a model tell of their calls, for the time of a ``with`` block.
 
     Parameters
     ----------
-    model : nn.Module
-        The model.
+    functions : sequence of (module, str)
+        What `linear_functions` found in the files of the model.
     tell : callable
         Called by each call in any thread; it must know which thread it listens to.
     """
-    names = linear_functions(model)
     with _lock:
-        for file, name in names:
+        for file, name in functions:
             key = file.__name__, name
             if key not in _replaced:
                 original = getattr(file, name)
@@ -176,7 +179,7 @@ def telling_of_linear_calls(model: nn.Module, tell: Tell) -> Iterator[None]:
     finally:
         with _lock:
             _tellers.remove(tell)
-            for file, name in names:
+            for file, name in functions:
                 entry = _replaced[file.__name__, name]
                 entry.users -= 1
                 if not entry.users:

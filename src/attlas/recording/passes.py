@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from attlas.foundation.compat import in_backward
+from attlas.foundation.compat import graph_task, in_backward
 from attlas.recording.module_call import ModuleCall
 from attlas.recording.traced import Handler, Hooks, numbered
 
@@ -90,13 +90,13 @@ class Passes:
         """Put the hooks on, and take them off again."""
         model = self._model
         with numbered([model, *self._watched.values()]), self._hooks as hooks:
-            hooks.add(model, "begin", "before", first=True)
-            for module in self._watched.values():
-                hooks.add(module, "enter", "before")
-                # Also where the forward raises: the next call must not find what this one left.
-                hooks.add(module, "leave", "after", always=True)
-            hooks.add(model, "leave pass", "after", always=True)
-            hooks.add(model, "end", "after")
+            hooks.add([model], "begin", "before", first=True)
+            watched = self._watched.values()
+            hooks.add(watched, "enter", "before", direct=(_enter, self))
+            # Also where the forward raises: the next call must not find what this one left.
+            hooks.add(watched, "leave", "after", always=True, direct=(_leave, self))
+            hooks.add([model], "leave pass", "after", always=True)
+            hooks.add([model], "end", "after")
             yield hooks
 
     def _enter_pass_in_program(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -132,13 +132,28 @@ class Passes:
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
         """Count a call of a module, and make it the innermost."""
-        if self._active():
-            self._inside.append(ModuleCall(module))
-            path = self._paths.get(id(module))
-            if path is not None and not in_backward():
-                self.calls[path] = self.calls.get(path, 0) + 1
+        _enter("enter", 0, self, module, ())
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         """Make the module that called this one the innermost again."""
-        if self._active() and self._inside and self._inside[-1].module is module:
-            self._inside.pop()
+        _leave("leave", 0, self, module, ())
+
+
+# The hooks of every module, called as `attlas.recording.traced.call` is.
+
+
+def _enter(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
+    """Count a call of a module, and make it the innermost."""
+    passes: Passes = handler
+    if passes._active():
+        passes._inside.append(ModuleCall(module))
+        path = passes._paths.get(id(module))
+        if path is not None and graph_task() == -1:
+            passes.calls[path] = passes.calls.get(path, 0) + 1
+
+
+def _leave(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
+    """Make the module that called this one the innermost again."""
+    passes: Passes = handler
+    if passes._active() and passes._inside and passes._inside[-1].module is module:
+        passes._inside.pop()

@@ -238,7 +238,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear)
         self._values = values
         self.takes_values = bool(values)
-        self._linear = linear
         self._linear_sequences: dict[tuple[str, int], LinearSequence] = {}
         self._linear_ended: list[LinearSequence] = []
         self._without_past: set[str] = set()  # linear layers whose state came from tokens that were not recorded
@@ -279,8 +278,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
-            if self._linear:
-                stack.enter_context(telling_of_linear_calls(self._model, self.on_linear))
+            if functions := self._attentions.linear_functions:
+                stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
             self._follow(stack)
         return self.atlas
 
@@ -289,8 +288,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _add_hooks(self, hooks: Hooks) -> None:
         if self._encoder is not None:
-            hooks.add(self._encoder, "begin encoder", "before")
-            hooks.add(self._encoder, "end encoder", "after", always=True)
+            hooks.add([self._encoder], "begin encoder", "before")
+            hooks.add([self._encoder], "end encoder", "after", always=True)
 
     def _temporary_folder(self) -> Path:
         """Return a folder that is deleted with the atlas, and say so in a warning."""
@@ -305,7 +304,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self._sequences.finish()
-        self.atlas.entries += self._linear_entries()
+        if self._linear_sequences:
+            self.atlas.entries += self._linear_entries()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
@@ -339,8 +339,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
         empty = self._attentions.without_attention()
         missed = [*self._unrecorded]
-        recorded = {entry.name for entry in self.atlas.entries}
-        missed += [(path, self._model.get_submodule(path)) for path in sorted(self._without_past - recorded)]
+        if self._without_past:
+            recorded = {entry.name for entry in self.atlas.entries}
+            missed += [(path, self._model.get_submodule(path)) for path in sorted(self._without_past - recorded)]
         self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, missed)}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}

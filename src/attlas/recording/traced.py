@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from attlas.foundation.compat import add_hook, transforming
+from attlas.foundation.compat import add_hooks, remove_hooks, transforming
 from attlas.recording.hooks import uncompiled
 
 # What a hook calls: the module, its positional arguments, and its keywords or its output.
@@ -93,7 +93,7 @@ class Hooks:
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._own = handlers
-        self._remove: list[Callable[[], None]] = []
+        self._added: list[tuple[list[nn.Module], str]] = []
         self._slot = 0
 
     def __enter__(self) -> Hooks:
@@ -103,19 +103,28 @@ class Hooks:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for remove in reversed(self._remove):
-            remove()
-        self._remove.clear()
+        for modules, key in reversed(self._added):
+            remove_hooks(modules, key)
+        self._added.clear()
         with _lock:
             del _handlers[self._slot]
 
-    def add(self, module: nn.Module, name: str, when: str, *, first: bool = False, always: bool = False) -> None:
-        """Register a hook of a module.
+    def add(
+        self,
+        modules: Iterable[nn.Module],
+        name: str,
+        when: str,
+        *,
+        first: bool = False,
+        always: bool = False,
+        direct: tuple[Callable[..., None], Any] | None = None,
+    ) -> None:
+        """Register a hook of some modules.
 
         Parameters
         ----------
-        module : nn.Module
-            The module.
+        modules : iterable of nn.Module
+            The modules.
         name : str
             The name of the handler.
         when : {"before", "after"}
@@ -124,18 +133,23 @@ class Hooks:
             Whether it is called before all other hooks.
         always : bool
             Whether it is called also where the forward raises an error.
+        direct : tuple of callable and Any, optional
+            What is called outside of programs in place of `call`, with the same arguments, and what it gets as its
+            handler: hooks of many modules save a call each.
         """
-        hook = partial(_hook(), name, self._slot, self._own[name])
-        key = f"attlas {self._slot} {name}"
-        self._remove.append(add_hook(module, key, hook, before=when == "before", first=first, always=always))
+        function, handler = (call, self._own[name]) if direct is None else direct
+        hook = partial(_hook(function), name, self._slot, handler)
+        key, own = f"attlas {self._slot} {name}", list(modules)
+        self._added.append((own, key))
+        add_hooks(own, key, hook, before=when == "before", first=first, always=always)
 
 
-def _call(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any) -> None:
+def call(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any = None) -> None:
     """Call a handler, outside of programs and around them."""
     handler(module, args, rest)
 
 
-def _call_in_program(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any) -> None:
+def _call_in_program(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
     """Put the operator of a hook into the program that torch.compile traces; none into one of torch.export."""
     number = number_of(module)
     if number is None or torch.compiler.is_exporting():
@@ -152,12 +166,12 @@ def _call_in_program(name: str, slot: int, handler: Handler, module: nn.Module, 
 
 
 @cache
-def _hook() -> Callable[..., None]:
-    """Return the function of all hooks: torch.compile leaves it alone, and takes the operator where it inlines it.
+def _hook(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function of a hook: torch.compile leaves it alone, and takes the operator where it inlines it.
 
     It is not made before a recording begins, because torch then loads its whole compiler.
     """
-    hook = uncompiled(_call)
+    hook = uncompiled(function)
     torch.compiler.substitute_in_graph(hook)(_call_in_program)
     return hook
 

@@ -200,7 +200,7 @@ class Source:
             known[id(text)] = self._number(Text(text, pieces_from(named.details.get("token_bytes"), sequence)))
         for text in named.encoder_texts or ():
             known[id(text)] = self._number(Text(text))
-        for entry in atlas.entries:
+        for entry in filter(_can_be_shown, atlas.entries):
             sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
             # The texts of the query and of the key of each sequence; None where there is no text.
             each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
@@ -339,10 +339,19 @@ def _absorb(total: Any, t: Tensor) -> None:
         total.update(rows[place : place + count].cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
+def _can_be_shown(entry: Entry) -> bool:
+    """Return whether no weight of an entry is negative: the colours and numbers of the page are those of shares."""
+    return entry.matrix is None or not entry.matrix.weights.are_signed
+
+
 def _refuse_signed(atlas: Atlas) -> None:
-    """Raise a DtypeError where a weight may be negative: the colours and numbers of the page are those of shares."""
-    for entry in atlas.entries:
-        if entry.matrix is not None and entry.matrix.weights.are_signed:
-            rule = "the viewer shows weights that are not negative."
-            fix = "A.plot(), which has colours for both sides of 0; or the two matrices, attlas.view.show(A, other=B)"
-            raise DtypeError(rule, entry.matrix.weights.description, fix, A=f"shape {entry.shape}", where="Service()")
+    """Raise a DtypeError where there is nothing but weights that may be negative."""
+    if not atlas.entries or any(map(_can_be_shown, atlas.entries)):
+        return
+    entry = atlas.entries[0]
+    found = "" if entry.matrix is None else entry.matrix.weights.description
+    rule = "the viewer shows weights that are not negative."
+    fix = (
+        "A.plot(), which has colours for both sides of 0; or the matrices of a difference, attlas.view.show(A, other=B)"
+    )
+    raise DtypeError(rule, found, fix, A=f"shape {entry.shape}", where="Service()")

@@ -153,11 +153,16 @@ def _factor(t: Any, x: LazyTensor, term: Term) -> Factor | None:
 
 
 def stacked(matrices: Any, dim: int = 0) -> Any:
-    """Return matrices of one shape along a new first axis, lazy; NotImplemented where that is not possible."""
+    """Return matrices of one shape along a new first axis, lazy where they are too large to be written out.
+
+    NotImplemented for small ones, which programs take for tensors, and where they do not fit.
+    """
     if dim != 0 or transforming() or not isinstance(matrices, list | tuple) or not matrices:
         return NotImplemented
     first = matrices[0]
     if not all(hasattr(A, "weights") and hasattr(A, "axes") for A in matrices):
+        return NotImplemented
+    if sum(A.numel() * A.dtype.itemsize for A in matrices) <= graph.DENSE_LIMIT:
         return NotImplemented
     same = all(
         (A.shape, A.weights.shape, A.dtype, A.device, A.weights.key_heads)

@@ -194,7 +194,7 @@ class Entry:
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
         weights = None if self.matrix is None else self.matrix.weights
-        tokens = () if weights is None else (weights.queries, weights.keys, *weights.inputs)
+        tokens = () if weights is None else tuple({id(t): t for t in weights.inputs}.values())
         return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
 
     @property
