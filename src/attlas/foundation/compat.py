@@ -152,8 +152,9 @@ def add_hooks(
 def remove_hooks(modules: Iterable[nn.Module], key: str) -> None:
     """Remove the hooks that `add_hooks` registered under a name."""
     for module in modules:
-        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks,
-                      module._forward_hooks_always_called):  # fmt: skip
+        every: list[Any] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
+        every += [module._forward_hooks, module._forward_hooks_always_called]
+        for hooks in every:
             hooks.pop(key, None)
 
 

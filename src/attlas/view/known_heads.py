@@ -80,7 +80,7 @@ class KnownHeads:
 
 def heads_of_text(atlas: Atlas, name: str) -> KnownHeads | None:
     """Return the kinds of the heads of a recording on its own text; None where they are not known of all."""
-    entries = [entry for entry in atlas.entries if entry.kind == "self"]
+    entries = [entry for entry in atlas.entries if entry.kind == "self" and not entry.is_linear]
     measured = [head for entry in entries for head in measure_entry(atlas, entry)]
     if not measured or len(measured) < sum(len(entry.heads) for entry in entries):
         return None
@@ -140,7 +140,7 @@ def heads_on_block(model: nn.Module, forward: Callable[[Tensor], object]) -> OnB
     period = min(_PERIOD, limit // 2)
     ids = repeated_block(config.vocab_size, period)
     try:
-        with record(model, statistics=text_statistics(ids)) as atlas:
+        with record(model, statistics=text_statistics(ids), linear=False) as atlas:
             forward(ids)
     except (AttlasError, RuntimeError, ValueError, TypeError):
         return None

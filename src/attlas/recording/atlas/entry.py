@@ -191,6 +191,11 @@ class Entry:
         return f"{self.kind}.{self.layer}"
 
     @property
+    def is_linear(self) -> bool:
+        """Whether its matrix is kept and is that of a layer of linear attention, whose weights may be negative."""
+        return self.matrix is not None and self.matrix.weights.softmax is None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
         weights = None if self.matrix is None else self.matrix.weights
