@@ -103,11 +103,6 @@ class GatedTokens:
         """Whether all tensors have numbers in memory."""
         return all(map(holds_numbers, self.tensors.values()))
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether a tensor records a graph."""
-        return any(t.requires_grad for t in self.tensors.values())
-
     def check_sizes(self) -> None:
         """Raise a ValueError where a tensor does not fit the others, as one from a file may not."""
         batch, n, d = self.batch, self.n, self.size
