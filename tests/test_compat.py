@@ -134,6 +134,30 @@ def test_torch_answers_as_it_is_asked() -> None:
     assert list(compat.replaced_by_context_parallel()) == []
 
 
+def test_hooks_are_called_as_torch_registers_them() -> None:
+    module, seen = torch.nn.Identity(), []
+    module.register_forward_pre_hook(lambda *_: seen.append("torch's"))
+    removals = [
+        compat.add_hook(module, "a", lambda _, args, __: seen.append(("first", len(args))), before=True, first=True),
+        compat.add_hook(
+            module, "a", lambda *out: seen.append(("always", out[2] is not None)), before=False, always=True
+        ),
+        compat.add_hook(module, "b", lambda *_: seen.append("after"), before=False),
+    ]
+    module(torch.ones(1))
+    assert seen == [("first", 1), "torch's", ("always", True), "after"]
+    module.forward = lambda x: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    seen.clear()
+    with contextlib.suppress(ZeroDivisionError):
+        module(torch.ones(1))
+    assert seen == [("first", 1), "torch's", ("always", False)]
+    for remove in removals:
+        remove()
+    assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == (1, 0)
+    assert not module._forward_pre_hooks_with_kwargs
+    assert not module._forward_hooks_always_called
+
+
 def newer(masking: ModuleType) -> set[str]:
     """Return the functions that an older transformers has not got: packed texts are built otherwise since 5.23."""
     older = not hasattr(masking, "packed_sequence_compatibility_function")

@@ -15,6 +15,9 @@ from attlas import Plan, explain, stats
 from attlas.engine.backend import Request
 from attlas.engine.backends.native import library
 from attlas.engine.backends.native.backend import FusedKernels
+from attlas.engine.backends.sdpa import Sdpa
+from attlas.engine.backends.tiled import Tiled
+from attlas.engine.held import tensors_of
 from attlas.foundation.trees import tensors_in
 from attlas.scores.placed import translated_score
 
@@ -193,6 +196,144 @@ def test_biases(instruction_set: str, name: str, dtype: torch.dtype, make: Any, 
                                 assert int((x - y).abs().max()) <= (0 if dtype is torch.float64 else 1), where
                     same((A @ v).double(), exact @ case.v, f"output, {where}", close)
                 same(A.lse.double(), exact.lse, f"lse, {where}", close)
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("the kernels were to do this")
+
+
+def learned(score: attlas.Score) -> list[Tensor]:
+    """Let all tensors of a score get a gradient, and return them."""
+    return [t.requires_grad_() for t in tensors_of(score) if t.is_floating_point()]
+
+
+def assert_gradients(
+    pairs: Any, where: str, dtype: torch.dtype, same: Any, names: tuple[str, ...] = ("q", "k", "v")
+) -> None:
+    """Compare gradients, found and exact, by the largest of each."""
+    for number, (one, other) in enumerate(pairs):
+        assert one.dtype is other.dtype or number < len(names) + 1
+        scale = max(float(other.abs().max()), 0.2)
+        close = {torch.bfloat16: 1e-2, torch.float16: 1e-3}.get(other.dtype, 1e-10 if dtype is torch.float64 else 2e-5)
+        label = names[number] if number < len(names) else f"number {number}"
+        same(one.double() / scale, other.double() / scale, f"gradient of {label}, {where}", close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", list(BIASES))
+def test_gradients_of_biases(
+    instruction_set: str, name: str, dtype: torch.dtype, make: Any, sizes: Any, same: Any, monkeypatch: Any
+) -> None:
+    """Of tables, slopes, gates and tensors, beside those of tokens, values and a sink, by the kernels alone."""
+    for place, mask in enumerate(("none", "Causal", "Window", "bool tensor(heads)", "Padding(left) & Causal")):
+        for m, n in ((19, 37), (41, 23), (3, 150), (210, 110)):
+            s = sizes(m, n)
+            case, score = biased(name, mask, make, s, sink=place % 2 == 0, cap=dtype is torch.float32)
+            of_score, sink = learned(score), [] if case.sink is None else [case.sink]
+            given, slope = (
+                [t.detach() for t in (case.q, case.k, case.v, *sink)],
+                s.random(*case.v.shape[:1], s.heads, m, case.v.shape[-1], seed=41),
+            )
+            found = []
+            for own, plan in ((torch.float64, Plan("reference")), (dtype, NATIVE)):
+                q, k, v, *sink = leaves = [t.to(own, copy=True).requires_grad_() for t in given]
+                A = attlas.attend(q, k, score=score, mask=case.mask, sink=sink[0] if sink else None, plan=plan)
+                with monkeypatch.context() as only:
+                    for backend in (Sdpa, Tiled) if plan is NATIVE else ():
+                        only.setattr(backend, "backward", refuse)
+                    found.append(torch.autograd.grad(A @ v, [*leaves, *of_score], slope.to(own)))
+            assert_gradients(zip(*reversed(found), strict=True), f"{name}, {mask}, {m}x{n}", dtype, same)
+
+
+@pytest.mark.parametrize("name", ["RelativeBias", "TensorBias(heads)", "TensorBias(queries)", "Forget", "own"])
+def test_gradients_of_biases_in_statistics(
+    instruction_set: str, name: str, make: Any, sizes: Any, same: Any, monkeypatch: Any
+) -> None:
+    for mask in ("none", "Causal"):
+        s = sizes(33, 41)
+        case, score = biased(name, mask, make, s, sink=False)
+        of_score, found = learned(score), []
+        for plan in (NATIVE, Plan("reference")):
+            q, k, v = leaves = [t.detach().requires_grad_() for t in (case.q, case.k, case.v)]
+            A = attlas.attend(q, k, score=score, mask=case.mask, plan=plan)
+            asked = [stats.Entropy(), stats.ColumnMass(), stats.Pooled(v), *([stats.LogitMoments()] * score.finite)]
+            with monkeypatch.context() as only:
+                for backend in (Sdpa, Tiled) if plan is NATIVE else ():
+                    only.setattr(backend, "backward", refuse)
+                loss = torch.zeros((), dtype=torch.float64)
+                for number, t in enumerate(tensors_in(A.collect(*asked))):
+                    loss = loss + (t * s.random(*t.shape, seed=50 + number)).sum()
+                found.append(torch.autograd.grad(loss, [*leaves, *of_score]))
+        assert_gradients(zip(*found, strict=True), f"{name}, {mask}", torch.float64, same)
+
+
+#: Scores of pairs, and the names of `Tiled` that compute what the kernels do not: gradients of bounded kernels.
+PAIRS: dict[str, tuple[str, ...]] = {
+    "Additive(bias)": (),
+    "Gaussian(leaf)": (),
+    "Laplace": (),
+    "Boxcar": ("backward",),
+    "Epanechnikov": ("backward",),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "name", ["RelativeBias", "TensorBias(across)", "TensorBias(keys)", "TensorBias(forbids)", "Forget", "own", "sum"]
+)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_biases_of_pairs(
+    instruction_set: str, pair: str, name: str, dtype: torch.dtype, make: Any, sizes: Any, same: Any, monkeypatch: Any
+) -> None:
+    """Output, transposed product, statistics and gradients of a score of pairs and one of places, by the kernels."""
+    if instruction_set == "amx":
+        pytest.skip("its tiles serve dot products alone")
+    for place, (mask, m, n) in enumerate((("none", 41, 23), ("Causal", 19, 37), ("bool tensor(heads)", 5, 550))):
+        s = sizes(m, n)
+        case, sink = make(pair, mask, s, sink=place == 1), []
+        score = BIASES[name](s) + case.score if place else case.score + BIASES[name](s)
+        sink = [] if case.sink is None else [case.sink]
+        of_score, found = [t for t in tensors_of(case.score) if t.requires_grad], []
+        given = [t.detach() for t in (case.q, case.k, case.v, *sink)]
+        for own, plan in ((torch.float64, Plan("reference")), (dtype, NATIVE)):
+            q, k, v, *sink = leaves = [t.to(own, copy=True).requires_grad_() for t in given]
+            A = attlas.attend(q, k, score=score, mask=case.mask, sink=sink[0] if sink else None, plan=plan)
+            with monkeypatch.context() as only:
+                for method in ("forward", "transposed", "backward", "statistics") if plan is NATIVE else ():
+                    if method not in PAIRS[pair]:
+                        only.setattr(Tiled, method, refuse)
+                out = A @ v
+                slope = s.random(*out.shape, seed=41).to(own)
+                gradients = torch.autograd.grad(out, [*leaves, *of_score], slope, allow_unused=True)
+                with torch.no_grad():
+                    asked = (stats.Entropy(), stats.MaxLogit(), stats.ColumnMass(), stats.MaxWeight(), stats.Offsets())
+                    numbers = tensors_in(A.collect(*asked))
+                    found.append([out.detach(), A.mT @ slope, A.lse, *numbers, *gradients])
+        for number, (one, other) in enumerate(zip(*reversed(found), strict=True)):
+            if one is None or other is None:
+                assert not any(t.any() for t in (one, other) if t is not None)
+                continue
+            finite = other.isfinite()
+            assert torch.equal(one.isfinite(), finite)
+            scale = max(float(other[finite].abs().max()), 0.2) if finite.any() else 1.0
+            close = 1e-9 if dtype is torch.float64 else 1e-4
+            label = f"number {number}, {pair}, {name}, {mask}, {m}x{n}"
+            same(one[finite].double() / scale, other[finite] / scale, label, close)
+
+
+@pytest.mark.parametrize("pair", ["Additive", "Gaussian"])
+def test_learned_biases_of_pairs(instruction_set: str, pair: str, make: Any, sizes: Any, same: Any) -> None:
+    """The kernels have no gradient of these: tiles compute them."""
+    s = sizes(33, 41)
+    case, found = make(pair, "Causal", s, sink=True), []
+    score = case.score + BIASES["RelativeBias"](s)
+    of_score = learned(score)
+    for plan in (NATIVE, Plan("reference")):
+        A = attlas.attend(case.q, case.k, score=score, mask=case.mask, sink=case.sink, plan=plan)
+        out = A @ case.v
+        found.append(torch.autograd.grad(out, of_score, s.random(*out.shape, seed=41), allow_unused=True))
+    for one, other in zip(*found, strict=True):
+        same(one, other, "gradient")
 
 
 @pytest.mark.parametrize("name", ["Alibi", "RelativeBias", "TensorBias(heads)", "Forget", "own"])

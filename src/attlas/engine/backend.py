@@ -157,6 +157,8 @@ class Backend(ABC):
         The names of `attlas.engine.outputs` that `read` gives, by default all; ``lse`` is among them.
     kernels : callable, optional
         Returns the compiled kernels on whose `instruction_set` its costs depend.
+    measured : bool
+        Whether its cost is that of a measurement, by default True.
     """
 
     name: ClassVar[str]
@@ -165,6 +167,7 @@ class Backend(ABC):
     takes_fused: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset(outputs.OUTPUTS)
     kernels: ClassVar[Callable[[], Any] | None] = None
+    measured: ClassVar[bool] = True
 
     @abstractmethod
     def unsupported(self, request: Request, operation: Operation) -> str | None:

@@ -154,6 +154,21 @@ def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> f
     return PAIRS
 
 
+# ------------------------------------------------------------------------------------------------- FlexAttention
+
+#: No time of it was measured. It is one kernel, where tiles write each score down, so it is set between torch's other
+#: kernels and tiles; but for few queries, which tiles compute by two products, and for matrices of few tiles, for which
+#: it would take longer to compile it.
+FLEX, FLEX_SMALL = 1.5, 5.0
+FLEX_CELLS = 1 << 24
+
+
+def _of_flex(problem: Problem, operation: Operation, instruction_set: str) -> float:
+    """Return the cost of an output by FlexAttention."""
+    batch, heads, m, n = problem.shape
+    return FLEX if m >= UNPACKED and batch * heads * m * n >= FLEX_CELLS else FLEX_SMALL
+
+
 # ------------------------------------------------------------------------------------------------------ all backends
 
 Cost: TypeAlias = float | Callable[[Problem, Operation, str], float]
@@ -164,6 +179,7 @@ ROWS: Mapping[str, Cost] = {
     "dot products": _of_dot_products,
     "pairs": _of_pairs,
     "sdpa": 1.0,  # the measure of all others
+    "flex": _of_flex,
     "tiled": 2.5,  # a round number of the same measurement: two products and three passes over each tile
     "reference": 10.0,  # a round number: whole matrices, several times; never chosen for its speed
 }

@@ -94,6 +94,8 @@ def choose(request: Request) -> Choice:
     costs = {backend.name: cost for backend, cost in sorted(compared.items(), key=lambda item: -item[1])}
     if request.plan.backend == "auto":
         because = f"it is the fastest here: about {costs[chosen.name]:g} × the time of torch's fused kernel"
+        if not chosen.measured:
+            because = "it should be the fastest here, by a cost that nobody has measured"
         others = {name: f"it takes about {cost:g} × the time of torch's fused kernel" for name, cost in costs.items()}
     else:
         because = "the plan asks for it"

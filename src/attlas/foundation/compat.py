@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 # Sees each operation of torch, also those inside of its own functions. torch documents it, and gives no public name.
@@ -45,10 +45,10 @@ except ImportError:
 
 __all__ = [
     "ATTENTION", "ATTENTION_STORED", "CAN_SWITCH", "FP32_PRECISION", "MASK_PARTS", "OUTPUT_ATTENTIONS_STORED",
-    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "autograd_in_operator",
-    "cached_property", "causal_models", "changes", "collector_of_outputs", "constant_to_compiler", "in_backward",
-    "local_part", "parse_to", "replaced_by_context_parallel", "tracing", "transforming", "tree_leaves", "tree_map",
-    "tree_map_only", "wrapper",
+    "SET_FP32_PRECISION", "TO_COPY", "VALIDATORS", "EinopsBackend", "TorchDispatchMode", "add_hook",
+    "autograd_in_operator", "cached_property", "causal_models", "changes", "collector_of_outputs",
+    "constant_to_compiler", "in_backward", "local_part", "parse_to", "replaced_by_context_parallel", "tracing",
+    "transforming", "tree_leaves", "tree_map", "tree_map_only", "wrapper",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- torch
@@ -79,6 +79,44 @@ def constant_to_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 def in_backward() -> bool:
     """Return whether a backward pass runs in this thread; torch tells it to its own checkpointing only."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def add_hook(
+    module: nn.Module, key: str, hook: Callable[..., Any], *, before: bool, first: bool = False, always: bool = False
+) -> Callable[[], None]:
+    """Register a hook of a module under a name, and return what removes it.
+
+    torch numbers the hooks of a process, and a program of torch.compile depends on the numbers: it would be compiled
+    again for each recording, with ``register_forward_hook``.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    key : str
+        The name; no other hook of the module has it.
+    hook : callable
+        It is called with the module, its arguments, and its keywords or its output.
+    before : bool
+        Whether it is called before the forward, and not after it.
+    first : bool
+        Whether it is called before all hooks that are registered now.
+    always : bool
+        Whether it is called after the forward also where that raises an error.
+    """
+    hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
+    marks: Any = module._forward_pre_hooks_with_kwargs if before else module._forward_hooks_always_called
+    hooks[key] = hook
+    if before or always:
+        marks[key] = True
+    if first:
+        hooks.move_to_end(key, last=False)
+
+    def remove() -> None:
+        hooks.pop(key, None)
+        marks.pop(key, None)
+
+    return remove
 
 
 def autograd_in_operator() -> Any:

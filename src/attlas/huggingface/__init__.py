@@ -34,7 +34,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from attlas.huggingface.attention import attention_forward
 from attlas.huggingface.copied_configurations import follow_copied_configurations
 from attlas.huggingface.layers import modules_without_interface
-from attlas.huggingface.masks import LazyMask, attention_mask
+from attlas.huggingface.mask_function import attention_mask
+from attlas.huggingface.masks import LazyMask
 from attlas.huggingface.monitor import AttentionMonitor
 from attlas.huggingface.output_attentions import accept_output_attentions
 

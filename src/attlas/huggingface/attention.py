@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,16 +10,17 @@ from attlas.errors import public
 from attlas.foundation.autocast import cast
 from attlas.foundation.checks import refuse_context_parallel
 from attlas.foundation.compat import changes
+from attlas.huggingface.calls import mask_of_call, settings_of_call
 from attlas.huggingface.chosen import chosen_keys, whole_of
 from attlas.huggingface.keywords import check_keywords
-from attlas.huggingface.masks import LazyMask, both, mask_of, mask_of_positions, writes_out_masks
-from attlas.huggingface.traced import dense_attention, weights_are_returned
-from attlas.masks import Causal, Mask, from_tensor
+from attlas.huggingface.masks import LazyMask, mask_of_positions
+from attlas.huggingface.telling import tell
+from attlas.huggingface.traced import dense_attention, weights_are_returned, writes_out_masks
+from attlas.masks import Mask
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
-from attlas.recording.hooks import is_recording, pooled
+from attlas.recording.hooks import is_recording, is_told_by_operators, pooled
 from attlas.recording.parallel import refuse_sharded_text, runs_ulysses, text_of_ranks
-from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 
 @public("attlas.huggingface")
@@ -127,29 +126,32 @@ def attention_forward(
             chosen=chosen,
             returned=weights_are_returned(kwargs),
         )
+        if is_told_by_operators():
+            tell(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling,
+                softcap,
+                causal=bool(is_causal),
+                others=(s_aux, sinks, position_bias, indices, block_indices),
+            )
         return output.transpose(1, 2).contiguous(), weights
-    compiling = torch.compiler.is_compiling()
     refuse_context_parallel()
-    score = (_score if compiling else _cached_score)(scaling, softcap)  # the compiler warns of a cache
     if attention_mask is None and runs_ulysses():
         mask: Mask | None = mask_of_positions(module, query, key, kwargs)
     else:
-        mask = _mask(attention_mask, query, key, bool(is_causal))
-    mask = both(mask, chosen)
-    if position_bias is not None:
-        mask = both(mask, from_tensor(position_bias[..., : key.shape[-2]]))
-    sink = None if s_aux is None else s_aux.to(query.dtype)
-    if sinks is not None:
-        # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
-        score = score + TensorBias(-sinks)
-        sink = query.new_zeros(query.shape[1])
+        mask = mask_of_call(attention_mask, query, key, causal=bool(is_causal))
+    score, mask, sink = settings_of_call(query, key, mask, scaling, softcap, s_aux, sinks, position_bias, chosen)
     if text is not None:
         text.check(attention_mask, query, key, dropout, sinks, position_bias, chosen)
         if is_recording():
             refuse_sharded_text()
         own, divided = text.attend(query, key, value, score, mask, sink)
         return own.transpose(1, 2).contiguous(), divided
-    A = attend(query, key if compiling else _own_keys(key), score=score, mask=mask, sink=sink)
+    A = attend(query, key if torch.compiler.is_compiling() else _own_keys(key), score=score, mask=mask, sink=sink)
 
     def pool_step(weights: AttentionMatrix, values: Tensor) -> Tensor:
         out: Tensor | None = None
@@ -164,15 +166,6 @@ def attention_forward(
     out, matrix = pooled(module, A, value, pool, dropout_p=dropout, first_query=first_query, first_key=first_key)
     matrix.layer = getattr(module, "layer_idx", None)
     return out.transpose(1, 2).contiguous(), matrix
-
-
-def _score(scaling: float | None, softcap: float | None) -> Score:
-    """Return the score of a model: scaled dot products, with a bound where the model has one."""
-    score: Score = ScaledDot(scaling)
-    return score if softcap is None else SoftCap(score, softcap)
-
-
-_cached_score = functools.lru_cache(maxsize=64)(_score)  # a score holds nothing that changes: all calls share it
 
 
 def _own_keys(key: Tensor) -> Tensor:
@@ -204,11 +197,3 @@ def _decode_step(
         allowed = own if allowed is None else allowed & own
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling, enable_gqa=grouped)
-
-
-def _mask(attention_mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Mask | None:
-    """Return the mask of a call as a mask of attlas."""
-    if attention_mask is not None:
-        return mask_of(attention_mask, key.shape[-2])
-    # No mask at all: our mask function always returns one, so the model made none. One query sees every key.
-    return Causal() if causal and query.shape[-2] > 1 else None

@@ -1,4 +1,4 @@
-"""The mask function that transformers calls once a forward pass: a tensor that holds no numbers."""
+"""The mask of one forward pass: a tensor that holds no numbers, made of a mask function of transformers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from attlas.errors import BackendError
 from attlas.foundation.compat import MASK_PARTS, TO_COPY, tree_leaves, tree_map_only, wrapper
 from attlas.huggingface.chosen import whole_of
 from attlas.huggingface.ranks import world
-from attlas.huggingface.traced import dense_mask
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
-from attlas.recording.hooks import is_recording_anywhere
-from attlas.recording.parallel import text_of_ranks
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
@@ -197,79 +194,41 @@ def mask_of(t: Tensor, n: int) -> Mask | None:
     return from_tensor(t.masked_fill(~allowed, float("-inf")))
 
 
-def attention_mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Rule = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
+def lazy_mask(
+    sizes: tuple[int, int, int],
+    first_query: int,
+    first_key: int,
+    rule: Rule,
+    padding: Tensor | None,
+    device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **kwargs: object,
-) -> Tensor:
-    """Return the mask of one forward pass, never as numbers.
+    *,
+    broadcasts: bool = True,
+) -> LazyMask:
+    """Return the mask of one forward pass.
 
     Parameters
     ----------
-    batch_size, q_length, kv_length : int
-        Sizes of the mask.
-    q_offset, kv_offset : int
-        Absolute position of the first query and of the first key; they differ with a cache.
-    mask_function : callable
-        Batch, head, query and key (absolute positions) to True where the pair may attend.
-    attention_mask : Tensor, optional, shape (batch, tokens)
+    sizes : tuple of int
+        Batch, queries and keys.
+    first_query, first_key : int
+        Positions of the first query and of the first key.
+    rule : callable
+        Which pairs may attend.
+    padding : Tensor, optional, shape (batch, tokens)
         True for text, False for padding.
-    use_vmap : bool
-        Whether `mask_function` takes single numbers only and must be vectorised.
-    dtype, device
-        Dtype and device of the tensor that the mask stands for.
-    **kwargs
-        Hints for other implementations; they change nothing here.
-
-    Returns
-    -------
-    LazyMask, shape (batch, 1, m, n)
-        Never None: a model without `is_causal` takes None for "causal". Inside torch.compile and torch.export,
-        where nobody records, a tensor of booleans.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from attlas.huggingface import attention_mask
-    >>> padding = torch.tensor([[0, 1, 1, 1]])
-    >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
-    LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
+    device, dtype
+        Of the tensor that the mask stands for.
+    broadcasts : bool
+        Whether the rule takes tensors.
     """
-    text = text_of_ranks()
-    if text is not None:
-        mask = _of_all_ranks(mask_function, text, (q_length, kv_length, int(q_offset), kv_offset))
-        return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
-    if writes_out_masks():
-        return dense_mask(
-            {
-                "batch_size": batch_size,
-                "q_length": q_length,
-                "kv_length": kv_length,
-                "q_offset": q_offset,
-                "kv_offset": kv_offset,
-                "mask_function": mask_function,
-                "attention_mask": attention_mask,
-                "use_vmap": use_vmap,
-                "device": device,
-            }
-        )
-    first_query = int(q_offset)  # a static cache passes a tensor
-    position = _Position(first_query, kv_offset, q_length, kv_length, broadcasts=not use_vmap)
-    mask = _translated(mask_function, position)
-    if q_length == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
+    batch, m, n = sizes
+    position = _Position(first_query, first_key, m, n, broadcasts=broadcasts)
+    mask = _translated(rule, position)
+    if m == 1 and isinstance(mask, Causal | Window) and _sees_all(mask, position):
         mask = None
-    padding = None if attention_mask is None else _padding(attention_mask, kv_length, kv_offset)
-    mask = both(mask, padding)
-    return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device, first_query, kv_offset)
+    mask = both(mask, None if padding is None else _padding(padding, n, first_key))
+    return LazyMask(mask, (batch, 1, m, n), dtype, device, first_query, first_key)
 
 
 def both(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -277,7 +236,7 @@ def both(a: Mask | None, b: Mask | None) -> Mask | None:
     return b if a is None else a if b is None else a & b
 
 
-def _of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Mask | None:
+def mask_of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -> Mask | None:
     """Return the mask of a text whose tokens are divided over ranks, at the positions of the whole text."""
     m, n, first_query, first_key = sizes
     if m != n or first_query or first_key:
@@ -316,11 +275,6 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
     shown = name or getattr(rule, "__qualname__", repr(rule))
     known = "causal, sliding windows, chunks, packed texts and padding are known at positions of the whole text."
     raise text.refused(known, f"a mask made by {shown}", "run the model on one process.")
-
-
-def writes_out_masks() -> bool:
-    """Return whether masks are dense tensors: torch traces the program, and no recording is open."""
-    return torch.compiler.is_compiling() and not is_recording_anywhere()
 
 
 class _Position(NamedTuple):

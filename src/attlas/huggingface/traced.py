@@ -14,7 +14,9 @@ from attlas.errors import BackendError, TooLargeError
 from attlas.foundation.compat import collector_of_outputs
 from attlas.huggingface.chosen import whole_of
 from attlas.masks import Causal, Mask, from_tensor
+from attlas.matrix import observers
 from attlas.matrix.attend import attend
+from attlas.recording.hooks import is_recording_anywhere, is_told_by_operators
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 _COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
@@ -36,6 +38,11 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
         written = causal.expand(arguments["batch_size"], 1, m, n)
         written.attlas_causal = True  # type: ignore[attr-defined]  # ours
     return written
+
+
+def writes_out_masks() -> bool:
+    """Return whether masks are dense tensors: torch traces the program, and Python is not called at each attention."""
+    return torch.compiler.is_compiling() and (not is_recording_anywhere() or is_told_by_operators())
 
 
 def weights_are_returned(keywords: dict[str, Any]) -> bool:
@@ -107,7 +114,11 @@ def dense_attention(
         # A sink of each query: taken off all logits of its row, it leaves a sink of 0.
         score, sink = score + TensorBias(-sink), query.new_zeros(query.shape[1])
     mask = Causal() if square else None if added is None else from_tensor(added)
-    return attend(query, key, score=score, mask=mask, sink=sink).pooled(value, dropout), weights
+    A = attend(query, key, score=score, mask=mask, sink=sink)
+    if not observers.active:
+        return A.pooled(value, dropout), weights
+    # Recordings are told of it by an operator: to multiply by `A @ v` would call them, and break the graph.
+    return observers.untold_product(A, value.to(query.dtype), dropout).to(value.dtype), weights
 
 
 def _check_size(query: Tensor, n: int) -> None:

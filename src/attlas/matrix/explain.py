@@ -45,6 +45,7 @@ def explain(matrix: AttentionMatrix, *, measure: bool = False) -> Choice:
     >>> import torch, attlas
     >>> attlas.explain(attlas.attend(torch.randn(5, 8), torch.randn(7, 8)))
     backend: sdpa, since it is the fastest here: about 1 × the time of torch's fused kernel
+      not flex: it runs on cuda and xpu only
       not native: ...
       not reference: it stores the whole matrix; ask for it with Plan(backend='reference')
       not tiled: it takes about 2.5 × the time of torch's fused kernel

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from attlas.engine.dropout import Dropout
+
 # From a matrix, values of shape (batch, value heads, n, e) and a dropout or None to the pooled values, (batch, heads,
 # m, e).
 Product: TypeAlias = "Callable[[Any, Tensor, Any], Tensor]"
@@ -20,10 +22,19 @@ def unobserved_product(matrix: Any, values: Tensor, dropout: Any) -> Tensor:
     return pooled
 
 
+def untold_product(matrix: Any, values: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """Return such a product with values of shape (batch, value heads, n, e), and weights that are dropped."""
+    return unobserved_product(matrix, values, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)
+
+
 # Whether there is a recording or an intervention in any thread, and what computes products then: both are set by
 # `attlas.recording.hooks`. A plain value of a module is the cheapest check, and torch.compile guards it without a graph
 # break.
 active = False
+# Whether there is an intervention in any thread, and whether torch's scaled_dot_product_attention is replaced: then a
+# program that torch traces calls Python at each attention, and else an operator tells the recordings.
+changing = False
+patched = False
 product: Product = unobserved_product
 _unheard: ContextVar[bool] = ContextVar("attlas_unheard", default=False)
 

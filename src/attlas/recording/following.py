@@ -22,6 +22,7 @@ from attlas.recording.passes import Passes
 from attlas.recording.patch import patched_sdpa
 from attlas.recording.selection import Selection
 from attlas.recording.torch_layers import asked_for_weights, is_answering, torch_layers
+from attlas.recording.traced import Handler, Hooks
 
 
 class ModelFollower(Listener):
@@ -65,18 +66,26 @@ class ModelFollower(Listener):
         # By path: the names of each selection that meant an attention when it was first heard.
         self._matched: dict[str, list[tuple[int | str, ...]]] = {}
         watched = list(model.named_modules()) if patch_sdpa else attentions.watched()
-        self._passes = Passes(model, watched, partial(is_recording, self), self._begin, self._end)
+        active = partial(is_recording, self)
+        self._passes = Passes(model, watched, active, self._begin, self._end, self._handlers())
 
     def _follow(self, stack: ExitStack) -> None:
         """Let the model attend with attlas, and listen to each of its attentions, until the block ends."""
         stack.enter_context(attending_with_attlas(self._model))
-        stack.enter_context(self._passes.followed())
+        self._add_hooks(stack.enter_context(self._passes.followed()))
         layers = torch_layers(self._model)
         if self._patch or layers:
             stack.enter_context(patched_sdpa(self._calling))
             stack.enter_context(asked_for_weights(layers))
         stack.enter_context(subscribed(self))
         self._stack = stack.pop_all()
+
+    def _handlers(self) -> dict[str, Handler]:
+        """Return the handlers of further hooks."""
+        return {}
+
+    def _add_hooks(self, hooks: Hooks) -> None:
+        """Add further hooks."""
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
         """Return the innermost call of a module that runs; by default, of any module of the model."""

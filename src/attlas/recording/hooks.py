@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.autocast import without_autocast
 from attlas.foundation.checks import check_probability, check_values
-from attlas.foundation.compat import in_backward
+from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix, observers
 from attlas.recording.module_call import ModuleCall, Place
 from attlas.stats import Statistic
@@ -68,7 +68,7 @@ class Listener(Protocol):
     """Interface of a recording: it is called with each matrix that is multiplied with values, or offered.
 
     An attribute `announced`, if it has one, is a tuple of the statistics that it collects of each matrix: the call of a
-    kernel that multiplies then gives them too.
+    kernel that multiplies then gives them too. An attribute `takes_values` that is False says that it keeps no values.
 
     Examples
     --------
@@ -385,6 +385,21 @@ def is_recording_anywhere() -> bool:
     return observers.active
 
 
+def is_told_by_operators() -> bool:
+    """Return whether a program that is traced now tells recordings by operators, and has no graph break there.
+
+    Interventions change what an attention computes, and a patched function hears of every call: Python does both.
+    """
+    if torch.compiler.is_exporting() or transforming():
+        return False
+    return observers.active and not observers.changing and not observers.patched
+
+
+def takes_values() -> bool:
+    """Return whether a listener in this thread may keep the values of an attention."""
+    return any(getattr(listener, "takes_values", True) for listener in _listeners.get())
+
+
 def is_changing() -> bool:
     """Return whether an intervention is applied in this thread."""
     return _active_changers > 0 and any(isinstance(listener, Changer) for listener in _listeners.get())
@@ -406,6 +421,7 @@ def subscribed(listener: Listener) -> Iterator[None]:
         _active_recordings += 1
         _active_changers += changes
         observers.active, observers.product = True, uncompiled(_product_in_module)
+        observers.changing = _active_changers > 0
     before = _listeners.get()
     _listeners.set((*before, listener))
     try:
@@ -416,4 +432,4 @@ def subscribed(listener: Listener) -> Iterator[None]:
         with _lock:
             _active_recordings -= 1
             _active_changers -= changes
-            observers.active = _active_recordings > 0
+            observers.active, observers.changing = _active_recordings > 0, _active_changers > 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from attlas.foundation.compat import in_backward
-from attlas.recording.hooks import uncompiled
 from attlas.recording.module_call import ModuleCall
+from attlas.recording.traced import Handler, Hooks, numbered
 
 
 class Passes:
@@ -29,6 +28,8 @@ class Passes:
         Called with the arguments of each pass.
     end : callable
         Called when a pass has ended well.
+    handlers : dict of str to callable, optional
+        Handlers of further hooks, which `followed` lets one add.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Passes:
         active: Callable[[], bool],
         begin: Callable[[tuple[Any, ...], dict[str, Any]], None] = lambda args, kwargs: None,
         end: Callable[[], None] = lambda: None,
+        handlers: dict[str, Handler] | None = None,
     ) -> None:
         self._model = model
         self._watched = dict(watched)
@@ -46,8 +48,22 @@ class Passes:
         self._end = end
         self._depth = 0
         self._inside: list[ModuleCall] = []
+        self._in_program = False  # whether a pass runs that is a part of a program of torch.compile
+        self._outside = 0  # modules that ran when the pass began
+        self._paths = {id(module): path for path, module in self._watched.items()}
         self.number = 0
         self.calls: dict[str, int] = {}
+        self._hooks = Hooks(
+            {
+                "begin": self._enter_pass,
+                "begin in program": self._enter_pass_in_program,
+                "enter": self._enter,
+                "leave": self._leave,
+                "leave pass": self._leave_pass,
+                "end": self._ended,
+            }
+            | (handlers or {})
+        )
 
     @property
     def inside(self) -> bool:
@@ -70,54 +86,56 @@ class Passes:
         return max(self.calls.get(path, 1) - 1, 0) if self.inside else 0
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> Iterator[Hooks]:
         """Put the hooks on, and take them off again."""
-        with ExitStack() as stack:
-            self._register_hooks(stack)
-            yield
-
-    def _register_hooks(self, stack: ExitStack) -> None:
-        """Register the hooks of the model and of the watched modules until the stack is closed."""
-        # A compiled model calls these functions as they are: compiled, they would be compiled again for each module.
-        enter_pass, leave_pass, ended, enter, leave = (
-            uncompiled(function)
-            for function in (Passes._enter_pass, Passes._leave_pass, Passes._ended, Passes._enter, Passes._leave)
-        )
         model = self._model
-        begin = model.register_forward_pre_hook(partial(enter_pass, self), with_kwargs=True, prepend=True)
-        stack.callback(begin.remove)
-        for path, module in self._watched.items():
-            stack.callback(module.register_forward_pre_hook(partial(enter, self, path)).remove)
-            # Also where the forward raises: the next call must not find what this one left.
-            stack.callback(module.register_forward_hook(partial(leave, self), always_call=True).remove)
-        stack.callback(model.register_forward_hook(partial(leave_pass, self), always_call=True).remove)
-        stack.callback(model.register_forward_hook(partial(ended, self)).remove)
+        with numbered([model, *self._watched.values()]), self._hooks as hooks:
+            hooks.add(model, "begin", "before", first=True)
+            for module in self._watched.values():
+                hooks.add(module, "enter", "before")
+                # Also where the forward raises: the next call must not find what this one left.
+                hooks.add(module, "leave", "after", always=True)
+            hooks.add(model, "leave pass", "after", always=True)
+            hooks.add(model, "end", "after")
+            yield hooks
+
+    def _enter_pass_in_program(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a pass that is a part of a program of torch.compile."""
+        self._enter_pass(module, args, kwargs)
+        self._in_program = self._depth == 1
 
     def _enter_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a pass, unless the model runs within its own pass."""
         if not self._active() or in_backward():
             return
+        if self._in_program:  # it has raised an error, and nothing in it was called after that
+            self._leave_pass()
         self._depth += 1
         if self._depth == 1:
             self.number += 1
             self.calls.clear()
+            self._outside = len(self._inside)
             self._begin(args, kwargs)
 
     def _leave_pass(self, *_: Any) -> None:
         """Leave a call of the model, also after an error."""
         if self._active() and not in_backward():
             self._depth = max(self._depth - 1, 0)
+            if self._depth == 0:
+                self._in_program = False
+                del self._inside[self._outside :]  # modules of a program that raised an error
 
     def _ended(self, *_: Any) -> None:
         """End the pass where the outermost call of the model raised no error."""
         if self._active() and not in_backward() and self._depth == 0:
             self._end()
 
-    def _enter(self, path: str, module: nn.Module, *_: Any) -> None:
+    def _enter(self, module: nn.Module, *_: Any) -> None:
         """Count a call of a module, and make it the innermost."""
         if self._active():
             self._inside.append(ModuleCall(module))
-            if not in_backward():
+            path = self._paths.get(id(module))
+            if path is not None and not in_backward():
                 self.calls[path] = self.calls.get(path, 0) + 1
 
     def _leave(self, module: nn.Module, *_: Any) -> None:

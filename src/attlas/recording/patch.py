@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from attlas.foundation.autocast import cast
 from attlas.masks import Causal, Mask, from_tensor
-from attlas.matrix import AttentionMatrix
+from attlas.matrix import AttentionMatrix, observers
 from attlas.matrix.attend import attend
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 
@@ -51,12 +51,14 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
         if not _finders:
             _patch.enter_context(_replaced_everywhere())
         _finders.append(innermost)
+        observers.patched = True
     try:
         yield
     finally:
         with _lock:
             _finders.remove(innermost)
             if not _finders:
+                observers.patched = False
                 _patch.close()
 
 

@@ -38,6 +38,7 @@ from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
 from attlas.recording.text import RecordedText
+from attlas.recording.traced import Handler, Hooks, numbered
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
 
@@ -160,6 +161,10 @@ def record(
     process that has none of the chosen heads has no entry of that layer. `attlas.distributed.save` writes the parts of
     all processes as one atlas. torch's ``context_parallel`` is refused.
 
+    A model of transformers on torch.compile is recorded in one graph, by operators, which give copies of q and k, and
+    of v where values are kept. Its log-sum-exp and statistics are one more pass over each matrix. With `patch_sdpa`,
+    with interventions and in modules that compute with attlas, the graph breaks at each attention.
+
     Cost: nothing but the statistics' pass over each matrix; a step of a generation compares the keys before it, once,
     and no other work of it grows with what is recorded. A GPU is waited for once a pass. Memory: q, k and lse, unless
     they are dropped or written; then one layer at a time.
@@ -232,6 +237,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     ) -> None:
         super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear)
         self._values = values
+        self.takes_values = bool(values)
         self._linear = linear
         self._linear_sequences: dict[tuple[str, int], LinearSequence] = {}
         self._linear_ended: list[LinearSequence] = []
@@ -272,13 +278,19 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
                 self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
-                hook = self._encoder.register_forward_pre_hook(self._begin_encoder, with_kwargs=True)
-                stack.callback(hook.remove)
-                stack.callback(self._encoder.register_forward_hook(self._end_encoder, always_call=True).remove)
+                stack.enter_context(numbered([self._encoder]))
             if self._linear:
                 stack.enter_context(telling_of_linear_calls(self._model, self.on_linear))
             self._follow(stack)
         return self.atlas
+
+    def _handlers(self) -> dict[str, Handler]:
+        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder}
+
+    def _add_hooks(self, hooks: Hooks) -> None:
+        if self._encoder is not None:
+            hooks.add(self._encoder, "begin encoder", "before")
+            hooks.add(self._encoder, "end encoder", "after", always=True)
 
     def _temporary_folder(self) -> Path:
         """Return a folder that is deleted with the atlas, and say so in a warning."""

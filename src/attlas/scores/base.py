@@ -168,8 +168,8 @@ class Score(Stored, nn.Module):
         Returns
         -------
         attlas.scores.Bias or None
-            It must equal what `forward` gives. None is always right, and the default: the logits are then computed
-            tile by tile.
+            It must equal what `forward` gives, with a graph to the same tensors: learned ones get their gradients
+            through it. None is always right, and the default: the logits are then computed tile by tile.
         """
         return None
 

@@ -213,6 +213,91 @@ def test_any_number_of_threads_gives_the_same(threads: None, use: Callable[[str]
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+def learned_places(m: int, n: int, heads: int, batch: int = 2) -> dict[str, tuple[attlas.Score, list[Tensor]]]:
+    """Return scores of places with a tensor that gets a gradient: distances, gates, pairs that are shared or not."""
+    relative = attlas.RelativeBias(heads, 40)
+    gates = (-torch.rand(batch, heads, n)).requires_grad_()
+    shapes = {"pairs": (m, n), "pairs of heads": (heads, m, n), "pairs of batches": (batch, 1, m, n)}
+    shapes |= {"pairs of all": (batch, heads, m, n), "queries": (heads, m, 1), "keys": (batch, 1, 1, n)}
+    tensors = {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
+    scores: dict[str, tuple[attlas.Score, list[Tensor]]] = {
+        "distances": (relative, [relative.weight]),
+        "gates": (attlas.Forget(gates), [gates]),
+    }
+    return scores | {name: (attlas.TensorBias(t), [t]) for name, t in tensors.items()}
+
+
+@needs_kernels
+def test_gradients_of_places_from_any_number_of_threads(
+    threads: None, use: Callable[[str], None], only_kernels: None
+) -> None:
+    torch.manual_seed(0)
+    leaves = [t.requires_grad_() for t in tokens(300, 1300, 64, 33, torch.float32, (8, 4, 4))]
+    slope = torch.randn(2, 8, 300, 33)
+    for name in library.runnable()[-1:]:
+        use(name)
+        for score, of_score in learned_places(300, 1300, 8).values():
+            results = []
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                A = attlas.attend(*leaves[:2], score=attlas.ScaledDot() + score, mask=attlas.Causal(), plan=NATIVE)
+                results.append(torch.autograd.grad(A @ leaves[2], [*leaves, *of_score], slope))
+            for other in results[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@each_set
+def test_gradients_of_places_of_several_calls(
+    name: str, use: Callable[[str], None], small_row_blocks: None, only_kernels: None
+) -> None:
+    """A mask of cells is written out for some rows at a time, each of which is a call."""
+    use(name)
+    torch.manual_seed(0)
+    q, k, v = leaves = [t.requires_grad_() for t in tokens(50, 70, 5, 3, torch.float64)]
+    slope, mask = torch.randn(2, 4, 50, 3, dtype=torch.float64), torch.rand(2, 4, 50, 70) < 0.5
+    for score, of_score in learned_places(50, 70, 4).values():
+        A = attlas.attend(q, k, score=attlas.ScaledDot() + score.double(), mask=mask, plan=NATIVE)
+        found = torch.autograd.grad(A @ v, [*leaves, *of_score], slope)
+        weights = graph.dense(A.problem).weights
+        wanted = torch.autograd.grad(weights @ v.repeat_interleave(2, dim=1), [*leaves, *of_score], slope)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+class _HalfHidden(attlas.Score):
+    """A score of places whose `bias` has no graph to one of its tensors."""
+
+    positional = True
+
+    def __init__(self, t: Tensor, u: Tensor) -> None:
+        super().__init__()
+        self.t, self.u = t, u
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        return (self.t[at.j] + self.u[at.i]).to(at.dtype)
+
+    def bias(self, at: attlas.Tile) -> attlas.scores.Bias:
+        t, u = self.t[at.columns.start : at.columns.stop], self.u[at.rows.start : at.rows.stop]
+        return attlas.scores.Bias(key=t.view(1, 1, -1), query=u.detach().view(1, 1, -1))
+
+
+@needs_kernels
+def test_a_graph_that_a_bias_hides_is_that_of_tiles() -> None:
+    q, k, v = (torch.randn(1, 2, size, 4) for size in (80, 90, 90))
+    t, u, sink = torch.randn(90).requires_grad_(), torch.randn(80).requires_grad_(), torch.zeros(2)
+    found, wanted = (
+        torch.autograd.grad(
+            (attlas.attend(q, k, score=attlas.ScaledDot() + _HalfHidden(t, u), sink=sink, plan=plan) @ v)
+            .square()
+            .sum(),
+            (t, u),
+        )
+        for plan in (NATIVE, Plan("tiled"))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 @needs_kernels
 @pytest.mark.parametrize("shape", [(0, 5, 3, 2), (5, 0, 3, 2), (5, 5, 0, 2), (5, 5, 3, 0)], ids=str)
 def test_nothing_to_compute(shape: tuple[int, int, int, int]) -> None:

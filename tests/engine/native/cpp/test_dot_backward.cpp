@@ -16,12 +16,14 @@ enum class Mask { NONE, CAUSAL, CELLS, NOTHING };
 
 template <class T>
 struct Gradients {
-  std::vector<T> q, k, v;
+  std::vector<T> q, k, v, cells;
+  std::vector<double> distances, queries, keys;
 };
 
 // Each gradient against its definition in double, from the log-sum-exp and the outputs of that definition.
 template <class T>
-Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, double scale, int32_t threads) {
+Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, double scale, int32_t threads,
+                     bool places = false, bool shared = false) {
   const double tolerance = sizeof(T) == 8 ? 1e-10 : 2e-4;
   const auto q = normal<T>(z.batch * z.heads * z.m * z.d, 1), key = normal<T>(z.batch * z.key_heads * z.n * z.d, 2);
   const auto v = normal<T>(z.batch * z.key_heads * z.n * z.e, 3), grad = normal<T>(z.batch * z.heads * z.m * z.e, 4);
@@ -34,15 +36,24 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
   }
   const int64_t rows = z.batch * z.heads * z.m, group = z.heads / z.key_heads;
   std::vector<double> d_q(q.size(), 0.0), d_k(key.size(), 0.0), d_v(v.size(), 0.0), s(size_t(z.n)), w(size_t(z.n));
+  // Terms of places, and what the gradients of logits sum up to; pairs have numbers for all heads where they are shared.
+  const int64_t span = z.m + z.n - 1, heads = z.batch * z.heads, tensors = shared ? 1 : heads;
+  const auto by_distance = normal<T>(heads * span, 5), by_cell = normal<T>(tensors * z.m * z.n, 6);
+  const auto by_query = normal<double>(rows, 7), by_key = normal<double>(heads * z.n, 8);
+  std::vector<double> d_distance(by_distance.size()), d_cell(by_cell.size()), d_query(by_query.size()), d_key(by_key.size());
   auto lse = blank<double>(rows);
   auto delta = blank<T>(rows);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t i = row % z.m, head = row / z.m, g = head / z.heads * z.key_heads + head % z.heads / group;
+    const int64_t which = row / z.m, cells = (shared ? 0 : which) * z.m * z.n + i * z.n;
+    std::vector<double> capped(size_t(z.n));
     double top = -INFINITY, total = 0, pending = 0;
     for (int64_t j = 0; j < z.n; ++j) {
       double x = 0;
       for (int64_t t = 0; t < z.d; ++t) x += double(q[row * z.d + t]) * double(key[(g * z.n + j) * z.d + t]);
       x = cap > 0 ? cap * std::tanh(scale * x / cap) : scale * x;
+      capped[j] = x;
+      if (places) x += by_distance[which * span + j - i + z.m - 1] + by_cell[cells + j] + by_query[row] + by_key[which * z.n + j];
       s[j] = j >= low[i] && j < high[i] && allowed[i * z.n + j] ? x : -INFINITY;
       top = std::max(top, s[j]);
     }
@@ -57,14 +68,18 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
     delta[row] = T(pending);
     for (int64_t j = 0; j < z.n; ++j) {
       if (w[j] == 0) continue;
-      const double plogp = w[j] * (slope[j] - pending) * scale * (cap > 0 ? 1 - s[j] * s[j] / (cap * cap) : 1.0);
+      const double of_logit = w[j] * (slope[j] - pending), share = cap > 0 ? capped[j] / cap : 0.0;
+      const double plogp = of_logit * scale * (1 - share * share);
+      d_distance[which * span + j - i + z.m - 1] += of_logit, d_cell[cells + j] += of_logit;
+      d_query[row] += of_logit, d_key[which * z.n + j] += of_logit;
       for (int64_t t = 0; t < z.e; ++t) d_v[(g * z.n + j) * z.e + t] += w[j] * double(grad[row * z.e + t]);
       for (int64_t t = 0; t < z.d; ++t) d_q[row * z.d + t] += plogp * double(key[(g * z.n + j) * z.d + t]);
       for (int64_t t = 0; t < z.d; ++t) d_k[(g * z.n + j) * z.d + t] += plogp * double(q[row * z.d + t]);
     }
   }
 
-  Gradients<T> found{blank<T>(int64_t(q.size())), std::vector<T>(key.size()), std::vector<T>(v.size())};
+  Gradients<T> found{blank<T>(int64_t(q.size())), std::vector<T>(key.size()), std::vector<T>(v.size()), std::vector<T>(d_cell.size()),
+                     std::vector<double>(d_distance.size()), std::vector<double>(d_query.size()), std::vector<double>(d_key.size())};
   attlas::AttentionBackwardParams work{};
   attlas::AttentionParams& p = work.of;
   p.batch = z.batch, p.heads = z.heads, p.key_heads = z.key_heads;
@@ -79,7 +94,19 @@ Gradients<T> compare(int32_t set, int32_t type, Sizes z, Mask mask, double cap, 
   work.grad = {grad.data(), z.heads * z.m * z.e, z.m * z.e, z.e};
   work.delta = delta.data();
   work.d_q = found.q.data(), work.d_k = found.k.data(), work.d_v = found.v.data();
+  const int64_t of_batch = z.heads * z.m * z.n, of_head = z.m * z.n;
+  if (places) {
+    p.by_distance = {by_distance.data() + z.m - 1, z.heads * span, span, -1, 1, 1.0, type};
+    p.by_cell = {by_cell.data(), shared ? 0 : of_batch, shared ? 0 : of_head, z.n, 1, 1.0, type};
+    p.by_query = {by_query.data(), z.heads * z.m, z.m}, p.by_key = {by_key.data(), z.heads * z.n, z.n};
+    work.places = {found.distances.data() + z.m - 1, found.queries.data(), found.keys.data(), found.cells.data(), span, z.m,
+                   shared ? 0 : of_batch, shared ? 0 : of_head};
+  }
   CHECK(attlas_dot_backward(&work, set) == attlas::DONE);
+  for (size_t x = 0; places && x < d_distance.size(); ++x) CHECK(close(found.distances[x], d_distance[x], tolerance));
+  for (size_t x = 0; places && x < d_cell.size(); ++x) CHECK(close(found.cells[x], d_cell[x], tolerance));
+  for (size_t x = 0; places && x < d_query.size(); ++x) CHECK(close(found.queries[x], d_query[x], tolerance));
+  for (size_t x = 0; places && x < d_key.size(); ++x) CHECK(close(found.keys[x], d_key[x], tolerance));
   for (size_t x = 0; x < d_q.size(); ++x) CHECK(close(found.q[x], d_q[x], tolerance));
   for (size_t x = 0; x < d_k.size(); ++x) CHECK(close(found.k[x], d_k[x], tolerance));
   for (size_t x = 0; x < d_v.size(); ++x) CHECK(close(found.v[x], d_v[x], tolerance));
@@ -96,6 +123,10 @@ int main() {
           compare<float>(set, attlas::FLOAT32, {1, 2, 1, 37, 45, 7, 5}, mask, 0.0, -0.4, 3);
           compare<float>(set, attlas::FLOAT32, {1, 1, 1, 5, 71, 33, 40}, mask, 1.5, 0.4, 2);
           compare<double>(set, attlas::FLOAT64, {2, 1, 1, 13, 19, 3, 1}, mask, 0.0, 0.4, 2);
+          for (const bool shared : {false, true}) {
+            compare<float>(set, attlas::FLOAT32, {2, 2, 1, 5, 71, 7, 5}, mask, 1.5, 0.4, 2, true, shared);
+            compare<double>(set, attlas::FLOAT64, {1, 2, 2, 27, 19, 3, 1}, mask, 0.0, 0.4, 3, true, shared);
+          }
         }
       },
       2);
@@ -105,6 +136,11 @@ int main() {
     const auto one = compare<float>(attlas_best(), attlas::FLOAT32, z, mask, 0.0, 0.4, 1);
     const auto three = compare<float>(attlas_best(), attlas::FLOAT32, z, mask, 0.0, 0.4, 3);
     CHECK(one.q == three.q && one.k == three.k && one.v == three.v);
+    for (const bool shared : {false, true}) {
+      const auto a = compare<float>(attlas_best(), attlas::FLOAT32, z, mask, 0.0, 0.4, 1, true, shared);
+      const auto b = compare<float>(attlas_best(), attlas::FLOAT32, z, mask, 0.0, 0.4, 3, true, shared);
+      CHECK(a.distances == b.distances && a.queries == b.queries && a.keys == b.keys && a.cells == b.cells);
+    }
   }
 
   // Numbers that the kernels do not take, and problems that they do not know.

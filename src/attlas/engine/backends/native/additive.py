@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.backends.native import request
-from attlas.engine.backends.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
+from attlas.engine.backends.native.pairwise import PairwiseFamily, unsupported_reason
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
 
@@ -54,8 +54,8 @@ class AdditiveKernels(PairwiseFamily):
         for block in request.row_blocks(problem):
             known = lse[block.slices].detach().contiguous()
             rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
-            params, _buffers = pairwise_params(
-                self.kernels, self.q[block.slices], self.k, values, **block.mask, known=known.data_ptr()
+            params, _buffers = self.params(
+                self.q[block.slices], self.k, values, block.slices[2], **block.mask, known=known.data_ptr()
             )
             results = {
                 "d_rows": self.zeros(batch, heads, len(block.rows), hidden),

@@ -16,6 +16,7 @@ from attlas.engine.backends.native.distance import KERNELS, DistanceKernels
 from attlas.engine.backends.native.pairwise import PairwiseFamily
 from attlas.engine.costs import Operation, is_faster
 from attlas.engine.gradient import CellGradient
+from attlas.engine.held import tensors_of
 from attlas.engine.online import LARGEST, exact, exceeds
 from attlas.engine.outputs import NEEDS_LSE
 from attlas.engine.problem import Problem
@@ -53,8 +54,6 @@ class FusedKernels(Backend):
             return "the sink needs the constant of each row"
         if product.bias is not None and (reason := bias.unsupported(problem)) is not None:
             return reason
-        if product.bias is not None and product.cap and operation == "backward":
-            return "it has no gradient of capped logits with a score of places"
         return _unsupported(request, operation, fused=True)
 
     def prepare(self, request: Request) -> Request:
@@ -81,13 +80,22 @@ class FusedKernels(Backend):
         problem, known = request.problem, exact(lse)
         if known is None or exceeds(known, LARGEST) or not gradient.is_closed:
             return None
+        parameters, score = request.parameters(), request.product.bias
+        places = bias.PlaceGradients(problem, score) if parameters and score is not None else None
         if gradient.is_product:
             left, right, delta = gradient.product
-            found = dot.backward(problem, request.product, right, known, left, delta)
-            return None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
-        return self._with_terms(request, known, gradient)
+            found = dot.backward(problem, request.product, right, known, left, delta, places=places)
+            result = None if found is None else Gradients([found[0]], [found[1]], [], found[2], delta)
+        else:
+            result = self._with_terms(request, known, gradient, places)
+        if result is None or places is None:
+            return result
+        of_score = places.of(parameters)
+        return None if of_score is None else result._replace(parameters=of_score)
 
-    def _with_terms(self, request: Request, lse: Tensor, gradient: CellGradient) -> Gradients | None:
+    def _with_terms(
+        self, request: Request, lse: Tensor, gradient: CellGradient, places: bias.PlaceGradients | None
+    ) -> Gradients | None:
         """Return the gradients of statistics, and of the output beside them."""
         problem, product, dtype = request.problem, request.product, request.problem.dtype
         delta = torch.zeros(problem.shape[:3], dtype=dtype) if gradient.delta is None else gradient.delta.to(dtype)
@@ -103,7 +111,7 @@ class FusedKernels(Backend):
         # Where there is no product: one 0 for each row and key, expanded from a single number.
         left = delta.new_zeros(1, 1, 1, 1).expand(*delta.shape, 1) if gradient.left is None else gradient.left
         right = product.k.new_zeros(1).expand(*product.k.shape[:3], 1) if gradient.right is None else gradient.right
-        found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows)
+        found = dot.backward(problem, product, right, lse, left, delta, gradient.column, rows, places)
         if found is None:
             return None
         return Gradients([found[0]], [found[1]], [], found[2], found[3] if row is None else found[3] + row)
@@ -118,7 +126,7 @@ class FusedKernels(Backend):
 
 
 class PairwiseKernels(Backend):
-    """Kernels of scores that are no dot product: distances of few coordinates, and additive scores."""
+    """Kernels of scores that are no dot product: distances of few coordinates, and additive scores; with places."""
 
     name = "native"
     row = "pairs"
@@ -126,10 +134,17 @@ class PairwiseKernels(Backend):
     kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        family = _FAMILIES.get(type(request.problem.score))
+        problem = bias.without_places(request.problem)
+        family = _FAMILIES.get(type(problem.score))
         if family is None:
             return "the score is no kernel of a distance"
-        return family.unsupported(request.problem) or _unsupported(request, operation, fused=False)
+        if problem is not request.problem:
+            if (reason := bias.unsupported(problem)) is not None:
+                return reason
+            of_pairs = {id(t) for t in tensors_of(problem.score)}
+            if operation == "backward" and any(id(t) not in of_pairs for t in request.parameters()):
+                return "it has no gradient of a score of places beside one of pairs"
+        return family.unsupported(problem) or _unsupported(request, operation, fused=False)
 
     def prepare(self, request: Request) -> Request:
         # Differences are taken of the tokens themselves.
@@ -138,10 +153,11 @@ class PairwiseKernels(Backend):
 
     def family(self, request: Request) -> PairwiseFamily | None:
         """Return the calls of the kernels of the score; None where a parameter is NaN or infinite."""
-        q, k = request.tokens
+        q, k = (bias.tokens_of(request.problem.score, tokens) for tokens in request.tokens)
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
-        family = _FAMILIES[type(request.problem.score)](request.problem, q, k)
+        problem = bias.without_places(request.problem)
+        family = _FAMILIES[type(problem.score)](problem, q, k)
         return family if all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -197,6 +213,6 @@ def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str 
         return "dropout has to be the same when it is recomputed"
     if operation == "statistics" and tracing():
         return "a program of torch is being traced"
-    if fused and operation == "backward" and (request.fused is None or request.parameters()):
-        return "its gradients are those of the tokens of a dot product"
+    if fused and operation == "backward" and request.fused is None:
+        return "its gradients are those of a dot product and of what places add to it"
     return None

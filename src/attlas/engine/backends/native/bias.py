@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +12,10 @@ from torch import Tensor
 
 from attlas.engine.backends.native import library
 from attlas.engine.backends.native.decode import TYPES
+from attlas.engine.held import check_leaves
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
+from attlas.scores.base import Score, Sum, Tokens
 from attlas.scores.bias import Bias
 
 
@@ -26,6 +31,38 @@ def of(problem: Problem) -> Bias | None:
             )
     found: Bias | None = kept["bias"]
     return found
+
+
+def without_places(problem: Problem) -> Problem:
+    """Return the problem of the part of a sum that looks at tokens, for which `of` gives what places add."""
+    kept, (score, places) = vars(problem), _split(problem.score)
+    if places is None:
+        return problem
+    if "without places" not in kept:
+        inner = replace(problem, score=score)
+        with torch.no_grad():
+            vars(inner)["bias"] = places.bias(problem.tile(*map(range, problem.shape)))
+        kept["without places"] = inner
+    found: Problem = kept["without places"]
+    return found
+
+
+def tokens_of(score: Score, tokens: Tokens) -> Tokens:
+    """Return the tokens of the part of a sum that looks at them, from those of the sum."""
+    while type(score) is Sum and score.left.positional != score.right.positional:
+        side = int(score.left.positional)
+        score, tokens = (score.left, score.right)[side], tokens[side]
+    return tokens
+
+
+def _split(score: Score) -> tuple[Score, Score | None]:
+    """Return the part of a sum that looks at tokens, and the sum of the scores of places beside it."""
+    places: Score | None = None
+    while type(score) is Sum and score.left.positional != score.right.positional:
+        left, right = score.left, score.right
+        score, other = (right, left) if left.positional else (left, right)
+        places = other if places is None else other + places
+    return score, places
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -79,6 +116,90 @@ def fields(kernels: library.Kernels, problem: Problem, rows: slice) -> tuple[dic
             found[name] = kernels.structures["TokenBias"](t.data_ptr() + 8 * start, *_heads(t))  # 8 bytes each
             buffers.append(t)
     return found, buffers
+
+
+class PlaceGradients:
+    """The gradients of what a score of places adds: what a kernel sums up, and the way from there to its tensors.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    score : Score
+        The score of places. Its terms are computed once more, with a graph.
+
+    Notes
+    -----
+    Distances, queries and keys take a float64 number for each batch and head, and a tensor of pairs as much memory as
+    it has, in the dtype of the sums.
+    """
+
+    def __init__(self, problem: Problem, score: Score) -> None:
+        batch, heads, m, n = problem.shape
+        with torch.enable_grad():
+            terms = score.bias(problem.tile(*map(range, problem.shape))) or Bias()
+        every = {name: getattr(terms, name) for name in ("distance", "query", "key", "cell")}
+        self._problem, self._factor = problem, terms.factor
+        self._terms = {name: t for name, t in every.items() if t is not None and t.requires_grad}
+        sizes = {"distance": (batch, heads, m + n - 1), "query": (batch, heads, m), "key": (batch, heads, n)}
+        self._sums = {
+            name: torch.zeros(sizes.get(name, t.shape), dtype=torch.float64 if name in sizes else problem.dtype)
+            for name, t in ((_form_of(name, t), t) for name, t in self._terms.items())
+        }
+
+    def fields(self, kernels: library.Kernels, rows: slice) -> Any:
+        """Return the memory of the sums as a call with some rows gets it."""
+        starts = {"distance": self._problem.shape[2] - 1 - rows.start, "query": rows.start}
+        starts["cell"] = rows.start * self._problem.shape[3]
+        found: dict[str, Any] = {
+            name: t.data_ptr() + starts.get(name, 0) * t.element_size() for name, t in self._sums.items()
+        }
+        found |= {f"{name}_head": self._sums[name].shape[2] for name in ("distance", "query") if name in self._sums}
+        if "cell" in self._sums:
+            found["cell_batch"], found["cell_head"] = _heads(self._sums["cell"])
+        return kernels.structures["PlaceGradients"](**found)
+
+    def of(self, parameters: Sequence[Tensor]) -> list[Tensor | None] | None:
+        """Return the gradients of tensors of the score; None where code of the user hides the graph of one."""
+        grads, own_code = [], self._problem.runs_own_code
+        for name, t in self._terms.items():
+            form = _form_of(name, t)
+            found = self._sums[form]
+            if name == "cell":
+                found = found.unsqueeze({"query": -1, "key": -2}[form]) if form != name else found
+                found = found * self._factor
+            grads.append(found.sum_to_size(t.shape).to(t.dtype))
+            if own_code:
+                check_leaves(type(self._problem.score).__name__, t, parameters)
+        if not grads:
+            return None if own_code else [None] * len(parameters)
+        result = torch.autograd.grad(list(self._terms.values()), parameters, grads, allow_unused=True)
+        return None if own_code and any(grad is None for grad in result) else list(result)
+
+
+def _form_of(name: str, t: Tensor) -> str:
+    """Return the sums that a term gets: those of queries or keys for a tensor of pairs that repeats its numbers."""
+    if name != "cell" or (t.shape[2] != 1 and t.shape[3] != 1):
+        return name
+    return "query" if t.shape[3] == 1 and t.shape[2] != 1 else "key"
+
+
+def pairwise_fields(
+    kernels: library.Kernels, problem: Problem, rows: slice, *, by_column: bool
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return what places add to some rows in the fields of ``PairwiseParams``, and what these point to."""
+    if vars(problem).get("bias") is None:
+        return {}, []
+    (batch, heads, m, n), (found, buffers) = problem.shape, fields(kernels, problem, rows)
+    m = len(range(m)[rows])
+    if by_column:  # the columns of the call are queries
+        for term in (found[name] for name in ("by_distance", "by_cell") if name in found):
+            term.row, term.column = term.column, term.row
+        swapped = {"by_query": "by_key", "by_key": "by_query"}
+        found, m, n = {swapped.get(name, name): term for name, term in found.items()}, n, m
+    sizes = {"batch": batch, "heads": heads, "m": m, "n": n, "threads": torch.get_num_threads()}
+    params = kernels.structures["AttentionParams"](**sizes, **found)
+    return {"places": ctypes.addressof(params)}, [params, *buffers]
 
 
 def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:

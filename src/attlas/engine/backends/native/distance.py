@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attlas.engine.backend import Gradients
 from attlas.engine.backends.native import request
-from attlas.engine.backends.native.pairwise import PairwiseFamily, pairwise_params, unsupported_reason
+from attlas.engine.backends.native.pairwise import PairwiseFamily, unsupported_reason
 from attlas.engine.costs import DIRECT_COORDINATES, MOST_COORDINATES
 from attlas.engine.problem import Problem, spread_heads, sum_heads
 from attlas.scores.kernel import Boxcar, Epanechnikov, Gaussian, Laplace, Triangular
@@ -84,7 +84,7 @@ class DistanceKernels(PairwiseFamily):
             q = self.q[block.slices]
             first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
-            params, _buffers = pairwise_params(self.kernels, q, self.k, values, **fields)
+            params, _buffers = self.params(q, self.k, values, block.slices[2], **fields)
             if not self.run_backward(params, rows_left, rows_delta, first=first, second=second):
                 return None
             d_q[block.slices] = first
@@ -92,7 +92,7 @@ class DistanceKernels(PairwiseFamily):
                 d_scale += second.sum(dim=(0, 1, 2))
             first, part = self.zeros(batch, heads, n, d), torch.empty_like(d_values)
             fields["out"] = part.data_ptr()
-            params, _buffers = pairwise_params(self.kernels, keys, q, rows_left, by_column=True, **fields)
+            params, _buffers = self.params(keys, q, rows_left, block.slices[2], by_column=True, **fields)
             if not self.run_backward(params, right_rows, rows_delta, first=first):
                 return None
             d_k += first

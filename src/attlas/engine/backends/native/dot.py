@@ -133,6 +133,7 @@ def backward(
     delta: Tensor,
     column: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
+    places: bias.PlaceGradients | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Return the gradients of the dot product's q and k and of v, in the dtype of the sums, and the rows' delta.
 
@@ -154,6 +155,8 @@ def backward(
         A further term of the gradient in the weights of each column.
     rows : mapping of str to Tensor, optional, shape (batch, heads, m)
         Further terms, by the names of the structure ``DotBackward``.
+    places : PlaceGradients, optional
+        What the gradients in the logits are summed up to, for those of the score of places.
 
     Returns
     -------
@@ -176,8 +179,8 @@ def backward(
         known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
         queries = q[slices]
-        places, _buffers = ({}, []) if product.bias is None else bias.fields(kernels, problem, slices[2])
-        fields = params(kernels, product, queries, k, values) | places | block.mask
+        terms_of_places, _buffers = ({}, []) if product.bias is None else bias.fields(kernels, problem, slices[2])
+        fields = params(kernels, product, queries, k, values) | terms_of_places | block.mask
         fields["threads"] = torch.get_num_threads() if queries.numel() * k.shape[2] > ONE_THREAD else 1
         fields |= {"lse": known[0].data_ptr(), "lse_known": 1}
         status = kernels.call(
@@ -191,6 +194,7 @@ def backward(
             column_sums=sums.data_ptr(),
             column=None if column is None else column.data_ptr(),
             **{name: t.data_ptr() for name, t in zip(terms, known[2:], strict=True)},
+            **({} if places is None else {"places": places.fields(kernels, slices[2])}),
         )
         if not succeeded(kernels, status, product):
             return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native import bias, library, request
 from attlas.engine.online import merge
 from attlas.engine.problem import Problem, spread_heads
 from attlas.foundation.checks import all_finite
@@ -122,6 +122,15 @@ class PairwiseFamily(ABC):
     ) -> Gradients | None:
         """Return the gradients of ``sum_ij A_ij (left_i · right_j)``; None as in `forward`."""
 
+    def params(
+        self, rows: Tensor, columns: Tensor, values: Tensor, span: slice, **fields: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return `pairwise_params` with what places add to the queries of a slice, and all that it points to."""
+        by_column = fields.get("by_column", False)
+        places, kept = bias.pairwise_fields(self.kernels, self.problem, span, by_column=by_column)
+        params, buffers = pairwise_params(self.kernels, rows, columns, values, **places, **fields)
+        return params, [*buffers, *kept]
+
     def zeros(self, *shape: int) -> Tensor:
         """Return zeros in the dtype of the sums."""
         return torch.zeros(shape, dtype=self.problem.dtype, device="cpu")
@@ -137,7 +146,7 @@ class PairwiseFamily(ABC):
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
             fields.pop("sink", None)  # the kernel knows no sink: it is added below
-            params, _buffers = pairwise_params(self.kernels, self.q[:, :, rows], self.k, values, **fields)
+            params, _buffers = self.params(self.q[:, :, rows], self.k, values, rows, **fields)
             return self.run_forward(params)
 
         found = request.compute(self.problem, {"lse": True, **wanted}, run, v=v)
@@ -156,7 +165,7 @@ class PairwiseFamily(ABC):
         no_values, structure = self.k[..., :0], self.kernels.structures["AttentionParams"]
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
-            params, _buffers = pairwise_params(self.kernels, self.q[:, :, rows], self.k, no_values)
+            params, _buffers = self.params(self.q[:, :, rows], self.k, no_values, rows)
             sizes = {name: getattr(params, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             results = structure(**sizes, scale=math.log(2.0), **fields)  # logits are in powers of 2
             params.statistics = ctypes.addressof(results)
@@ -176,8 +185,8 @@ class PairwiseFamily(ABC):
         for block in request.row_blocks(self.problem):
             part, known = torch.empty_like(total), lse[block.slices].contiguous()
             fields = block.mask | {"known": known.data_ptr(), "out": part.data_ptr()}
-            params, _buffers = pairwise_params(
-                self.kernels, keys, self.q[block.slices], values[block.slices], by_column=True, **fields
+            params, _buffers = self.params(
+                keys, self.q[block.slices], values[block.slices], block.slices[2], by_column=True, **fields
             )
             if not self.run_forward(params):
                 return None

@@ -79,6 +79,17 @@ struct AttentionParams {
   int64_t level_count;
 };
 
+// Gradients of terms of places: what the gradients of the logits sum up to is added to them. Null where none is wanted.
+// Batch after batch, the heads lie so many numbers apart as is said here.
+struct PlaceGradients {
+  double* distance;  // of the first query and key: number j - i is that of key j and query i
+  double* query;     // (batch, heads, m)
+  double* key;       // (batch, heads, n) contiguous
+  void* cell;        // (batch, heads, m, n) in the dtype of the sums; rows are contiguous
+  int64_t distance_head, query_head;
+  int64_t cell_batch, cell_head;  // strides; 0 where batches or heads share their numbers
+};
+
 // Gradients of an output whose log-sum-exp is known; `of` has no results of its own. All tensors are in the dtype of the
 // sums; the type of the tokens says how many of their digits count.
 struct AttentionBackwardParams {
@@ -99,6 +110,7 @@ struct AttentionBackwardParams {
   void* d_q;  // (batch, heads, m, d)
   void* d_k;  // (batch, key_heads, n, d)
   void* d_v;  // (batch, key_heads, n, e)
+  PlaceGradients places;
 };
 
 // A function of simd.h over an array.

@@ -30,6 +30,8 @@ struct PairwiseParams {
   void* max_logit;  // (batch, heads, m)
   // What is wanted of the weights with their log-sum-exp known, instead of the results above; null for none.
   const AttentionParams* statistics;
+  // Terms of places, which are added to the logits, with the sizes of these rows and columns; null for none.
+  const AttentionParams* places;
 };
 
 // Gradients through sum_ij A_ij (left_i . right_j): slope_ij = A_ij (left_i . right_j - delta_i).

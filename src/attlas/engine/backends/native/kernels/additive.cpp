@@ -66,6 +66,7 @@ struct AdditiveGradients {
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;
       score.tile(b, h, j0, vectors, s.tile.data, s);
+      if (p.places) add_places(p, b, h, i0, count, j0, columns, s.tile.data, COLS<T>);
       if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
       slopes_of<T>(w.given, p.e, right.head(p, b, h) + j0 * p.e, nullptr, whole, nullptr, vectors, s);
       values(w, j0, vectors);
@@ -228,13 +229,19 @@ struct AdditiveGradients {
   }
 };
 
+bool in_range(const PairwiseParams& p) {
+  return p.type == FLOAT64 ? places_in_range<double>(p) : places_in_range<float>(p);
+}
+
 int32_t run_additive(const Additive& x) {
+  if (!in_range(x.pairs)) return NOT_FINITE;
   if (x.pairs.type == FLOAT64) run_score<double>(x.pairs, AdditiveScore<double>(x));
   else run_score<float>(x.pairs, AdditiveScore<float>(x));
   return DONE;
 }
 
 int32_t run_additive_backward(const AdditiveBackward& x) {
+  if (!in_range(x.of.pairs)) return NOT_FINITE;
   if (x.of.pairs.type == FLOAT64) AdditiveGradients<double>(x).run();
   else AdditiveGradients<float>(x).run();
   return DONE;

@@ -8,11 +8,15 @@
 // Statistics add terms to the slopes: a number of each column, and of each row times ln P and P. The mean and variance of
 // logits add to Z itself. What a row sums up of the columns' numbers must be known first: a pass before, of logits alone.
 //
+// Terms of places get what Z sums up to over keys, queries or distances (place_sums.h), before the factor of a cap: they are
+// added after it. With both, the capped products are kept beside the logits. This is done where Z takes the place of D.
+//
 // What a task finds of queries is kept apart and added up in the order of the keys, so that no result depends on which
 // thread had a task.
 #pragma once
 
 #include "forward.h"
+#include "place_sums.h"
 #include "tokens.h"
 
 namespace ATTLAS_ISA {
@@ -114,7 +118,10 @@ class Backward {
         gradients_left_(STAGED ? M::left_size(ROWS, KEYS, parts.weights) : 0),
         gradients_(STAGED ? M::right_size(ROWS, KEYS, parts.weights) : 0),
         d_queries_(size_t(ROWS * wide_)),
-        of_columns_(size_t(keys)) {
+        of_columns_(size_t(keys)),
+        places_(work),
+        keeps_capped_(!STAGED && p_.cap > 0 && has_bias(p_)),
+        capped_(keeps_capped_ ? size_t(M::ROWS * STRIDE) : 0) {
     std::fill(products_.data, products_.data + 2 * SIDE, T(0));
   }
 
@@ -133,9 +140,10 @@ class Backward {
   }
 
   // Queries [row, row + some) of a head, packed, against the keys of this task; what it finds of them goes to `to`, rows
-  // of d numbers, or one sum each, or is added there where there is more. False, and nothing written, where they see none of
-  // the keys.
-  bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to, bool more) {
+  // of d numbers, or one sum each, or is added there where there is more. Sums of the gradients of their logits go to `totals`
+  // likewise, one for each row, and those of distances to `distances`: see PlaceSums. False, and nothing written, where they
+  // see none of the keys.
+  bool take(int64_t b, int64_t h, int64_t row, int64_t some, const Number* packed, T* to, bool more, T* totals, double* distances) {
     const PlaceView mask(p_, b, h);
     int64_t left, end;
     mask.hull(row, row + some, left, end);
@@ -150,6 +158,7 @@ class Backward {
     for (int64_t key = first_key_ + (left - first_key_) / KEYS * KEYS; key < end; key += KEYS) {
       if (mask.hides(row, some, key, std::min(KEYS, end - key))) continue;
       if (!any) start(b, h);
+      if (!any && places_.wanted()) places_.begin(b, h, row, distances);
       any = true;
       block(key, std::max(left, key), std::min(end, key + KEYS));
     }
@@ -160,6 +169,8 @@ class Backward {
       T* row = to + i * size;
       for (int64_t t = 0; t < size; ++t) row[t] += found[i * wide + t];
     }
+    if (any && totals && !summing_)
+      for (int64_t i = 0; i < some; ++i) totals[i] = (more ? totals[i] : T(0)) + places_.rows()[i];
     return any;
   }
 
@@ -220,6 +231,8 @@ class Backward {
   // Strip by strip, while it is in the nearest cache; then what all of them add to the gradients of the keys.
   void in_place() {
     int64_t from = ROWS, to = 0, low = KEYS, high = 0;  // rows and keys that see each other
+    const bool sums_places = places_.wanted() && !summing_;
+    if (sums_places) places_.begin_block();
     for (int64_t r = 0; r < some_; r += M::ROWS) {
       T* const logits = products_.at(size_t(r * STRIDE));
       Strip strip{r, std::min<int64_t>(M::ROWS, some_ - r), 0, logits, logits + SIDE};
@@ -231,11 +244,14 @@ class Backward {
       multiply(strip);
       before_ = strip;
       advance();
+      if (sums_places && first_ < stop_) places_.add(strip.slopes, r, strip.some, key_, first_, stop_);
+      if (keeps_capped_ && !summing_) uncap();
       for (int64_t t = 0; t < wide_ && !summing_; t += M::COLUMNS)
         product<true>(strip.slopes + first_, 1, STRIDE, M::right_at(rows_.data, t, key_ - first_key_ + first_, keys_, 1), 1,
                       stop_ - first_, d_queries_.at(size_t(r * wide_ + t)), wide_);
     }
     if (summing_) return;
+    if (sums_places) places_.finish_block(key_, key_ - first_key_);
     const auto gather = [&](const T* left, const Number* right, T* sums, int64_t wide) {
       for (int64_t t = 0; t < wide; t += M::COLUMNS)
         for (int64_t j = low / M::ROWS * M::ROWS; j < high; j += M::ROWS)
@@ -316,12 +332,15 @@ class Backward {
   __attribute__((noinline)) void advance() {
     const int64_t from = before_.taken, to = from + (STAGED ? 2 : M::ROWS), stop = std::min(to, before_.some);
     before_.taken = to;
-    for (int64_t i = from; i < stop; ++i)
-      finish_row<T>(before_.logits + i * STRIDE + first_, *mask_, row_ + before_.r + i, key_ + first_, key_ + stop_, T(p_.scale),
-                    T(p_.cap));
+    for (int64_t i = from; i < stop; ++i) {
+      T* const logits = before_.logits + i * STRIDE + first_;
+      cap_row<T>(logits, stop_ - first_, T(p_.scale), T(p_.cap));
+      if (keeps_capped_) std::copy_n(logits, stop_ - first_, capped_.at(size_t(i * STRIDE + first_)));
+      place_row<T>(logits, *mask_, row_ + before_.r + i, key_ + first_, key_ + stop_);
+    }
     if (summing_) {
       for (int64_t i = from; i < stop; ++i) sum_up(i);
-    } else if (w_.column || w_.log || w_.mean || p_.cap > 0) {
+    } else if (w_.column || w_.log || w_.mean || (p_.cap > 0 && !keeps_capped_)) {
       weigh<false>(from, stop);
     } else {
       weigh<true>(from, stop);
@@ -350,10 +369,20 @@ class Backward {
       const V direct = terms_[2][row] + terms_[3][row] * (logit * factor_of<T>(p_) - terms_[4][row]);
       gradient += logit > all(-INF<T>) ? direct : V{};
     }
-    if (p_.cap > 0) {
+    if (p_.cap > 0 && !keeps_capped_) {
       const V share = larger<T>(logit, all(T(-p_.cap))) * T(1 / p_.cap);  // what is masked has a weight of 0
       gradient *= T(1) - share * share;
     }
+  }
+
+  // From the gradients of the logits of the strip to those of the products that were capped.
+  void uncap() {
+    for (int64_t i = 0; i < before_.some; ++i)
+      for (int64_t j = first_; j < stop_; j += W) {
+        T* const gradient = before_.slopes + i * STRIDE + j;
+        const V share = load(capped_.at(size_t(i * STRIDE + j))) * T(1 / p_.cap);
+        store(gradient, load(gradient) * (T(1) - share * share));
+      }
   }
 
   // Rows [from, stop) of the strip; columns that none of its rows may see get zeros.
@@ -438,6 +467,9 @@ class Backward {
   Aligned<Number> weights_, gradients_left_, gradients_;  // of a block, where they do not take the place of those
   Aligned<T> d_queries_;
   Aligned<T> of_columns_;  // the terms of the keys of the task
+  PlaceSums<T, ROWS, KEYS, STRIDE> places_;
+  const bool keeps_capped_;
+  Aligned<T> capped_;  // products of a strip after the cap, before the terms of places
   static constexpr int TERMS = 5;
   bool summing_ = false;
   T sums_[ROWS] = {};

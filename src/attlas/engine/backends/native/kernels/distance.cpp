@@ -318,6 +318,7 @@ struct Backward {
       const auto cover = mask.cover(i0, count, j0, columns);
       if (cover == PairwiseMaskView<T>::NONE) continue;
       kernel.tile(b, h, j0, vectors, s.tile.data, s);
+      if (p.places) add_places(p, b, h, i0, count, j0, columns, s.tile.data, COLS<T>);
       if (cover == PairwiseMaskView<T>::SOME) mask.apply(s.tile.data, i0, count, j0, columns, -INF<T>);
       slopes_of<T>(slope_rows, p.e, right.head(p, b, h) + j0 * p.e,
                    p.by_column ? shifts.data + head * 2 * padded_n + j0 : nullptr, padded_n,
@@ -382,6 +383,7 @@ bool one_scale(const Distance& x) {
 
 template <class T>
 int32_t sums(const Distance& x) {
+  if (!places_in_range<T>(x.pairs)) return NOT_FINITE;
   const auto run = [&]<class Kernel>() {
     run_score<T>(x.pairs, Kernel(x));
     return int32_t(DONE);
@@ -399,6 +401,7 @@ int32_t sums(const Distance& x) {
 
 template <class T>
 int32_t gradients(const DistanceBackward& x) {
+  if (!places_in_range<T>(x.of.pairs)) return NOT_FINITE;
   const auto run = [&]<class Kernel>() {
     const Kernel kernel(x.of);
     Backward<T>(x, kernel).run();

@@ -19,6 +19,11 @@ namespace {
 
 using attlas::AttentionBackwardParams;
 
+// What only vectors give: gradients of terms of places, and of capped products beside such terms.
+bool needs_vectors(const AttentionBackwardParams& work) {
+  return wants_places(work.places) || (work.of.cap > 0 && has_bias(work.of));
+}
+
 // Some key heads and some queries of all their heads, which are done with before the next ones begin.
 struct Round {
   int64_t first_pair, pairs, first_row, rows;
@@ -38,13 +43,17 @@ class Division {
         keys_(Worker::keys_of_task(p_)),
         runs_((p_.n + keys_ - 1) / keys_),
         group_(p_.heads / p_.key_heads),
-        in_turn_(p_.threads == 1 || p_.batch * p_.key_heads >= 4 * p_.threads),
+        apart_(key_heads_apart(work)),
+        in_turn_(p_.threads == 1 || apart_ >= 4 * p_.threads),
         slots_(in_turn_ ? 1 : runs_),
-        pairs_(p_.threads == 1 ? 1 : std::clamp<int64_t>(in_turn_ ? 2 * p_.threads : 4 * p_.threads / runs_, 1, p_.batch * p_.key_heads)),
+        pairs_(p_.threads == 1 ? 1 : std::clamp<int64_t>(in_turn_ ? 2 * p_.threads : 4 * p_.threads / runs_, 1, apart_)),
         blocks_(blocks_of_round(p_, runs_)),
         rows_(work, parts.tokens),
         packed_(size_t(pairs_ * group_ * blocks_) * rows_.size()),
         found_(size_t(pairs_ * group_ * slots_ * blocks_ * ROWS * p_.d)),
+        totals_(work.places.query ? size_t(pairs_ * group_ * slots_ * blocks_ * ROWS) : 0),
+        span_(keys_ + blocks_ * ROWS),
+        distances_(work.places.distance ? size_t(pairs_ * group_ * runs_ * span_) : 0),
         any_(size_t(pairs_ * group_ * slots_ * blocks_)),
         workers_(size_t(p_.threads)) {}
 
@@ -55,20 +64,28 @@ class Division {
     return std::min(std::max<int64_t>((4096 * 64) / (numbers * ROWS), 4), (p.m + ROWS - 1) / ROWS);
   }
 
+  // Key heads in a row whose gradients of cells lie apart, so that threads may take them at the same time.
+  static int64_t key_heads_apart(const AttentionBackwardParams& work) {
+    const attlas::AttentionParams& p = work.of;
+    if (work.places.cell && p.heads > 1 && work.places.cell_head == 0) return 1;
+    return work.places.cell && work.places.cell_batch == 0 ? p.key_heads : p.batch * p.key_heads;
+  }
+
   void run() {
     const int64_t all = p_.batch * p_.key_heads, rows = blocks_ * ROWS;
-    for (int64_t pair = 0; pair < all; pair += pairs_)
+    for (int64_t pair = 0, together; pair < all; pair += together) {
+      together = std::min(pairs_, apart_ - pair % apart_);
       for (int64_t row = 0; row < p_.m; row += rows) {
-        const Round round{pair, std::min(pairs_, all - pair), row, std::min(rows, p_.m - row)};
+        const Round round{pair, together, row, std::min(rows, p_.m - row)};
         const int64_t blocks = (round.rows + ROWS - 1) / ROWS;
         attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
                       [&](size_t task, int) { pack(round, int64_t(task) / blocks, int64_t(task) % blocks); });
         for (const bool summing : {true, false}) {
           if (summing && !w_.column) continue;
           // The first keys first: under a causal mask the most queries see them.
-          const int64_t together = in_turn_ ? runs_ : 1;
-          attlas::share(size_t(round.pairs * runs_ / together), p_.threads, [&](size_t task, int thread) {
-            for (int64_t run = 0; run < together; ++run) {
+          const int64_t in_row = in_turn_ ? runs_ : 1;
+          attlas::share(size_t(round.pairs * runs_ / in_row), p_.threads, [&](size_t task, int thread) {
+            for (int64_t run = 0; run < in_row; ++run) {
               attlas::checkpoint();
               pass(round, int64_t(task) % round.pairs, int64_t(task) / round.pairs + run, thread, summing);
             }
@@ -76,7 +93,9 @@ class Division {
           attlas::share(size_t(round.pairs * group_ * blocks), p_.threads,
                         [&](size_t task, int) { add_up(round, int64_t(task) / blocks, int64_t(task) % blocks, summing); });
         }
+        for (int64_t which = 0; w_.places.distance && which < round.pairs * group_; ++which) add_distances(round, which);
       }
+    }
   }
 
  private:
@@ -103,7 +122,9 @@ class Division {
     const Flush flush;
     const Started<M> started;
     worker.begin(b, g, first, std::min(first + keys_, p_.n), summing);
-    for (int64_t x = 0; x < group_; ++x)
+    for (int64_t x = 0; x < group_; ++x) {
+      double* const distances = w_.places.distance ? distances_of(pair * group_ + x, run) : nullptr;
+      if (distances) std::fill_n(distances, span_, 0.0);
       for (int64_t block = 0; block * ROWS < round.rows; ++block) {
         M::checkpoint();
         const size_t at = place(pair * group_ + x, run, block);
@@ -111,8 +132,10 @@ class Division {
         const bool more = in_turn_ && run && any_[at];
         any_[at] = worker.take(b, g * group_ + x, round.first_row + row, std::min(ROWS, round.rows - row),
                                packed_.at(size_t((pair * group_ + x) * blocks_ + block) * rows_.size()),
-                               found_.at(at * size_t(ROWS * p_.d)), more) || more;
+                               found_.at(at * size_t(ROWS * p_.d)), more, totals_of(at),
+                               distances ? distances + (blocks_ - block) * ROWS : nullptr) || more;
       }
+    }
     if (!summing) worker.finish(b, g);
   }
 
@@ -128,6 +151,28 @@ class Division {
       for (int64_t x = 0; x < count; ++x) to[x] += from[x];
     }
     for (int64_t x = 0; x < count && !summing; ++x) to[x] *= T(p_.scale);
+    if (!w_.places.query || summing) return;
+    for (int64_t i = 0; i < count / size; ++i) {
+      T total = 0;
+      for (int64_t run = 0; run < slots_; ++run)
+        if (const size_t at = place(which, run, block); any_[at]) total += totals_of(at)[i];
+      w_.places.query[(b * p_.heads + h) * w_.places.query_head + row + i] += double(total);
+    }
+  }
+
+  // Sums of the gradients of the logits of some rows, and those of the distances of some keys: number j - i of these is that
+  // of key j and query i of the round.
+  T* totals_of(size_t at) const { return w_.places.query ? totals_.at(at * size_t(ROWS)) : nullptr; }
+  double* distances_of(int64_t which, int64_t run) const { return distances_.at(size_t((which * runs_ + run) * span_)); }
+
+  // The runs of keys in their order.
+  void add_distances(const Round& round, int64_t which) const {
+    double* to = w_.places.distance + (batch(round, which) * p_.heads + head(round, which)) * w_.places.distance_head - round.first_row;
+    for (int64_t run = 0; run < runs_; ++run) {
+      const double* from = distances_of(which, run) + blocks_ * ROWS;
+      const int64_t first = run * keys_, count = std::min(keys_, p_.n - first);
+      for (int64_t x = 1 - round.rows; x < count; ++x) to[first + x] += from[x];
+    }
   }
 
   const AttentionBackwardParams& w_;
@@ -135,12 +180,15 @@ class Division {
   const BackwardParts parts_;
   const int64_t keys_, runs_;             // keys of one task; how many such runs make up all keys
   const int64_t group_;                   // query heads of a key head
+  const int64_t apart_;                   // key heads in a row of which threads may take several at the same time
   const bool in_turn_;                    // whether one thread takes all runs of a head: there are heads for all of them
   const int64_t slots_;                   // for what the runs of a head find of queries
   const int64_t pairs_, blocks_;          // key heads and blocks of queries of one round
   const Rows<M> rows_;
   Aligned<typename M::Number> packed_;
-  Aligned<T> found_;
+  Aligned<T> found_, totals_;
+  const int64_t span_;                    // numbers of distances between the queries of a round and the keys of a task
+  Aligned<double> distances_;
   std::vector<uint8_t> any_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };
@@ -165,6 +213,7 @@ int32_t run_dot_backward(const AttentionBackwardParams& work) {
   const attlas::AttentionParams& p = work.of;
   if (p.cap > 0 && p.type == attlas::FLOAT64) return attlas::UNSUPPORTED;
 #if defined(__AMX_BF16__)
+  if (needs_vectors(work)) return avx512::run_dot_backward(work);
   if (p.type == attlas::FLOAT32) return run<Amx>(work, {3, 3});
   if (p.type == attlas::BFLOAT16) return run<Amx>(work, {1, 2});
   if (p.type == attlas::FLOAT16) return run<Amx>(work, {2, 2});

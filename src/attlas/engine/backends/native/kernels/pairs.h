@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "abi_pairs.h"
+#include "bias.h"
 #include "logits.h"
 #include "parallel.h"
 #include "whole.h"
@@ -133,6 +134,8 @@ struct PackedValues {
 template <class T>
 struct Scratch {
   Aligned<T> tile, slopes, pooled, rows;
+  int64_t first_row = 0;  // the prepared rows, where places are asked for them
+  int some_rows = 0;
   Aligned<Vec<T>> pooled_lanes;  // [row][coordinate] where values are pooled by coordinate, `pooled` [row][coordinate] elsewhere
 
   Scratch(int64_t width, size_t row_numbers)
@@ -527,11 +530,50 @@ class ScoreLogits final : public LogitSource<T> {
   }
 };
 
+// Adds the terms of places to a tile of logits in powers of 2: some rows from i0 on, columns from j0 on.
+template <class T>
+void add_places(const PairwiseParams& p, int64_t b, int64_t h, int64_t i0, int rows, int64_t j0, int64_t columns, T* tile,
+                int64_t stride) {
+  const BiasView terms(*p.places, b, h, LN2);
+  for (int r = 0; r < rows; ++r) terms.add(tile + r * stride, i0 + r, j0, j0 + columns);
+}
+
+// Whether the terms of places, if there are any, are numbers that the kernels add.
+template <class T>
+bool places_in_range(const PairwiseParams& p) {
+  return !p.places || biases_in_range<T>(*p.places);
+}
+
+// The logits of a score with the terms of places.
+template <class T>
+struct PlacedScore final : Score<T> {
+  const PairwiseParams& p;
+  const Score<T>& inner;
+
+  PlacedScore(const PairwiseParams& params, const Score<T>& score) : p(params), inner(score) { this->row_numbers = score.row_numbers; }
+
+  void prepare_rows(int64_t b, int64_t h, int64_t i0, int rows, Scratch<T>& s) const override {
+    s.first_row = i0;
+    s.some_rows = rows;
+    inner.prepare_rows(b, h, i0, rows, s);
+  }
+
+  using Score<T>::tile;
+  void tile(int64_t b, int64_t h, int64_t j0, int vectors, T* to, int64_t stride, int rows, Scratch<T>& s) const override {
+    inner.tile(b, h, j0, vectors, to, stride, rows, s);
+    for (int r = 0; inner.gives_weights && r < rows; ++r)
+      for (int x = 0; x < vectors; ++x) store(to + r * stride + x * WIDTH<T>, log2_<T>(load(to + r * stride + x * WIDTH<T>)));
+    add_places(p, b, h, s.first_row, std::min(rows, s.some_rows), j0, std::min<int64_t>(vectors * WIDTH<T>, p.n - j0), to, stride);
+  }
+};
+
 // Computes what is wanted of a score: sums, or statistics where the log-sum-exp of each row is known.
 template <class T>
 void run_score(const PairwiseParams& p, const Score<T>& score) {
-  if (!p.statistics) return sum_all<T>(p, score);
-  logit_statistics<T>(*p.statistics, [&] { return std::make_unique<ScoreLogits<T>>(p, score); });
+  const PlacedScore<T> placed(p, score);
+  const Score<T>& whole = p.places ? static_cast<const Score<T>&>(placed) : score;
+  if (!p.statistics) return sum_all<T>(p, whole);
+  logit_statistics<T>(*p.statistics, [&] { return std::make_unique<ScoreLogits<T>>(p, whole); });
 }
 
 }  // namespace ATTLAS_ISA

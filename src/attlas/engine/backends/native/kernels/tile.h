@@ -84,17 +84,22 @@ struct PlaceView {
   }
 };
 
-// Turn products into logits: `row` holds columns [from, to) of query i, a whole number of vectors.
+// What a cap, or an unusual scale, makes of products.
 template <class T>
-ATTLAS_INLINE void finish_row(T* row, const PlaceView& places, int64_t i, int64_t from, int64_t to, T scale, T cap) {
+ATTLAS_INLINE void cap_row(T* row, int64_t count, T scale, T cap) {
   if (cap > 0) {
     if constexpr (std::is_same_v<T, float>) {
       const T inner = scale / cap;
-      for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, tanh_(load(row + j) * inner) * cap);
+      for (int64_t j = 0; j < count; j += WIDTH<T>) store(row + j, tanh_(load(row + j) * inner) * cap);
     }
   } else if (!usual(scale)) {
-    for (int64_t j = 0; j < to - from; j += WIDTH<T>) store(row + j, load(row + j) * scale);
+    for (int64_t j = 0; j < count; j += WIDTH<T>) store(row + j, load(row + j) * scale);
   }
+}
+
+// What places say of them: `row` holds columns [from, to) of query i, a whole number of vectors.
+template <class T>
+ATTLAS_INLINE void place_row(T* row, const PlaceView& places, int64_t i, int64_t from, int64_t to) {
   int64_t first = places.first(i), last = places.last(i);
   first = first < from ? from : first > to ? to : first;
   last = last < first ? first : last > to ? to : last;
@@ -105,6 +110,13 @@ ATTLAS_INLINE void finish_row(T* row, const PlaceView& places, int64_t i, int64_
     const uint8_t* cells = places.allowed + i * places.allowed_row;
     for (int64_t j = first; j < last; ++j) row[j - from] = cells[j] ? row[j - from] : -INF<T>;
   }
+}
+
+// Turn products into logits.
+template <class T>
+ATTLAS_INLINE void finish_row(T* row, const PlaceView& places, int64_t i, int64_t from, int64_t to, T scale, T cap) {
+  cap_row(row, to - from, scale, cap);
+  place_row(row, places, i, from, to);
 }
 
 // What is wanted of logits that finish_row has made: a cap, an unusual scale and terms of places are in them.

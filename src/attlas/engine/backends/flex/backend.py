@@ -1,0 +1,199 @@
+"""FlexAttention as a backend: dot products with masks and scores that torch's other fused kernels do not have.
+
+The kernel is compiled by torch for the mask and the score, and gives output, log-sum-exp and gradients. It exists off
+the CPU only: on a CPU it has no log-sum-exp and no gradient. Values that are NaN or infinite are summed as torch's
+kernels do it: they may reach a row of the same block whose mask hides them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import attlas.engine.backends.flex.programs as kinds
+from attlas.engine.backend import Backend, Request
+from attlas.engine.backends.flex.blocks import block_mask_of
+from attlas.engine.backends.flex.graph import recorded
+from attlas.engine.backends.flex.places import Kind, Untranslatable
+from attlas.engine.backends.flex.scores import Values, values_of
+from attlas.engine.costs import Operation
+from attlas.engine.held import parts_and_tensors
+from attlas.engine.problem import Problem, match_heads
+from attlas.errors import BackendError
+from attlas.foundation.checks import all_finite
+from attlas.masks.documents import Documents
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LEAST = 16  # numbers of a token that the kernel wants
+_ALIGNED = 8  # and what their number is a multiple of
+
+
+class Flex(Backend):
+    """FlexAttention: outputs of dot products, with gradients that autograd records."""
+
+    name = row = "flex"
+    computes = frozenset({"output"})
+    measured = False
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        problem = request.problem
+        if request.dropout is not None:
+            return "dropout has to be the same when it is recomputed"
+        if 0 in (*problem.shape, problem.q.shape[-1]):
+            return "there is nothing to compute"
+        if problem.q.dtype not in _DTYPES:
+            return "torch compiles it for float32 and 16 bits only"
+        if not can_compile():
+            return "torch compiles it by Triton, which is not installed"
+        if reason := _reads_elsewhere(problem):
+            return reason
+        try:
+            translated = _translated(request)
+        except Untranslatable as reason:
+            return str(reason)
+        known = kinds.programs.get(_kind(request, translated))
+        return None if known is None or known.fault is None else known.fault
+
+    def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        program = kinds.program_of(_kind(request, _translated(request), v))
+        if program.fault is not None:
+            _check_plan(request, program.fault)
+            return None
+
+        sizes = (*request.problem.shape, v.shape[1])
+        attention = program.attention_for(sizes)
+
+        def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
+            return computed(request, v, attention)
+
+        fault = None
+        try:
+            if not program.is_trusted(sizes):
+                if not all_finite(request.problem.q, request.problem.k, v):
+                    return None  # nothing can be compared: tiles sum these numbers
+                fault = kinds.difference(run, request, v)
+                program.sizes.append(sizes)
+            if fault is None:
+                graph = torch.is_grad_enabled() and (v.requires_grad or request.problem.requires_grad)
+                return recorded(request, v, run) if graph else run(request, v)
+        except Exception as error:  # noqa: BLE001 - whatever torch's compiler raises, tiles compute the product
+            fault = f"torch raised {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        program.fault = f"FlexAttention, compiled by torch, failed on {request.device}: {fault}"
+        _check_plan(request, program.fault)
+        warnings.warn(_report(request, program.fault), stacklevel=2)
+        return None
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        return None  # `recorded` has failed, or found numbers that it leaves to tiles
+
+
+@cache
+def can_compile() -> bool:
+    """Return whether the compiler of kernels is there."""
+    return find_spec("triton") is not None
+
+
+def computed(request: Request, v: Tensor, attention: kinds.Attention) -> tuple[Tensor, Tensor]:
+    """Return the output with its graph, and the log-sum-exp without.
+
+    Parameters
+    ----------
+    request : Request
+        The matrix.
+    v : Tensor, shape (batch, value heads, n, e)
+        Values.
+    attention : callable
+        FlexAttention, compiled or not.
+
+    Raises
+    ------
+    Untranslatable
+        If mask or score have no form of one pair.
+    """
+    problem = request.problem
+    values, block_mask = _translated(request)[0], None
+    if problem.mask is not None:
+        block_mask = block_mask_of(problem)[1]
+    heads, dtype = problem.shape[1], torch.promote_types(values.q.dtype, v.dtype)
+    k, own = match_heads(values.k.to(dtype), v.to(dtype), heads)
+    q, k, own = _padded(values.q.to(dtype)), _padded(k), _padded(own)
+    out, lse = attention(q, k, own, values.change, block_mask, values.scale, k.shape[1] != heads)
+    out = out[..., : v.shape[-1]]
+    if values.row is not None:
+        lse = lse + values.row
+    if problem.sink is not None:
+        sink = problem.sink.to(lse.dtype).view(1, -1, 1)
+        nothing = lse == -torch.inf  # such a row has an output of 0
+        share = torch.sigmoid(torch.where(nothing, 0.0, lse) - sink)
+        out = out * torch.where(nothing, 0.0, share).unsqueeze(-1)
+        lse = torch.logaddexp(lse.detach(), sink.detach())
+    return out.to(v.dtype), lse.detach()
+
+
+def _translated(request: Request) -> tuple[Values, Kind]:
+    """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request."""
+    kept = vars(request)
+    if "pairs" not in kept:
+        problem = request.problem
+        with problem.recording():
+            values = values_of(problem.score, *request.tokens, problem)
+        kept["pairs"] = values, () if problem.mask is None else block_mask_of(problem)[0].kind
+    found: tuple[Values, Kind] = kept["pairs"]
+    return found
+
+
+def _kind(request: Request, translated: tuple[Values, Kind], v: Tensor | None = None) -> Kind:
+    """Return what a program is compiled for; without values, as if these were like the keys of a matrix."""
+    problem, (values, mask) = request.problem, translated
+    graph = torch.is_grad_enabled() and (problem.requires_grad or (v is not None and v.requires_grad))
+    sizes: tuple[Any, ...] = (problem.q.dtype, values.q.dtype, values.q.shape[-1], graph)
+    of_values = (problem.q.dtype, problem.q.shape[-1]) if v is None else (v.dtype, v.shape[-1])
+    few = problem.shape[2] < 128  # for which torch has another kernel
+    return problem.device, mask, values.kind, sizes, of_values, problem.group, few, problem.sink is not None
+
+
+def _reads_elsewhere(problem: Problem) -> str | None:
+    """Return why functions of the user cannot be compiled; None where they can."""
+    if problem.detached and problem.runs_own_code and any(t.requires_grad for t in problem.score_tensors):
+        return "a function of a score would give its tensors a gradient that is not wanted"
+    read = list(problem.read)
+    if problem.mask is not None:
+        parts, held = parts_and_tensors(problem.mask)
+        if not held and not any(isinstance(part, Documents) for part in parts):  # else some may be those of attlas
+            read += [version.tensor for version in problem.versions if version.name == "mask"]
+    ids = {problem.batch_ids.data_ptr(), problem.head_ids.data_ptr()}  # which tiles copy
+    if any(t.device != problem.device and t.data_ptr() not in ids for t in read):
+        return "a function of the user reads a tensor that is on another device"
+    return None
+
+
+def _check_plan(request: Request, fault: str) -> None:
+    """Raise a BackendError where the plan asks for this backend, which fails."""
+    if request.plan.backend == Flex.name:
+        rule, fix = "the plan asks for a backend that fails here.", "leave the plan out, or Plan(backend='tiled')."
+        raise BackendError(rule, fault, fix, arguments={"plan": repr(request.plan)}, where="A @ v")
+
+
+def _padded(t: Tensor) -> Tensor:
+    """Return vectors filled up with zeros to a size that the kernel takes."""
+    size = t.shape[-1]
+    width = max(-(-size // _ALIGNED) * _ALIGNED, _LEAST)
+    t = t if width == size else functional.pad(t, (0, width - size))
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _report(request: Request, fault: str) -> str:
+    """Return the warning for a program that is not used."""
+    problem = request.problem
+    mask = "none" if problem.mask is None else problem.mask.name()
+    return (
+        f"{fault}. attlas computes this kind of product in tiles instead: its results are right, and slower. Please "
+        f"open an issue of attlas with this text and the output of `python -m torch.utils.collect_env` (torch "
+        f"{torch.__version__}, score {type(problem.score).__name__}, mask {mask})."
+    )

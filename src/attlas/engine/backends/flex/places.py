@@ -1,0 +1,63 @@
+"""What the functions of one pair read: numbers of a tensor by batch, head, query and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+#: A function of batch, head, query and key, which are integer tensors; batch and head are counted from 0.
+OfPair: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+#: What a function is made of, as a key: two with the same key are compiled from the same code.
+Kind: TypeAlias = tuple[object, ...]
+
+
+class Untranslatable(Exception):  # noqa: N818 - it is no error, and never leaves the backend
+    """Why something has no form of one pair, as a part of a sentence."""
+
+
+def reader(t: Tensor) -> tuple[Callable[..., Tensor], Kind]:
+    """Return a function that reads a tensor at one place along each axis, and its kind.
+
+    An axis of size 1 stands for every place, and is not looked at.
+    """
+    axes = tuple(axis for axis, size in enumerate(t.shape) if size != 1)
+    t = t.reshape([t.shape[axis] for axis in axes])
+
+    def read(*places: Tensor) -> Tensor:
+        return t[tuple(places[axis] for axis in axes)] if axes else t
+
+    return read, ("table", axes, t.dtype, t.requires_grad)
+
+
+def of_ids(t: Tensor, axis: int, ids: Tensor) -> Tensor:
+    """Return the entries of some batches or heads along an axis, whose size 1 stands for all."""
+    if t.shape[axis] == 1 or (t.shape[axis] == len(ids) and is_counted(ids)):
+        return t
+    return t.index_select(axis, ids.to(t.device))
+
+
+def is_counted(ids: Tensor) -> bool:
+    """Return whether numbers on the CPU are 0, 1, 2 ..."""
+    return torch.equal(ids, torch.arange(len(ids), device="cpu"))
+
+
+def code_of(f: object) -> object:
+    """Return what stands for a function of the user: its code, which all functions from one line share."""
+    while (inner := getattr(f, "func", None)) is not None:
+        f = inner
+    return getattr(f, "__code__", None) or (id(f) if isinstance(f, nn.Module) else type(f))
+
+
+def binary_steps(most: int) -> Sequence[int]:
+    """Return the steps of a search among up to `most` entries: descending powers of 2.
+
+    Examples
+    --------
+    >>> binary_steps(5), binary_steps(0)
+    ([4, 2, 1], [])
+    """
+    return [1 << power for power in reversed(range(most.bit_length()))]

@@ -1,0 +1,179 @@
+"""FlexAttention, compiled once for each kind of mask and score, and trusted once its first results were compared.
+
+Of the first matrix of a kind, and of the first one of another size, some rows are computed by their definition as well,
+and so are their gradients where there are some. A program that differs, or that the compiler cannot make, is not used
+again in this process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.backend import Request
+from attlas.engine.backends.flex.places import Kind
+from attlas.engine.problem import spread_heads, tree_flatten, tree_map
+from attlas.foundation.trees import rebuilt
+
+_CELLS = 1 << 22  # cells of a comparison
+_ROWS = 64  # most rows of one
+#: How far a result may be from the definition, as a part of the largest number of it; gradients four times as far.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, torch.float64: 1e-6}
+
+#: Computes output and log-sum-exp of tokens, values, a score_mod, a BlockMask, a scale, and whether heads share keys.
+Attention = Callable[[Tensor, Tensor, Tensor, Any, Any, float, bool], tuple[Tensor, Tensor]]
+
+#: Computes a request, with values, by a program.
+Run = Callable[[Request, Tensor], tuple[Tensor, Tensor]]
+
+
+class Program:
+    """The compiled function of one kind.
+
+    Attributes
+    ----------
+    fault : str or None
+        Why it is not used.
+    sizes : list
+        Sizes of the matrices that were compared: the first one, for which it is compiled, and the first other one, with
+        which it is compiled for all other sizes.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.fault: str | None = None
+        self.sizes: list[tuple[int, ...]] = []
+        self._first = compiled(2 * number, None)
+        self._others = compiled(2 * number + 1, True)
+
+    def is_trusted(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether results of this size need no comparison."""
+        return sizes in self.sizes or len(self.sizes) > 1
+
+    def attention_for(self, sizes: tuple[int, ...]) -> Attention:
+        """Return the function for matrices of this size."""
+        return self._first if self.sizes[:1] in ([], [sizes]) else self._others
+
+
+#: The programs of this process, by device and kind.
+programs: dict[Kind, Program] = {}
+
+
+def program_of(kind: Kind) -> Program:
+    """Return the program of a kind, which is compiled when it is first called."""
+    if kind not in programs:
+        programs[kind] = Program(len(programs))
+    return programs[kind]
+
+
+def compiled(number: int, dynamic: bool | None) -> Attention:
+    """Return FlexAttention under torch.compile, with a code object of its own.
+
+    torch counts how often it compiles the code of one function, and gives up after eight times. With `dynamic` it takes
+    all sizes, and all numbers of a mask, at once; without, it first takes one size for a constant.
+    """
+    from torch.nn.attention import flex_attention as module
+
+    request = getattr(module, "AuxRequest", None)  # since torch 2.9
+    wanted: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
+    flex = module.flex_attention
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, grouped: bool
+    ) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():  # the function itself would store the whole matrix
+            raise RuntimeError("torch.compile is switched off")
+        options: Any = {"FLOAT32_PRECISION": "'ieee'"}  # whatever the process has chosen for its products
+        out, lse = flex(q, k, v, score_mod, block_mask, scale, grouped, kernel_options=options, **wanted)
+        return out, lse if isinstance(lse, Tensor) else lse.lse
+
+    code = attention.__code__.replace(co_name=f"flex_attention_{number}")
+    own = FunctionType(code, attention.__globals__, code.co_name, None, attention.__closure__)
+    program: Attention = torch.compile(own, fullgraph=True, dynamic=dynamic)
+    return program
+
+
+# ---------------------------------------------------------------------------------------------------------- comparison
+
+
+def difference(run: Run, request: Request, v: Tensor) -> str | None:
+    """Return where some rows of a request differ from their definition; None where they agree.
+
+    Cost: the whole product once more, and its backward where gradients are recorded, besides the rows.
+    """
+    graph = torch.is_grad_enabled()
+    flat = [t.detach().requires_grad_(graph and t.requires_grad) for t in tree_flatten(request.tokens)]
+    v = v.detach().requires_grad_(graph and v.requires_grad)
+    request = replace(request, tokens=rebuilt(request.tokens, list(flat)))
+    again = [replace(request) for _ in _bands(request.problem.shape)]  # each has a graph of its own
+    leaves = [t for t in (*flat, v, *(request.parameters() if graph else ())) if t.requires_grad]
+    tolerance = _TOLERANCE[torch.promote_types(request.problem.q.dtype, v.dtype)]
+    out, lse = run(request, v)
+    for rows, other in zip(_bands(request.problem.shape), again, strict=True):
+        wanted, wanted_lse = defined(request, v, rows)
+        some, some_lse = out[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
+        pairs = [("its output", some, wanted), ("its log-sum-exp", some_lse, wanted_lse)]
+        if leaves:
+            slope = torch.cos(torch.arange(some.numel(), device=some.device)).view(some.shape).to(some.dtype)
+            both = [
+                torch.autograd.grad(part, leaves, slope.to(part.dtype), allow_unused=True)
+                for part in (wanted, run(other, v)[0][:, :, rows.start : rows.stop])
+            ]
+            pairs += _paired(leaves, *both)
+        for name, found, true in pairs:
+            error = _error(found.detach(), true.detach())
+            if not error <= tolerance * (4 if name == "a gradient" else 1):
+                return f"{name} differs from the definition by {error:.1g} of its largest number"
+    return None
+
+
+def _paired(
+    leaves: Sequence[Tensor], wanted: Sequence[Tensor | None], found: Sequence[Tensor | None]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the gradients of both ways; one that is missing is 0."""
+    for leaf, a, b in zip(leaves, wanted, found, strict=True):
+        yield "a gradient", torch.zeros_like(leaf) if b is None else b, torch.zeros_like(leaf) if a is None else a
+
+
+def _bands(shape: tuple[int, int, int, int]) -> list[range]:
+    """Return rows to compare: some in the middle of the matrix, and the last ones."""
+    batch, heads, m, n = shape
+    count = max(min(_CELLS // (batch * heads * n), _ROWS, m), 1)
+    return [range(start, start + count) for start in sorted({(m - count) // 2, m - count})]
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, as a part of the largest finite number; infinity where special numbers differ."""
+    found, wanted = found.double(), wanted.double()
+    finite = wanted.isfinite()
+    special = finite | (found == wanted)
+    gap = torch.where(finite, (found - wanted).abs(), 0.0).amax()
+    largest = torch.where(finite, wanted.abs(), 0.0).amax()
+    error = gap / largest.clamp(min=1e-30)
+    return float(torch.where(special.all(), torch.where(gap == 0, 0.0, error), math.inf))
+
+
+def defined(request: Request, v: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of some rows as they are defined, in torch's own operations."""
+    problem = request.problem
+    batch, heads, _, n = problem.shape
+    at = problem.tile(range(batch), range(heads), rows, range(n))
+    q = tree_map(lambda t: t[:, :, rows.start : rows.stop].to(problem.dtype), request.tokens[0])
+    k = tree_map(lambda t: spread_heads(t, heads).to(problem.dtype), request.tokens[1])
+    q = tree_map(lambda t: spread_heads(t, heads), q)
+    with problem.recording():
+        logits = problem.score(q, k, at).expand(at.shape)
+    if problem.mask is not None:
+        logits = torch.where(problem.mask.allows(at), logits, -math.inf)
+    every = logits
+    if problem.sink is not None:
+        sink = problem.sink.to(logits.dtype).view(1, -1, 1, 1)
+        every = torch.cat([logits, sink.expand(*logits.shape[:3], 1)], dim=-1)
+    none = (every == -math.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(every.masked_fill(none, 0.0), dim=-1).masked_fill(none, 0.0)[..., :n]
+    return torch.matmul(weights, spread_heads(v, heads).to(weights.dtype)), torch.logsumexp(every, dim=-1)

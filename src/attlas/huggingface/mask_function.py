@@ -1,0 +1,86 @@
+"""The mask function that transformers calls once a forward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function
+
+from attlas.huggingface.masks import LazyMask, Rule, lazy_mask, mask_of_all_ranks
+from attlas.huggingface.telling import note_mask
+from attlas.huggingface.traced import dense_mask, writes_out_masks
+from attlas.recording.hooks import is_told_by_operators
+from attlas.recording.parallel import text_of_ranks
+
+
+def attention_mask(
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Rule = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    **kwargs: object,
+) -> Tensor:
+    """Return the mask of one forward pass, never as numbers.
+
+    Parameters
+    ----------
+    batch_size, q_length, kv_length : int
+        Sizes of the mask.
+    q_offset, kv_offset : int
+        Absolute position of the first query and of the first key; they differ with a cache.
+    mask_function : callable
+        Batch, head, query and key (absolute positions) to True where the pair may attend.
+    attention_mask : Tensor, optional, shape (batch, tokens)
+        True for text, False for padding.
+    use_vmap : bool
+        Whether `mask_function` takes single numbers only and must be vectorised.
+    dtype, device
+        Dtype and device of the tensor that the mask stands for.
+    **kwargs
+        Hints for other implementations; they change nothing here.
+
+    Returns
+    -------
+    LazyMask, shape (batch, 1, m, n)
+        Never None: a model without `is_causal` takes None for "causal". Inside torch.compile and torch.export,
+        where no intervention is applied, a tensor of booleans.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attlas.huggingface import attention_mask
+    >>> padding = torch.tensor([[0, 1, 1, 1]])
+    >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
+    LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
+    """
+    text = text_of_ranks()
+    if text is not None:
+        mask = mask_of_all_ranks(mask_function, text, (q_length, kv_length, int(q_offset), kv_offset))
+        return LazyMask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
+    if writes_out_masks():
+        given = {
+            "batch_size": batch_size,
+            "q_length": q_length,
+            "kv_length": kv_length,
+            "q_offset": q_offset,
+            "kv_offset": kv_offset,
+            "mask_function": mask_function,
+            "attention_mask": attention_mask,
+            "use_vmap": use_vmap,
+            "device": device,
+        }
+        written = dense_mask(given)
+        if is_told_by_operators():
+            note_mask(written, given)
+        return written
+    sizes, first_query = (batch_size, q_length, kv_length), int(q_offset)  # a static cache passes a tensor
+    return lazy_mask(
+        sizes, first_query, kv_offset, mask_function, attention_mask, device, dtype, broadcasts=not use_vmap
+    )

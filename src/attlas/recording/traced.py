@@ -1,0 +1,205 @@
+"""Tells recordings of a program of torch.compile which modules run: hooks that are operators in its graph.
+
+A hook is a Python function, and one that torch.compile may not trace breaks the graph. So inside a program each hook is
+an operator of torch.library. It names the recording by a number and the module by a tensor, which is an input of the
+graph: layers of one class share their program. When the program runs, the operator calls what the hook calls outside of
+a program. All operators write to one small tensor, so that torch keeps them and their order.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from attlas.foundation.compat import add_hook, transforming
+from attlas.recording.hooks import uncompiled
+
+# What a hook calls: the module, its positional arguments, and its keywords or its output.
+Handler: TypeAlias = "Callable[[nn.Module, tuple[Any, ...], Any], None]"
+
+# Of a graph that is captured for a GPU and played again without Python, an operator with this tag is no part.
+TAGS = tuple(tag for name in ("cudagraph_unsafe",) if (tag := getattr(torch.Tag, name, None)) is not None)
+
+_NUMBER = "_attlas_number"  # of a module that is followed: the tensor that stands for it in a program
+_lock = threading.Lock()
+_modules: dict[int, weakref.ref[nn.Module]] = {}  # by the address of the tensor
+_counts: dict[int, int] = {}  # how many blocks follow the module, in the same way
+_handlers: dict[int, dict[str, Handler]] = {}  # what follows a model, by its number: the handlers of its hooks
+
+with torch.inference_mode(False):
+    # What every operator writes to.
+    LOG = torch.zeros((), dtype=torch.int64, device="cpu")
+
+
+# ------------------------------------------------------------------------------------------------------------ modules
+
+
+@contextmanager
+def numbered(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules the tensors that stand for them in a program, for the time of a ``with`` block."""
+    held: list[tuple[nn.Module, Tensor]] = []
+    with _lock:
+        for module in modules:
+            number = vars(module).get(_NUMBER)
+            if number is None or module_of(number) is not module:  # a copy of a module has a copy of its tensor
+                with torch.inference_mode(False):
+                    number = torch.zeros((), dtype=torch.int64, device="cpu")
+                object.__setattr__(module, _NUMBER, number)
+                _modules[number.data_ptr()] = weakref.ref(module)
+            _counts[number.data_ptr()] = _counts.get(number.data_ptr(), 0) + 1
+            held.append((module, number))
+    try:
+        yield
+    finally:
+        with _lock:
+            for module, number in held:
+                _counts[number.data_ptr()] -= 1
+                if not _counts[number.data_ptr()]:
+                    del _counts[number.data_ptr()], _modules[number.data_ptr()]
+                    object.__delattr__(module, _NUMBER)
+
+
+def number_of(module: nn.Module) -> Tensor | None:
+    """Return the tensor that stands for a module in a program; None for one that nobody follows."""
+    number: Tensor | None = getattr(module, _NUMBER, None)
+    return number
+
+
+def module_of(number: Tensor) -> nn.Module | None:
+    """Return the module that a tensor stands for; None where it is followed no more, or is a copy of one that is."""
+    found = _modules.get(number.data_ptr())
+    return None if found is None else found()
+
+
+# -------------------------------------------------------------------------------------------------------------- hooks
+
+
+class Hooks:
+    """Hooks of modules that break no graph, for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    handlers : dict of str to callable
+        What is called, by name.
+    """
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self._own = handlers
+        self._remove: list[Callable[[], None]] = []
+        self._slot = 0
+
+    def __enter__(self) -> Hooks:
+        with _lock:  # the lowest number that is free: the program of the recording before is used again
+            self._slot = next(slot for slot in range(len(_handlers) + 1) if slot not in _handlers)
+            _handlers[self._slot] = self._own
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for remove in reversed(self._remove):
+            remove()
+        self._remove.clear()
+        with _lock:
+            del _handlers[self._slot]
+
+    def add(self, module: nn.Module, name: str, when: str, *, first: bool = False, always: bool = False) -> None:
+        """Register a hook of a module.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module.
+        name : str
+            The name of the handler.
+        when : {"before", "after"}
+            Whether it is called before the forward, with the keywords, or after it, with the output.
+        first : bool
+            Whether it is called before all other hooks.
+        always : bool
+            Whether it is called also where the forward raises an error.
+        """
+        hook = partial(_hook(), name, self._slot, self._own[name])
+        key = f"attlas {self._slot} {name}"
+        self._remove.append(add_hook(module, key, hook, before=when == "before", first=first, always=always))
+
+
+def _call(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any) -> None:
+    """Call a handler, outside of programs and around them."""
+    handler(module, args, rest)
+
+
+def _call_in_program(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, rest: Any) -> None:
+    """Put the operator of a hook into the program that torch.compile traces; none into one of torch.export."""
+    number = number_of(module)
+    if number is None or torch.compiler.is_exporting():
+        return
+    tensors: list[Tensor] = []
+    text = ""
+    if not transforming() and name.startswith("begin"):
+        places = ", ".join([_place(value, tensors) for value in args])
+        named = ", ".join([f'"{key}": {_place(value, tensors)}' for key, value in rest.items()])
+        text = f"[[{places}], {{{named}}}]"
+    elif not transforming() and name == "end encoder":
+        text = f"[[], {_place(rest, tensors)}]"
+    event(LOG, name, slot, number, tensors, text)
+
+
+@cache
+def _hook() -> Callable[..., None]:
+    """Return the function of all hooks: torch.compile leaves it alone, and takes the operator where it inlines it.
+
+    It is not made before a recording begins, because torch then loads its whole compiler.
+    """
+    hook = uncompiled(_call)
+    torch.compiler.substitute_in_graph(hook)(_call_in_program)
+    return hook
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+
+@torch.library.custom_op("attlas::event", mutates_args=("log",), tags=TAGS)
+def event(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
+    """Call the handler of a hook."""
+    handlers, running = _handlers.get(slot), module_of(module)
+    if handlers is not None and running is not None:
+        handler = handlers.get(f"{name} in program", handlers[name])
+        handler(running, *_arguments(text, tensors))
+
+
+@event.register_fake
+def _(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
+    return None
+
+
+def _place(value: Any, tensors: list[Tensor]) -> str:
+    """Return the place of a tensor in the list, to which it is appended, as JSON; null for what is no tensor.
+
+    Of what an encoder has returned, the first tensor counts. It runs while torch.compile traces, so it is plain code.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return str(len(tensors) - 1)
+    hidden = value[0] if isinstance(value, tuple) and value else getattr(value, "last_hidden_state", None)
+    return f"[{_place(hidden, tensors)}]" if isinstance(hidden, Tensor) else "null"
+
+
+def _arguments(text: str, tensors: list[Tensor]) -> tuple[Any, Any]:
+    """Return the arguments of a handler; the memory of a tensor may be used again, so each is a copy."""
+    if not text:
+        return (), {}
+
+    def given(place: Any) -> Any:
+        if isinstance(place, list):
+            return tuple(map(given, place))
+        return None if place is None else tensors[place].clone()
+
+    args, rest = json.loads(text)
+    return given(args), {name: given(place) for name, place in rest.items()} if isinstance(rest, dict) else given(rest)
