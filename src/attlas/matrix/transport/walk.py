@@ -13,7 +13,7 @@ from torch.nn import functional
 from attlas.engine.problem import spread_heads
 from attlas.foundation.checks import sum_dtype
 from attlas.foundation.tiles import cut
-from attlas.matrix.transport.factors import Factors, each, each_flat, factors
+from attlas.matrix.transport.factors import Factors, each, each_flat, factors, writes_of_run
 from attlas.matrix.transport.tokens import GatedTokens
 
 #: Chunks over which the shortest kept transition leads; a power of 2.
@@ -54,11 +54,10 @@ def cells(
     for chunks in _runs(busy, rows_of, tokens.chunks_at_once):
         x = _over(tokens, x, at, chunks.stop, transitions)
         joining = chunks.start in rows_of
-        f = factors(tokens, chunks, reads=joining)
         if joining:
-            x, part = _joined(f, x, chunks, rows_of, columns_of)
+            x, part = _joined(factors(tokens, chunks), x, chunks, rows_of, columns_of)
         else:
-            x, part = _passed(f, x, chunks, columns_of, size)
+            x, part = _passed(tokens, x, chunks, columns_of)
         found += [functional.pad(t, (0, 0, len(rows) - t.shape[2], 0)) for t in part]
         at = chunks.start
     return torch.cat(found[::-1], -1), x
@@ -136,13 +135,19 @@ def _joined(
 
 
 def _passed(
-    f: Factors, x: Tensor, chunks: range, columns_of: dict[int, list[int]], size: int
+    tokens: GatedTokens, x: Tensor, chunks: range, columns_of: dict[int, list[int]]
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks without rows; also return the cells of their columns."""
-    after, x = _through(f, x, len(chunks))
-    found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
-    found = found.transpose(2, 3).flatten(3)
-    some = [(chunk - chunks.start) * size + place for chunk in chunks for place in columns_of.get(chunk, ())]
+    if tokens.turns:
+        f = factors(tokens, chunks, reads=False)
+        after, x = _through(f, x, len(chunks))
+        found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
+        found = found.transpose(2, 3).flatten(3)
+    else:
+        writes, total = writes_of_run(tokens, chunks)
+        found = x @ writes.mT
+        x = x if total is None else x * total
+    some = [(chunk - chunks.start) * tokens.chunk + place for chunk in chunks for place in columns_of.get(chunk, ())]
     return x, [found if len(some) == found.shape[-1] else _picked(found.mT, some).mT]
 
 
