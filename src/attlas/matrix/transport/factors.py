@@ -142,6 +142,28 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     return Factors(inner, _times(q, left) + from_turns @ out_of, writes, total, (into, out_of))
 
 
+def writes_of_run(tokens: GatedTokens, chunks: range) -> tuple[Tensor, Tensor | None]:
+    """Return the columns of a run of chunks carried to its end, and the decay over it, of tokens that do not turn.
+
+    Returns
+    -------
+    writes : Tensor, shape (batch, heads, tokens, d)
+        The columns.
+    total : Tensor, shape (batch or 1, heads or 1, 1, d or 1), or None
+        The decay; None where nothing decays.
+    """
+
+    def flat(t: Tensor) -> Tensor:
+        return tokens.cut(t, chunks).expand(-1, -1, len(chunks), -1, -1).flatten(2, 3)
+
+    k = flat(tokens.k).expand(tokens.batch, tokens.heads, -1, -1)
+    write = None if tokens.write is None else flat(tokens.write)
+    if tokens.decay is None:
+        return _times(k, write), None
+    g = flat(tokens.decay)
+    return _times(k, _joint(write, until_end(g).exp())), g.sum(-2, keepdim=True).exp()
+
+
 def _times(x: Tensor, factor: Tensor | None) -> Tensor:
     return x if factor is None else x * factor
 

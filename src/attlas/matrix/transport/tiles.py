@@ -75,7 +75,7 @@ def row_tiles(tokens: GatedTokens, blocks: Blocks, rows: range, spans: Sequence[
     """
     size = blocks.size
     corner = rows.start // size * size  # from this column on, cells are computed chunk by chunk
-    near, x = cells(tokens, list(rows), list(range(corner, rows.stop)), None)
+    near, x = cells(tokens, rows, range(corner, rows.stop), None)
     ends: list[Tensor] = []  # the rows at the end of each block before the corner, the last block first
     first = min((span.start for span in spans if len(span)), default=corner) // size
     for block in reversed(range(first, corner // size)):

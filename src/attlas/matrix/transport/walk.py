@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from attlas.engine.problem import spread_heads
 from attlas.foundation.checks import sum_dtype
 from attlas.foundation.tiles import cut
-from attlas.matrix.transport.factors import Factors, each, each_flat, factors
+from attlas.matrix.transport.factors import Factors, each, each_flat, factors, writes_of_run
 from attlas.matrix.transport.tokens import GatedTokens
 
 #: Chunks over which the shortest kept transition leads; a power of 2.
@@ -24,7 +24,7 @@ Transitions: TypeAlias = "list[Tensor]"
 
 
 def cells(
-    tokens: GatedTokens, rows: list[int], columns: list[int], transitions: Callable[[], Transitions] | None
+    tokens: GatedTokens, rows: Sequence[int], columns: Sequence[int], transitions: Callable[[], Transitions] | None
 ) -> tuple[Tensor, Tensor]:
     """Return the cells of some rows and columns, without the diagonal that is added to the matrix.
 
@@ -32,7 +32,7 @@ def cells(
     ----------
     tokens : GatedTokens
         Queries, keys and gates.
-    rows, columns : list of int
+    rows, columns : sequence of int
         Which, in ascending order, each once; no row before the first column, and no column after the last row.
     transitions : callable, optional
         Returns the transitions of many chunks, for gaps between rows and columns; without it rows are carried through
@@ -46,7 +46,7 @@ def cells(
         The rows of the first column's chunk and later ones, carried back to the start of that chunk.
     """
     size = tokens.chunk
-    rows_of, columns_of = _by_chunk(rows, size), _by_chunk(columns, size)
+    rows_of, columns_of = by_chunk(rows, size), by_chunk(columns, size)
     found = []
     busy = sorted({*rows_of, *columns_of}, reverse=True)
     x = torch.zeros(tokens.batch, tokens.heads, 0, tokens.size, dtype=tokens.dtype, device=tokens.device)
@@ -54,11 +54,10 @@ def cells(
     for chunks in _runs(busy, rows_of, tokens.chunks_at_once):
         x = _over(tokens, x, at, chunks.stop, transitions)
         joining = chunks.start in rows_of
-        f = factors(tokens, chunks, reads=joining)
         if joining:
-            x, part = _joined(f, x, chunks, rows_of, columns_of)
+            x, part = _joined(factors(tokens, chunks), x, chunks, rows_of, columns_of)
         else:
-            x, part = _passed(f, x, chunks, columns_of, size)
+            x, part = _passed(tokens, x, chunks, columns_of)
         found += [functional.pad(t, (0, 0, len(rows) - t.shape[2], 0)) for t in part]
         at = chunks.start
     return torch.cat(found[::-1], -1), x
@@ -85,12 +84,15 @@ def _doubled(t: Tensor) -> Tensor:
     return t[:, :, 1:even:2] @ t[:, :, 0:even:2]
 
 
-def _by_chunk(places: list[int], size: int) -> dict[int, list[int]]:
-    """Return the places of each chunk, counted from its start."""
+def by_chunk(places: Sequence[int], size: int) -> dict[int, Sequence[int]]:
+    """Return those of some places that lie in each chunk, counted from its start; all in ascending order."""
+    if isinstance(places, range):
+        chunks = range(places.start // size, -(-places.stop // size))
+        return {c: range(max(places.start - c * size, 0), min(places.stop - c * size, size)) for c in chunks}
     return {chunk: [place % size for place in own] for chunk, own in groupby(places, lambda place: place // size)}
 
 
-def _runs(busy: list[int], rows_of: dict[int, list[int]], most: int) -> Iterator[range]:
+def _runs(busy: list[int], rows_of: dict[int, Sequence[int]], most: int) -> Iterator[range]:
     """Yield runs of chunks, the last first, in which all have rows or none has."""
     start, stop = busy[0], busy[0] + 1
     for chunk in busy[1:]:
@@ -119,8 +121,8 @@ def _joined(
     f: Factors,
     x: Tensor,
     chunks: range,
-    rows_of: dict[int, list[int]],
-    columns_of: dict[int, list[int]],
+    rows_of: dict[int, Sequence[int]],
+    columns_of: dict[int, Sequence[int]],
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks whose own rows join them; also return the cells of their columns, last first."""
     found = []
@@ -136,14 +138,22 @@ def _joined(
 
 
 def _passed(
-    f: Factors, x: Tensor, chunks: range, columns_of: dict[int, list[int]], size: int
+    tokens: GatedTokens, x: Tensor, chunks: range, columns_of: dict[int, Sequence[int]]
 ) -> tuple[Tensor, list[Tensor]]:
     """Carry rows back through chunks without rows; also return the cells of their columns."""
-    after, x = _through(f, x, len(chunks))
-    found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
-    found = found.transpose(2, 3).flatten(3)
-    some = [(chunk - chunks.start) * size + place for chunk in chunks for place in columns_of.get(chunk, ())]
-    return x, [found if len(some) == found.shape[-1] else _picked(found.mT, some).mT]
+    if tokens.turns:
+        f = factors(tokens, chunks, reads=False)
+        after, x = _through(f, x, len(chunks))
+        found = torch.stack(after, 2) @ f.writes.mT  # (batch, heads, chunks, rows, columns)
+        found = found.transpose(2, 3).flatten(3)
+    else:
+        writes, total = writes_of_run(tokens, chunks)
+        found = x @ writes.mT
+        x = x if total is None else x * total
+    if sum(len(columns_of.get(chunk, ())) for chunk in chunks) == found.shape[-1]:
+        return x, [found]
+    some = [(chunk - chunks.start) * tokens.chunk + place for chunk in chunks for place in columns_of.get(chunk, ())]
+    return x, [_picked(found.mT, some).mT]
 
 
 def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
@@ -164,7 +174,7 @@ def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
     return after[-2::-1], x
 
 
-def _picked(t: Tensor, places: list[int]) -> Tensor:
+def _picked(t: Tensor, places: Sequence[int]) -> Tensor:
     """Return some rows of a tensor, in ascending order; a view where they are a run."""
     if not places or places[-1] - places[0] + 1 == len(places):
         return t[:, :, places[0] : places[-1] + 1] if places else t[:, :, :0]

@@ -210,8 +210,8 @@ class TransportWeights(SweptWeights):
         i, i_order = _ascending(rows, self.rows.start)
         j, j_order = _ascending(columns, self.columns.start)
         # Rows before the first column and columns after the last row have no weights.
-        above = sum(row < j[0] for row in i) if j else len(i)
-        own = sum(column <= i[-1] for column in j) if i else 0
+        above = _count_below(i, j[0]) if j else len(i)
+        own = _count_below(j, i[-1] + 1) if i else 0
         if 0 in self.shape or not own or above == len(i):
             found = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self.dtype, device=self.device)
         else:
@@ -220,10 +220,10 @@ class TransportWeights(SweptWeights):
             found = found if order is None else found.index_select(axis, to_device(order, self.device))
         return found
 
-    def _sorted_cells(self, rows: list[int], columns: list[int]) -> Tensor:
+    def _sorted_cells(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Return the cells of rows and columns in ascending order, counted from the first token."""
         tokens, span = self.tokens, rows[-1] + 1 - columns[0]
-        busy = len({place // tokens.chunk for place in (*rows, *columns)}) * tokens.chunk
+        busy = sum(len(walk.by_chunk(places, tokens.chunk)) for places in (rows, columns)) * tokens.chunk
         if (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
             some = tokens.narrow(columns[0], rows[-1] + 1)
             picks = torch.zeros(1, 1, span, len(columns), dtype=self.dtype, device=self.device)
@@ -354,10 +354,17 @@ def _within(whole: range, part: range | None) -> range:
     return whole if part is None else range(whole.start + part.start, whole.start + part.stop)
 
 
-def _ascending(places: range | Tensor, start: int) -> tuple[list[int], Tensor | None]:
+def _count_below(places: Sequence[int], limit: int) -> int:
+    """Return how many of some places in ascending order are below a limit."""
+    if isinstance(places, range):
+        return min(max(limit - places.start, 0), len(places))
+    return sum(place < limit for place in places)
+
+
+def _ascending(places: range | Tensor, start: int) -> tuple[Sequence[int], Tensor | None]:
     """Return places in ascending order, each once, counted from `start` places before; and how to put them back."""
     if isinstance(places, range):
-        return [start + place for place in places], None
+        return range(start + places.start, start + places.stop), None
     unique, order = torch.unique(places.to("cpu"), return_inverse=True)
     same = len(unique) == len(order) and bool((order[1:] > order[:-1]).all())
     return [start + place for place in unique.tolist()], None if same else order
