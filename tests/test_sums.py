@@ -349,6 +349,7 @@ def test_sums_are_saved_and_shown(tmp_path: Path) -> None:
     for name, C in shown.items():
         atlas_of(C).save(tmp_path / name)
         (entry,) = attlas.load(tmp_path / name).entries
+        assert json.loads((tmp_path / name / "atlas.json").read_text())["version"] == 3
         assert entry.matrix is not None
         torch.testing.assert_close(entry.matrix.to_dense(), C.to_dense())
         torch.testing.assert_close(stats.column_mass(entry.matrix), stats.column_mass(C))
@@ -363,6 +364,8 @@ def test_sums_are_saved_and_shown(tmp_path: Path) -> None:
         np.testing.assert_allclose(table.sum.sum(), float(C[0, 1].sum()), rtol=1e-5)
         assert head.band(range(8), 8).column_mass.shape == (N,)
     assert "A" in (A - B).plot(title="A").get_suptitle()
+    atlas_of(A).save(tmp_path / "softmax")  # older versions of attlas read it
+    assert json.loads((tmp_path / "softmax" / "atlas.json").read_text())["version"] == 2
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

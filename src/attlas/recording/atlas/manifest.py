@@ -23,7 +23,8 @@ from attlas.recording.atlas.tensors import Written, sha256_of
 MANIFEST = "atlas.json"
 FILE = re.compile(r"\d{4,9}\.safetensors")
 # Version 2: the log-sum-exp in float64, which queries are padding, texts of every sequence. All of 1 is read.
-_FORMAT, _VERSION = "attlas-atlas", 2
+# Version 3 is that of folders with weights that are no softmax; others stay readable by older versions of attlas.
+_FORMAT, _VERSION, _OF_SOFTMAX = "attlas-atlas", 3, 2
 _LARGEST = 1 << 29  # bytes of atlas.json: a million tokens take some 20 MB
 _EMPTY = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -36,7 +37,9 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
     """Write ``atlas.json``, the last file of a folder, and wait until it is on disk."""
     # The checksum is that of the text with zeros in its own place.
     listed = {name: {"bytes": written.size, "sha256": written.sha256} for name, written in files.items()}
-    whole = {"format": _FORMAT, "version": _VERSION, "sha256": _EMPTY, **content, "files": listed}
+    kinds = any("weights" in (record.get("matrix") or ()) for record in content.get("entries", ()))
+    version = _VERSION if kinds else _OF_SOFTMAX
+    whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
     text = text.replace(_EMPTY.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
     with (folder / MANIFEST).open("xb") as file:
