@@ -10,6 +10,7 @@ import re
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -137,13 +138,13 @@ def test_torch_answers_as_it_is_asked() -> None:
 def test_hooks_are_called_as_torch_registers_them() -> None:
     module, seen = torch.nn.Identity(), []
     module.register_forward_pre_hook(lambda *_: seen.append("torch's"))
-    removals = [
-        compat.add_hook(module, "a", lambda _, args, __: seen.append(("first", len(args))), before=True, first=True),
-        compat.add_hook(
-            module, "a", lambda *out: seen.append(("always", out[2] is not None)), before=False, always=True
-        ),
-        compat.add_hook(module, "b", lambda *_: seen.append("after"), before=False),
+    hooks: list[tuple[str, Any, dict[str, bool]]] = [
+        ("a", lambda _, args, __: seen.append(("first", len(args))), {"before": True, "first": True}),
+        ("a", lambda *out: seen.append(("always", out[2] is not None)), {"before": False, "always": True}),
+        ("b", lambda *_: seen.append("after"), {"before": False}),
     ]
+    for key, hook, when in hooks:
+        compat.add_hooks([module], key, hook, **when)
     module(torch.ones(1))
     assert seen == [("first", 1), "torch's", ("always", True), "after"]
     module.forward = lambda x: 1 / 0  # type: ignore[assignment, method-assign, return-value]
@@ -151,8 +152,8 @@ def test_hooks_are_called_as_torch_registers_them() -> None:
     with contextlib.suppress(ZeroDivisionError):
         module(torch.ones(1))
     assert seen == [("first", 1), "torch's", ("always", False)]
-    for remove in removals:
-        remove()
+    for key in ("a", "b"):
+        compat.remove_hooks([module], key)
     assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == (1, 0)
     assert not module._forward_pre_hooks_with_kwargs
     assert not module._forward_hooks_always_called

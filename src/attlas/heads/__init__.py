@@ -5,10 +5,10 @@
 `name` names the heads of a model, `measure` those of a layer.
 """
 
+from attlas.heads.chosen_keys import missed
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
-from attlas.heads.missed import missed
 from attlas.heads.naming import block_scores, name
 from attlas.heads.patterns import (
     NEAR,

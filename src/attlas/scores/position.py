@@ -375,7 +375,7 @@ def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
 def _offsets(at: Tile) -> Tensor:
     """Return j - i' for all distances of a tile of neighbouring rows and columns, the smallest first."""
     first = at.columns.start - (at.rows.stop - 1) - (at.n - at.m)
-    return torch.arange(first, first + len(at.rows) + len(at.columns) - 1, device=at.device)
+    return torch.arange(first, first + max(len(at.rows) + len(at.columns) - 1, 0), device=at.device)
 
 
 def _paper_slopes(heads: int) -> Tensor:

@@ -74,7 +74,7 @@ def missed(A: AttentionMatrix) -> Tensor:
         raise ShapeError(rule, "a window of some keys", "the whole matrix", A=f"shape {tuple(A.shape)}")
     everything = weights.replaced(replace(problem, mask=others, versions=()))
     chosen, whole = weights.lse_on_cpu(), everything.lse_on_cpu()  # float64, which keeps small differences
-    lost = -torch.expm1((chosen - whole).clamp(max=0.0))
+    lost = torch.expm1((chosen - whole).clamp(max=0.0)).abs()
     left_out = torch.where(whole == -math.inf, 0.0, lost)
     return A.axes.restore(left_out.to(A.device, A.dtype))
 
