@@ -226,7 +226,7 @@ def test_gradients_of_biases(
 ) -> None:
     """Of tables, slopes, gates and tensors, beside those of tokens, values and a sink, by the kernels alone."""
     for place, mask in enumerate(("none", "Causal", "Window", "bool tensor(heads)", "Padding(left) & Causal")):
-        for m, n in ((19, 37), (41, 23), (3, 150), (210, 110)):
+        for m, n in ((19, 37), (210, 110)) if place % 2 else ((41, 23), (3, 150)):
             s = sizes(m, n)
             case, score = biased(name, mask, make, s, sink=place % 2 == 0, cap=dtype is torch.float32)
             of_score, sink = learned(score), [] if case.sink is None else [case.sink]
