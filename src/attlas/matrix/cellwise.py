@@ -15,7 +15,7 @@ from attlas.errors import ModifiedError
 from attlas.foundation.compat import changes, transforming, tree_leaves, tree_map_only
 from attlas.matrix import reads
 from attlas.matrix.kinds import algebra
-from attlas.matrix.protocol import LazyTensor, Matrix, lazy_method, operation
+from attlas.matrix.protocol import LazyTensor, Matrix, Operation, lazy_method, operation
 from attlas.matrix.reductions import Dim, axes_of, cells_reduced, over_leading, reduced_shape
 
 _SETTINGS = int | float | str | torch.dtype | None
@@ -38,9 +38,6 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     args, kwargs : tuple and dict
         Its arguments. The tensors among them must broadcast to the matrix, and have no gradient of their own.
     """
-    found = algebra.combined(function.__name__.strip("_"), args, kwargs)
-    if found is not NotImplemented:
-        return found
     leaves = tree_leaves((args, kwargs))
     matrices = {id(matrix): matrix for matrix in (x.source for x in leaves if isinstance(x, LazyTensor))}
     matrix = next(iter(matrices.values()), None)
@@ -82,6 +79,20 @@ def cellwise(function: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     if example.dtype is torch.bool and small:  # torch takes indices as tensors only, as in t[A > 0.1] = 0
         return NotImplemented
     return Cellwise(matrix, f, tuple(tensors), constant=not recorded or True in constants)
+
+
+def _sum_or_cellwise(name: str) -> Operation:
+    """Return the operation of a function that may make a sum or a multiple of matrices, and else acts on each cell."""
+
+    def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = algebra.combined(name, args, kwargs)
+        return cellwise(function, args, kwargs) if found is NotImplemented else found
+
+    return run
+
+
+for _name in algebra.NAMES:
+    operation(_name)(_sum_or_cellwise(_name))
 
 
 def _apply_to_one_cell(matrix: Matrix, f: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:

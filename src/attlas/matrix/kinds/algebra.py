@@ -23,6 +23,8 @@ from attlas.matrix.weights import Weights
 
 _SUMS = {"add": 1.0, "radd": 1.0, "sub": -1.0, "subtract": -1.0, "rsub": -1.0}
 _MULTIPLES = {"mul", "multiply", "rmul", "div", "divide", "true_divide", "truediv", "neg", "negative"}
+#: The functions of torch, and operators without their underscores, that `combined` may compute.
+NAMES = (*_SUMS, *sorted(_MULTIPLES))
 _QUOTIENTS = {"div", "divide", "true_divide", "truediv"}
 
 
