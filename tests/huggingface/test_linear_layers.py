@@ -141,6 +141,12 @@ def test_layers_have_the_numbers_of_the_model_and_work_together(tmp_path: Path) 
     entry = atlas.entry(0)
     assert entry.statistics.keys() == {"column_mass", "top_k"}  # such rows have no entropy
     torch.testing.assert_close(entry.statistics["column_mass"], atlas[0].sum(-2))
+    atlas.collect(stats.EffectiveKeys(), stats.MaxWeight())
+    assert "effective_keys" not in entry.statistics
+    assert {"effective_keys", "max_weight"} <= atlas.entry(3).statistics.keys()
+    torch.testing.assert_close(entry.statistics["max_weight"], atlas[0].amax(-1))
+    with pytest.raises(ShapeError, match="weights must be shares of a row"):
+        attlas.Atlas(linear_entries(atlas)).collect(stats.Entropy())
     shares = heads.rollout(atlas)
     dense = torch.eye(TOKENS).expand(2, TOKENS, TOKENS)
     for layer in range(8):

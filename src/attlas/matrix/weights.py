@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attlas.engine.dropout import Dropout
 from attlas.engine.statistic import Statistic
-from attlas.errors import DtypeError, ShapeError, kind, public
+from attlas.errors import AttlasError, DtypeError, ShapeError, kind, public
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
@@ -83,6 +83,14 @@ class Weights(ABC):
             if statistic.of_shares and not self.are_shares:
                 with public(f"{type(statistic).__name__}()"):
                     self.check_shares()
+
+    def has(self, statistic: Statistic) -> bool:
+        """Return whether these weights have a statistic: an entropy, for example, is that of shares of a row."""
+        try:
+            self.check_statistics([statistic])
+        except AttlasError:
+            return False
+        return True
 
     @property
     def softmax(self) -> Any:

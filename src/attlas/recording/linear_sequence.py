@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.errors import AttlasError
 from attlas.matrix import AttentionMatrix, observers
 from attlas.matrix.transport.function import transport
 from attlas.recording.atlas import Entry
@@ -121,13 +120,5 @@ class LinearSequence:
 def _results(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:
     """Return the statistics that such a matrix has, by name: an entropy is none of them."""
     pairs = zip(statistic_names(statistics), statistics, strict=True)
-    own = {name: statistic for name, statistic in pairs if _has(matrix, statistic)}
+    own = {name: statistic for name, statistic in pairs if matrix.weights.has(statistic)}
     return dict(zip(own, matrix.collect(*own.values()), strict=True)) if own else {}
-
-
-def _has(matrix: AttentionMatrix, statistic: Statistic) -> bool:
-    try:
-        matrix.weights.check_statistics([statistic])
-    except AttlasError:
-        return False
-    return True

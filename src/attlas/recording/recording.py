@@ -166,8 +166,9 @@ def record(
     with interventions and in modules that compute with attlas, the graph breaks at each attention.
 
     Cost: nothing but the statistics' pass over each matrix; a step of a generation compares the keys before it, once,
-    and no other work of it grows with what is recorded. A GPU is waited for once a pass. Memory: q, k and lse, unless
-    they are dropped or written; then one layer at a time.
+    and no other work of it grows with what is recorded. A GPU is waited for once a pass, and once for each call of a
+    layer of linear attention, whose state is compared. Memory: q, k and lse, unless they are dropped or written; then
+    one layer at a time. Queries, keys and gates of linear layers are kept until the end.
 
     Examples
     --------

@@ -451,8 +451,9 @@ class Atlas:
 
         Notes
         -----
-        A result of the same name is replaced. Cost: that of `AttentionMatrix.collect` for each entry; a
-        loaded atlas is read from disk one entry at a time.
+        A result of the same name is replaced. Layers of linear attention get the statistics that they have: an entropy
+        is none of them. Cost: that of `AttentionMatrix.collect` for each entry; a loaded atlas is read from disk one
+        entry at a time.
 
         Examples
         --------
@@ -469,8 +470,12 @@ class Atlas:
         kept = [(entry, entry.matrix) for entry in self.entries if entry.matrix is not None]
         if self.entries and not kept:
             self.entries[0].need_matrix()
+        asked = dict(zip(names, statistics, strict=True))
+        if kept and all(entry.is_linear for entry, _ in kept):
+            kept[0][1].weights.check_statistics(statistics)  # which nobody has
         for done, (entry, matrix) in enumerate(kept):
-            entry.statistics.update(zip(names, matrix.collect(*statistics), strict=True))
+            own = {name: s for name, s in asked.items() if not entry.is_linear or matrix.weights.has(s)}
+            entry.statistics.update(zip(own, matrix.collect(*own.values()), strict=True))
             if progress is not None:
                 progress(done + 1, len(kept))
 
