@@ -44,7 +44,7 @@ BESIDE_CORE = ("engine/autodiff/", "engine/backends/flex/", "engine/backends/nat
 # Packages that are no part of the public surface; every other entry of src/attlas is (docs/stability.md).
 PRIVATE = {"foundation", "engine", "matrix", "cli"}
 # A fifth of it is the texts of errors.
-CORE_CODE_LINES = 3150
+CORE_CODE_LINES = 3160
 FILE_CODE_LINES = 400
 # Functions that are told a name for their errors: where it is only known as the program runs. The number only falls.
 TAKE_WHERE = 10
