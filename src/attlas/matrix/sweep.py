@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NoReturn
@@ -55,11 +54,6 @@ class SweptWeights(Weights):
     counts_other_keys = False
     are_signed = True
     _whole: WeightGradient | None = None
-
-    @property
-    @abstractmethod
-    def inputs(self) -> list[Tensor]:
-        """The tensors that can get a gradient through the weights."""
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
         """Yield the weights of some rows and of one block of columns after the other, 0 where masked, without a graph.
@@ -138,6 +132,32 @@ class SweptWeights(Weights):
                 if statistic.of_shares or (statistic.of_unsigned and self.are_signed):
                     self.check_shares()
 
+    # ---------------------------------------------------------------------------------------------------------- verbs
+
+    def with_product(
+        self, out: Tensor, right: Tensor, dropout: Dropout | None = None, *, transposed: bool = False
+    ) -> Tensor:
+        """Return a product of the weights, noted for the gradient of the weights where it has a graph."""
+        if out.requires_grad and not tracing():
+            keep = None if dropout is None else lambda: dropout.keep(self.tile(*map(range, self.shape)))
+            self.gradient.add_product(out, right, transposed=transposed, keep=keep)
+        return out
+
+    def with_cells(self, rows: range | Tensor, columns: range | Tensor, cells: Tensor) -> Tensor:
+        """Return cells that were read, noted for the gradient of the weights where they have a graph."""
+        if cells.requires_grad and not tracing():
+            self.gradient.add_cells(rows, columns, cells)
+        return cells
+
+    @public("A.sum()")
+    def sums(self, *, over_keys: bool) -> Tensor:
+        batch, heads, m, n = self.shape
+        ones = torch.ones(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        whole = self.full_precision()
+        if over_keys:
+            return whole.product(ones.expand(batch, heads, n, 1))
+        return whole.transposed_product(ones.expand(batch, heads, m, 1))
+
     # ----------------------------------------------------------------------------------------------------- statistics
 
     @public("A.collect()")
@@ -161,6 +181,11 @@ class SweptWeights(Weights):
         if isinstance(statistic, Pooled):
             return self.full_precision().product(statistic.values_of(self.outline).to(self.dtype))
         return MISSING
+
+
+def each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors in order, each of them once."""
+    return list({id(t): t for t in tensors}.values())
 
 
 def is_sum(statistic: Statistic) -> bool:

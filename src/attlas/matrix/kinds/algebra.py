@@ -34,11 +34,11 @@ def combined(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     Parameters
     ----------
     name : str
-        The function of torch, or the operator without its underscores: ``"sub"``, ``"rmul"``.
+        One of `NAMES`: the function of torch, or the operator without its underscores, ``"sub"``, ``"rmul"``.
     args, kwargs : sequence and dict
         Its arguments.
     """
-    if (name not in _SUMS and name not in _MULTIPLES) or transforming():
+    if transforming():
         return NotImplemented
     if name in _MULTIPLES:
         return NotImplemented if kwargs else _multiple(name, args)

@@ -10,9 +10,8 @@ from torch import Tensor
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import spread_heads
 from attlas.errors import BackendError, public
-from attlas.foundation.compat import tracing
 from attlas.matrix.gradient import WeightGradient
-from attlas.matrix.sweep import SweptWeights
+from attlas.matrix.sweep import SweptWeights, each_once
 from attlas.matrix.weights import Weights, check_kind
 
 
@@ -58,7 +57,7 @@ class ChainedWeights(SweptWeights):
 
     @property
     def inputs(self) -> list[Tensor]:
-        return list({id(t): t for t in (*self.left.inputs, *self.right.inputs)}.values())
+        return each_once([*self.left.inputs, *self.right.inputs])
 
     @property
     def is_symbolic(self) -> bool:
@@ -81,17 +80,13 @@ class ChainedWeights(SweptWeights):
             rule = "dropout drops weights of one matrix, and this is a product of two."
             raise BackendError(rule, "A @ B", "dropout on each of the two products")
         out = self.left.product(self.right.product(v).to(self.left.keys.dtype)).to(v.dtype)
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, v)
-        return out
+        return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         through = self.left.transposed_product(spread_heads(x, self.shape[1]))
         out = self.right.transposed_product(through.to(self.right.queries.dtype)).to(x.dtype)
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, x, transposed=True)
-        return out
+        return self.with_product(out, x, transposed=True)
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
@@ -105,9 +100,7 @@ class ChainedWeights(SweptWeights):
             found = right.transposed_product(left.cells(rows, range(width)).mT.to(right.queries.dtype)).mT
             found = found[..., columns.start : columns.stop] if isinstance(columns, range) else found[..., columns]
         found = found.to(self.dtype)
-        if found.requires_grad and not tracing():
-            self.gradient.add_cells(rows, columns, found)
-        return found
+        return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         width = self.left.shape[3]

@@ -15,10 +15,10 @@ from attlas.engine.problem import spread_heads
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, public
 from attlas.foundation.checks import holds_numbers
-from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.compat import cached_property
 from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
-from attlas.matrix.sweep import SweptWeights, is_sum
+from attlas.matrix.sweep import SweptWeights, each_once, is_sum
 from attlas.matrix.weights import Weights, check_kind
 
 # One number for all weights, or a tensor of shape (batch or 1, heads or 1, m or 1, n or 1), in which at most one of the
@@ -55,9 +55,9 @@ class Term(NamedTuple):
 
     def product(self, v: Tensor, dropout: Dropout | None) -> Tensor:
         """Return the term times values of shape (batch, value heads, n, e), in at least the precision of sums."""
-        of_rows, of_columns = self._factors()
-        if of_columns is not None:
-            v = spread_heads(v, self.shape[1]) * of_columns.mT.to(v.dtype)
+        of_rows = self.factor
+        if isinstance(of_rows, Tensor) and of_rows.shape[3] > 1:  # one for each column: it belongs to the values
+            v, of_rows = spread_heads(v, self.shape[1]) * of_rows.mT.to(v.dtype), 1.0
         if not self.transposed:
             out = self.weights.product(v, dropout)
         elif dropout is None:
@@ -88,13 +88,6 @@ class Term(NamedTuple):
                 factor, *(own if some is None else some for own, some in zip(every, (rows, columns), strict=True))
             )
         return Term(factor, self.weights.part(batches, heads, *sides), self.transposed)
-
-    def _factors(self) -> tuple[Factor, Tensor | None]:
-        """Return the factor of the rows of a product, and that of the columns where it differs between them."""
-        factor = self.factor
-        if isinstance(factor, Tensor) and factor.shape[3] > 1:
-            return 1.0, factor
-        return factor, None
 
 
 def _cut(factor: Factor, rows: range | Tensor, columns: range | Tensor) -> Factor:
@@ -162,9 +155,7 @@ class Combination(SweptWeights):
 
     @property
     def inputs(self) -> list[Tensor]:
-        tensors = [t for term in self.terms for t in term.weights.inputs]
-        every = {id(t): t for t in (*self._factor_tensors, *tensors)}
-        return list(every.values())
+        return each_once([*self._factor_tensors, *(t for term in self.terms for t in term.weights.inputs)])
 
     @property
     def requires_grad(self) -> bool:
@@ -237,28 +228,21 @@ class Combination(SweptWeights):
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
         self.check_unchanged()
         out = _total([term.product(v, dropout) for term in self.terms]).to(v.dtype)
-        if out.requires_grad and not tracing():
-            keep = None if dropout is None else lambda: dropout.keep(self.tile(*map(range, self.shape)))
-            self.gradient.add_product(out, v, keep=keep)
-        return out
+        return self.with_product(out, v, dropout)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         self.check_unchanged()
         x = spread_heads(x, self.shape[1])
         out = _total([term.flipped().product(x, None) for term in self.terms]).to(x.dtype)
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, x, transposed=True)
-        return out
+        return self.with_product(out, x, transposed=True)
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
         self.check_no_logits(logits)
         self.check_unchanged()
         found = _total([term.cells(rows, columns) for term in self.terms]).to(self.dtype)
-        if found.requires_grad and not self.is_symbolic:
-            self.gradient.add_cells(rows, columns, found)
-        return found
+        return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         found = []
@@ -278,12 +262,7 @@ class Combination(SweptWeights):
         if all(term.is_of_heads for term in self.terms):
             sums = (term.weights.sums(over_keys=over_keys is not term.transposed) * term.factor for term in self.terms)
             return _total(list(sums)).to(self.dtype)
-        ones = self.keys.new_ones(1, 1, 1, 1, dtype=self.dtype)
-        batch, heads, m, n = self.shape
-        whole = self.full_precision()
-        if over_keys:
-            return whole.product(ones.expand(batch, heads, n, 1))
-        return whole.transposed_product(ones.expand(batch, heads, m, 1))
+        return super().sums(over_keys=over_keys)
 
     def without_sweep(self, statistic: Statistic) -> Any:
         found = super().without_sweep(statistic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +9,8 @@ from torch import Tensor
 
 from attlas.engine.dropout import Dropout
 from attlas.engine.problem import spread_heads, version_of
-from attlas.engine.tiling import ColumnBlock
 from attlas.errors import BackendError, ModifiedError, public
 from attlas.foundation.compat import cached_property, tracing
-from attlas.foundation.tiles import Tile
 from attlas.matrix.gradient import WeightGradient
 from attlas.matrix.sweep import SweptWeights
 from attlas.matrix.weights import check_kind
@@ -145,10 +142,6 @@ class DiagonalWeights(SweptWeights):
             for some, offset in ((rows, self.rows), (columns, self.columns))
         )
         return torch.where(i.unsqueeze(-1) == j, self.diagonal[..., i, None], 0.0)
-
-    def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
-        some = self.part(slice(at.batches.start, at.batches.stop), slice(at.heads.start, at.heads.stop)).detach()
-        return (some.cells(at.rows, block.columns) for block in blocks)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         return self.cells(rows, range(self.shape[3])).double()

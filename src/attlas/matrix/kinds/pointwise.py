@@ -177,28 +177,18 @@ class PointwiseWeights(SweptWeights):
 
     @public("A @ v")
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
-        out = pooled(self, v, dropout)
-        if out.requires_grad and not self.is_symbolic:
-            keep = None if dropout is None else lambda: dropout.keep(self.tile(*map(range, self.shape)))
-            self.gradient.add_product(out, v, keep=keep)
-        return out
+        return self.with_product(pooled(self, v, dropout), v, dropout)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
-        out = pooled(self, x, transposed=True)
-        if out.requires_grad and not self.is_symbolic:
-            self.gradient.add_product(out, x, transposed=True)
-        return out
+        return self.with_product(pooled(self, x, transposed=True), x, transposed=True)
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
         found = self.of_logits.cells(rows, columns, logits=True)
         if logits:
             return found
-        weights = self.function.of(found, self.whole_keys)
-        if weights.requires_grad and not self.is_symbolic:
-            self.gradient.add_cells(rows, columns, weights)
-        return weights
+        return self.with_cells(rows, columns, self.function.of(found, self.whole_keys))
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
         problem = self.of_logits.problem
@@ -208,14 +198,6 @@ class PointwiseWeights(SweptWeights):
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         return self.function.of(operations.defined(self.of_logits.problem, rows)[0], self.whole_keys)
-
-    def sums(self, *, over_keys: bool) -> Tensor:
-        batch, heads, m, n = self.shape
-        ones = self.keys.new_ones(1, 1, 1, 1, dtype=self.dtype)
-        whole = self.full_precision()
-        if over_keys:
-            return whole.product(ones.expand(batch, heads, n, 1))
-        return whole.transposed_product(ones.expand(batch, heads, m, 1))
 
     # ----------------------------------------------------------------------------------------------- parts and copies
 

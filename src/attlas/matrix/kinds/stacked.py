@@ -13,10 +13,10 @@ from attlas.engine.dropout import Dropout
 from attlas.engine.outputs import MISSING
 from attlas.engine.statistic import Statistic
 from attlas.errors import BackendError, public
-from attlas.foundation.compat import cached_property, tracing
+from attlas.foundation.compat import cached_property
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.matrix.gradient import WeightGradient
-from attlas.matrix.sweep import SweptWeights
+from attlas.matrix.sweep import SweptWeights, each_once
 from attlas.matrix.weights import Weights, check_kind
 
 
@@ -65,7 +65,7 @@ class StackedWeights(SweptWeights):
 
     @property
     def inputs(self) -> list[Tensor]:
-        return list({id(t): t for part in self.parts for t in part.inputs}.values())
+        return each_once(t for part in self.parts for t in part.inputs)
 
     @cached_property
     def queries(self) -> Tensor:  # type: ignore[override]  # computed here
@@ -121,23 +121,17 @@ class StackedWeights(SweptWeights):
             raise BackendError(rule, "stacked matrices", "dropout on the product of each matrix")
         pairs = zip(self.parts, self._of_each(v), strict=True)
         out: Tensor = self._joined([part.product(own) for part, own in pairs])
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, v)
-        return out
+        return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         pairs = zip(self.parts, self._of_each(x), strict=True)
         out: Tensor = self._joined([part.transposed_product(own) for part, own in pairs])
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, x, transposed=True)
-        return out
+        return self.with_product(out, x, transposed=True)
 
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
         found: Tensor = self._joined([part.cells(rows, columns, logits=logits) for part in self.parts])
-        if found.requires_grad and not tracing():
-            self.gradient.add_cells(rows, columns, found)
-        return found
+        return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
         found: Tensor = self._joined([part.defined_cells(rows) for part in self.parts])

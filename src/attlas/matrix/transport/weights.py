@@ -156,17 +156,13 @@ class TransportWeights(SweptWeights):
             raise BackendError(rule, "a dropout", "leave dropout out, or drop from A.to_dense().")
         self.check_unchanged()
         out = self._multiplied(v, transposed=False)
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, v)
-        return out
+        return self.with_product(out, v)
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
         self.check_unchanged()
         out = self._multiplied(x, transposed=True)
-        if out.requires_grad and not tracing():
-            self.gradient.add_product(out, x, transposed=True)
-        return out
+        return self.with_product(out, x, transposed=True)
 
     @full_precision
     def _multiplied(self, v: Tensor, *, transposed: bool) -> Tensor:
@@ -201,9 +197,7 @@ class TransportWeights(SweptWeights):
         self.check_no_logits(logits)
         self.check_unchanged()
         found = self._cells(rows, columns)
-        if found.requires_grad and not tracing():
-            self.gradient.add_cells(rows, columns, found)
-        return found
+        return self.with_cells(rows, columns, found)
 
     @full_precision
     def _cells(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:

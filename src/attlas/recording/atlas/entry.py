@@ -14,6 +14,7 @@ from attlas.errors import DtypeError, RecordingError, ShapeError, public
 from attlas.foundation.trees import tensors_in
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.protocol import check_are_statistics
+from attlas.matrix.sweep import each_once
 from attlas.matrix.value_weighted import value_weighted
 from attlas.stats import Statistic
 
@@ -199,7 +200,7 @@ class Entry:
     def nbytes(self) -> int:
         """Bytes of the tensors that this entry holds: queries, keys, values, norms, statistics."""
         weights = None if self.matrix is None else self.matrix.weights
-        tokens = () if weights is None else tuple({id(t): t for t in weights.inputs}.values())
+        tokens = [] if weights is None else each_once(weights.inputs)
         return sum(t.nbytes for t in tensors_in((tokens, self.values_and_norms, self.statistics, self.query_mask)))
 
     @property
