@@ -368,6 +368,14 @@ def test_sums_are_saved_and_shown(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "softmax" / "atlas.json").read_text())["version"] == 2
 
 
+def test_samples_of_signed_weights_are_largest_by_size() -> None:
+    A, B, _ = given()
+    dense, rows = (A - B).to_dense()[0, 1], torch.tensor([3, 30])
+    table = Head((A - B)[:1, 1:2]).sampled(rows, [0, 18, N], "max")
+    wanted = torch.stack([dense[rows, :18].abs().amax(-1), dense[rows, 18:].abs().amax(-1)], dim=-1)
+    np.testing.assert_allclose(table.max, wanted)
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     A, B, _ = given()
     atlas_of((A + B) / 2).save(tmp_path / "run.atlas")

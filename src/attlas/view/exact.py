@@ -256,6 +256,8 @@ class Head:
             return _table(_some_rows(self.A, rows), edges)
         at = weights.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
         cells = _array(self.A[..., rows, :][0].cpu().double().mean(0))
+        if weights.are_signed and pool == "max":  # the largest by size, as of `attlas.stats.Picture`
+            cells = np.abs(cells)
         return _reduced(cells, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:

@@ -122,7 +122,7 @@ def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     m, n = A.shape[-2:]
     high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side))
     table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
-    return codes.encode(np.abs(table.max), table.cells > 0)
+    return codes.encode(table.max, table.cells > 0)
 
 
 def _figure(png: bytes, name: str, side: int) -> str:
