@@ -179,8 +179,10 @@ def test_a_recording_still_hears_a_compiled_model(make_model: Make) -> None:
     torch.testing.assert_close(atlas[1].to_dense(), plain[1].to_dense(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
-@pytest.mark.parametrize("kind", ["llama", "gemma2, capped", "gpt_oss, sinks"])
+@pytest.mark.parametrize(
+    ("kind", "strict"),
+    [("llama", False), ("gemma2, capped", False), ("gpt_oss, sinks", False), ("gpt_oss, sinks", True)],
+)
 @torch.no_grad()
 def test_an_exported_model_has_the_weights_that_it_returns(make_model: Make, kind: str, strict: bool) -> None:
     """torch.export drops nothing: a program without attentions must not compute them."""
