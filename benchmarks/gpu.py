@@ -391,6 +391,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
     args = parser.parse_args(argv)
     device, begun = torch.device(args.device), time.perf_counter()
+    if device.type == "cuda" and not (torch.cuda.is_available() or args.tiny):
+        print("no CUDA device: nothing is measured")  # as `make bench` runs it on each machine
+        return {}
     torch.manual_seed(0)
     clock = Clock(device, 2, 0.0) if args.tiny else Clock(device)
     record: dict[str, Any] = {"card": about(device), "versions": versions(), "machine": machine(), "results": {}}

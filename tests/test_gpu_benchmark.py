@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from tests.cuda_kernels import pretended
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(FOLDER))
     spec = importlib.util.spec_from_file_location("benchmark_of_gpus", FOLDER / "gpu.py")
@@ -57,3 +59,9 @@ def test_a_row_that_fails_is_told_on_a_device_that_is_not_there(gpu: ModuleType,
 def test_rows_that_are_not_reached_are_told(gpu: ModuleType, tmp_path: Path) -> None:
     record = gpu.main(["--tiny", "--device", "cpu", "--seconds", "-1", "--out", str(tmp_path / "gpu.json")])
     assert {found["error"] for found in record["results"].values()} == {"not reached in the time"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which would be measured")
+def test_without_a_gpu_nothing_is_written(gpu: ModuleType, tmp_path: Path) -> None:
+    assert gpu.main(["--out", str(tmp_path / "gpu.json")]) == {}
+    assert not (tmp_path / "gpu.json").exists()

@@ -70,8 +70,9 @@ class Flex(Backend):
         def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
             return computed(request, v, attention)
 
-        if not program.is_trusted(sizes):
-            if not trust.is_known(family, device) and not all_finite(request.problem.q, request.problem.k, v):
+        known = trust.is_known(family, device)
+        if not (known and program.is_trusted(sizes)):
+            if not known and not all_finite(request.problem.q, request.problem.k, v):
                 return None  # nothing can be compared: tiles sum these numbers
             if trust.fault_of(family, device, lambda: kinds.difference(run, request, v), request.plan) is not None:
                 return None
