@@ -79,11 +79,11 @@ def test_what_is_printed(said: Run, few: None) -> None:
 def test_wrong_kernels_and_errors_are_told(said: Run, few: None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     results = doctor_cases._results
 
-    def wrong(operation: str, given: Any, settings: Any, plan: attlas.Plan) -> Any:
+    def wrong(operation: str, given: Any, own: Any, plan: attlas.Plan) -> Any:
         if plan.backend == "sdpa" and operation == "gradients":
             raise ValueError("out of resource: shared memory\nand more")
         factor = 1.1 if plan.backend == "tiled" and operation == "output" else 1.0
-        return [t * factor for t in results(operation, given, settings, plan)]
+        return [t * factor for t in results(operation, given, own, plan)]
 
     def rows(q: Any, k: Any, v: Any) -> Iterator[Any]:
         yield [("SDPA", lambda: q @ k.mT, None, "output"), ("broken", lambda: q @ k, None, "output")]
@@ -125,7 +125,7 @@ def test_a_gpu_that_is_pretended(said: Run, monkeypatch: pytest.MonkeyPatch, fol
         assert not [place for _, place in device.mixed if not place.startswith("cli/")], device.report()
         assert kernels.taken
     assert "✗ triton: row statistics, bfloat16, d 64" in out
-    assert "✗ triton: row statistics, bfloat16, d 64: the entropy differs" in out
+    assert "✗ triton: row statistics, bfloat16, d 64: the entropy differs" in out.replace("\n ", "")
     assert re.search(r"^  A @ v +0$", out, flags=re.M), out
     assert "✗ top-8: RuntimeError: no" in out
     assert "bfloat16, causal" in out
@@ -182,3 +182,19 @@ def test_help_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
     assert "less than two minutes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_kernels_that_are_known_to_be_wrong_are_not_what_is_not_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Known:
+        computes = frozenset({"output"})
+
+        def unsupported(self, request: Any, operation: str) -> str:
+            return "they failed"
+
+    monkeypatch.setattr(doctor_cases, "backends_of", lambda name, device: (Known(),))
+    cpu, case = torch.device("cpu"), doctor_cases.CASES[0]
+    assert doctor_cases.compare("flex", case, cpu)["output"] == "not computed: they failed"
+    monkeypatch.setattr(trust, "faults", lambda name, device: {"a family": "they failed"})
+    found = doctor_cases.compare("flex", case, cpu)
+    assert found["output"] == found["gradients"] == "failed: they failed"
+    assert found["statistics"] == "not computed: it has no statistics"

@@ -100,6 +100,13 @@ def test_a_family_that_fails_is_used_no_more(name: str) -> None:
         ask(check, plan=Plan("reference")) and ask(check, ROWS._replace(backend="flex"), Plan("flex"))
     assert raised.value.found.startswith(f"flex ({ROWS.name}) failed on cuda:0: {said}")
     assert check.calls == 2
+    new_process()
+    assert trust.faults("triton", GPU) == {ROWS.name: found}  # of the file
+    ask(Check(), ROWS._replace(name="others"))
+    with pytest.warns(UserWarning, match="cells"):
+        trust.failed(ROWS._replace(name="cells", kept=False), GPU, ValueError("no"), Plan())
+    assert trust.faults("triton", GPU).keys() == {ROWS.name, "cells"}
+    assert trust.faults("triton", torch.device("cpu")) == {}
 
 
 def test_a_plan_that_names_them_raises_each_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+import warnings
 from argparse import Namespace
 from dataclasses import asdict
 from importlib import metadata
@@ -22,6 +23,13 @@ from attlas.engine.plan import BACKENDS
 from attlas.engine.work import instruction_sets, kernels
 
 _REACHED = "not reached in the time"
+_MARKS = {
+    cases.PASSED: ("✓", "green"),
+    "failed": ("✗", "red"),
+    "not computed": ("·", "dim"),
+    _REACHED: ("?", "yellow"),
+    "": ("–", "dim"),
+}
 _OPERATIONS = ("output", "gradients", "statistics")
 
 
@@ -38,11 +46,13 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     if not arguments.json:
         _say_versions(report, terminal)
     trust.forget(device)
-    report["backends"] = _compared(device, begun + 0.7 * arguments.seconds, terminal)
+    report["backends"] = _compared(device, begun + 0.6 * arguments.seconds, terminal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a family of kernels warns of is told below
+        report["waits"] = cases.waits(device)
+        report["times"] = _timed(arguments, device, begun + arguments.seconds, terminal)
     report["families"] = trust.results(device)
     report["cache"] = {"file": _file(), "trouble": trust.trouble()}
-    report["waits"] = cases.waits(device)
-    report["times"] = _timed(arguments, device, begun + arguments.seconds, terminal)
     report["seconds"] = round(time.perf_counter() - begun, 1)
     report["passed"] = not _failures(report)
     if arguments.json:
@@ -114,13 +124,13 @@ def _compared(device: torch.device, until: float, terminal: Terminal) -> dict[st
     """Compare each backend of a device with the definition, in all cases for which there is time."""
     names = [name for name in BACKENDS if name != "reference" and backends_of(name, device.type)]
     found: dict[str, dict[str, dict[str, str]]] = {name: {} for name in names}
-    with terminal.step("comparing kernels with the definition", len(cases.CASES) * len(names)) as tick:
-        for case in cases.CASES:
-            for name in names:
-                if name not in cases.COMPILED or case.compiles:
-                    late = time.perf_counter() > until
-                    found[name][case.name] = {"output": _REACHED} if late else cases.compare(name, case, device)
-                tick()
+    asked = [(name, case) for case in cases.CASES for name in names if case.compiles or name not in cases.COMPILED]
+    asked.sort(key=lambda pair: pair[0] in cases.COMPILED)  # what takes long comes last
+    with terminal.step("comparing kernels with the definition", len(asked)) as tick:
+        for name, case in asked:
+            late = time.perf_counter() > until
+            found[name][case.name] = {"output": _REACHED} if late else cases.compare(name, case, device)
+            tick()
     return found
 
 
@@ -149,16 +159,17 @@ def _timed(arguments: Namespace, device: torch.device, until: float, terminal: T
 
 def _failures(report: dict[str, Any]) -> list[str]:
     """Return in one line each what is wrong."""
-    told = [
-        f"{backend}, {case}, {operation}: {text.removeprefix('failed: ')}"
-        for backend, own in report["backends"].items()
-        for case, found in own.items()
-        for operation, text in found.items()
-        if text.startswith("failed")
-    ]
+    told: list[str] = []
+    for backend, own in report["backends"].items():
+        for case, found in own.items():
+            texts = {op: text.removeprefix("failed: ") for op, text in found.items() if text.startswith("failed")}
+            for text in dict.fromkeys(texts.values()):  # each once
+                which = " and ".join(operation for operation, other in texts.items() if other == text)
+                told.append(f"{backend}, {case}, {which}: {text}")
     seen = "\n".join(told)
-    for backend, own in report["families"].items():
-        told += [f"{backend}: {name}: {fault}" for name, fault in own.items() if fault is not None and name not in seen]
+    for backend, families in report["families"].items():
+        wrong = {name: fault for name, fault in families.items() if fault is not None and name not in seen}
+        told += [f"{backend}: {name}: {fault}" for name, fault in wrong.items()]
     told += [f"{row['name']}: {row['error']}" for row in report["times"]["rows"] if row["error"]]
     told += [f"{name}: {count}" for name, count in (report["waits"] or {}).items() if isinstance(count, str)]
     return told
@@ -197,7 +208,7 @@ def _say_backends(report: dict[str, Any], terminal: Terminal) -> None:
     for name in names:
         cells = [_cell(own.get(name), terminal) for own in backends.values()]
         terminal.say(f"  {name:{wide}}  {'  '.join(cells)}".rstrip())
-    terminal.prose("✓ right   ✗ wrong or an error   · not its work   ? no time left", "dim")
+    terminal.prose("✓ right   ✗ wrong or an error   · not its work   – not asked   ? no time left", "dim")
     if not report["families"]:
         return
     terminal.say()
@@ -212,10 +223,8 @@ def _cell(found: dict[str, str] | None, terminal: Terminal) -> str:
     """Return the marks of one backend in one case, nine characters wide."""
     marks = []
     for operation in _OPERATIONS:
-        text = (found or {}).get(operation, "not computed")
-        late = _REACHED in (found or {}).values()
-        mark, colour = ("?", "yellow") if late else ("✓", "green") if text == cases.PASSED else ("·", "dim")
-        mark, colour = ("✗", "red") if text.startswith("failed") else (mark, colour)
+        text = "" if found is None else _REACHED if _REACHED in found.values() else found[operation]
+        mark, colour = _MARKS[text.partition(":")[0]]
         marks.append(terminal.style(mark, colour))
     return "  ".join(marks) + "  "
 

@@ -366,5 +366,5 @@ def _doctor(command: argparse.ArgumentParser) -> None:
     option("--tokens", **_NUMBER, help="queries and keys of the table of times (default: 2048; on a GPU 8192)")
     option("--heads", **_NUMBER, help="its heads (default: 4; on a GPU 16)")
     option("--size", type=int, metavar="D", help="its size of each head (default: 64; on a GPU 128)")
-    option("--seconds", type=float, default=90.0, metavar="S", help="time for all of it (default: 90)")
+    option("--seconds", type=float, default=100.0, metavar="S", help="time for all of it (default: 100)")
     option("--json", **_FLAG, help="print all of it as JSON")

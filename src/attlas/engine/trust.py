@@ -112,6 +112,16 @@ def known_fault(family: Family, device: torch.device) -> str | None:
     return None if fault is None else _sentence(family, device, fault)
 
 
+def faults(backend: str, device: torch.device) -> dict[str, str]:
+    """Return the families of a backend that are not used on a device, as far as that is known, and why."""
+    place, setting = _place(device), setting_of(device)
+    known = {} if setting is None else dict(_remembered().get(setting, {}).get(backend, {}))
+    known |= {
+        family.name: fault for (where, family), fault in _results.items() if (where, family[0]) == (place, backend)
+    }
+    return {name: _sentence(Family(backend, name), device, fault) for name, fault in known.items() if fault is not None}
+
+
 def is_known(family: Family, device: torch.device) -> bool:
     """Return whether a family has been compared, here or in another process with the same device and versions."""
     return _recall(family, device)[0]
