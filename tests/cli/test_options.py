@@ -12,7 +12,7 @@ from attlas.cli import head_statistics, options
 from attlas.estimators.sums import task
 from attlas.recording.atlas.entry import statistic_names
 
-COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress"]
+COMMANDS = ["demo", "record", "view", "stats", "picture", "report", "scaling", "regress", "doctor"]
 
 
 PROGRAM = """
@@ -38,7 +38,7 @@ def test_help_and_version_load_neither_torch_nor_numpy() -> None:
     (_, version), (_, whole), *each = told
     assert version.startswith("attlas ")
     assert whole.startswith("usage: attlas")
-    assert len(whole.splitlines()) <= 23  # one line for each command
+    assert len(whole.splitlines()) <= 24  # one line for each command
     for name, (_, text) in zip(COMMANDS, each, strict=True):
         assert f"  {name} " in whole
         assert name in ("demo", "scaling") or f"  attlas {name} " in text.partition("examples:")[2]

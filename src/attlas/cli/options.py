@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         (_scaling, "show why the dot product is divided by sqrt(d)"),
         (_regress, "predict a column of a table by kernel regression"),
         (_bench, "measure this machine, beside SDPA and FlexAttention"),
+        (_doctor, "say which kernels are right and fast on this machine"),
     ):
         name = add_options.__name__.removeprefix("_")
         description, _, examples = (inspect.getdoc(add_options) or "").partition("Examples\n--------\n")
@@ -347,3 +348,23 @@ def _bench(command: argparse.ArgumentParser) -> None:
     option("--dtype", default=DTYPES[0], choices=DTYPES, metavar="NAME", help=dtypes)
     option("--seconds", type=float, default=40.0, metavar="S", help="time for the three tables (default: 40)")
     option("--again", **_FLAG, help="measure the limits of the processor again")
+
+
+def _doctor(command: argparse.ArgumentParser) -> None:
+    """Say what is installed, which kernels give the right numbers here, how often the host waits, and the times.
+
+    Each backend of the device is compared with the definition in float64 on small problems. What was remembered of the
+    kernels of a GPU in the user's cache folder is forgotten first, and written anew. Takes less than two minutes.
+
+    Examples
+    --------
+    attlas doctor
+    attlas doctor --device cpu --json > doctor.json
+    """
+    option = command.add_argument
+    option("--device", metavar="NAME", help="as cpu, cuda or cuda:1 (default: the GPU if there is one)")
+    option("--tokens", **_NUMBER, help="queries and keys of the table of times (default: 2048; on a GPU 8192)")
+    option("--heads", **_NUMBER, help="its heads (default: 4; on a GPU 16)")
+    option("--size", type=int, metavar="D", help="its size of each head (default: 64; on a GPU 128)")
+    option("--seconds", type=float, default=100.0, metavar="S", help="time for all of it (default: 100)")
+    option("--json", **_FLAG, help="print all of it as JSON")

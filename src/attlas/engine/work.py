@@ -104,6 +104,11 @@ def kernels() -> str:
     return library.current().instruction_set
 
 
+def instruction_sets() -> tuple[tuple[str, ...], str | None]:
+    """Return the instruction sets that the compiled kernels can use here, and why they cannot be used, if so."""
+    return library.runnable(), library.current().why_not
+
+
 def _pairs(problem: Problem) -> int:
     """Return how many pairs may attend; where the mask does not say, those of the tiles that it does not forbid."""
     batch, heads, m, n = problem.shape

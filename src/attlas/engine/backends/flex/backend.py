@@ -7,7 +7,6 @@ kernels do it: they may reach a row of the same block whose mask hides them.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -17,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 import attlas.engine.backends.flex.programs as kinds
+from attlas.engine import trust
 from attlas.engine.backend import Backend, Request
-from attlas.engine.backends.flex.blocks import block_mask_of
+from attlas.engine.backends.flex.blocks import BLOCK, block_mask_of
 from attlas.engine.backends.flex.graph import recorded
 from attlas.engine.backends.flex.places import Kind, Untranslatable
 from attlas.engine.backends.flex.scores import Values, values_of
 from attlas.engine.costs import Operation
 from attlas.engine.held import parts_and_tensors
 from attlas.engine.problem import Problem, match_heads
-from attlas.errors import BackendError
 from attlas.foundation.checks import all_finite
 from attlas.masks.documents import Documents
 
@@ -57,37 +56,33 @@ class Flex(Backend):
             translated = _translated(request)
         except Untranslatable as reason:
             return str(reason)
-        known = kinds.programs.get(_kind(request, translated))
-        return None if known is None or known.fault is None else known.fault
+        families = kinds.families_of(_kind(request, translated), _has_whole_blocks(problem))
+        faults = (trust.known_fault(family, request.device) for family in families)
+        return next((fault for fault in faults if fault is not None), None)
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        program = kinds.program_of(_kind(request, _translated(request), v))
-        if program.fault is not None:
-            _check_plan(request, program.fault)
-            return None
-
+        kind, device = _kind(request, _translated(request), v), request.device
+        program = kinds.program_of(kind)
         sizes = (*request.problem.shape, v.shape[1])
         attention = program.attention_for(sizes)
+        family = kinds.families_of(kind, _has_whole_blocks(request.problem))[program.sizes[:1] not in ([], [sizes])]
 
         def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
             return computed(request, v, attention)
 
-        fault = None
+        known = trust.is_known(family, device)
+        if not (known and program.is_trusted(sizes)):
+            if not known and not all_finite(request.problem.q, request.problem.k, v):
+                return None  # nothing can be compared: tiles sum these numbers
+            if trust.fault_of(family, device, lambda: kinds.difference(run, request, v), request.plan) is not None:
+                return None
+            program.sizes.append(sizes)
         try:
-            if not program.is_trusted(sizes):
-                if not all_finite(request.problem.q, request.problem.k, v):
-                    return None  # nothing can be compared: tiles sum these numbers
-                fault = kinds.difference(run, request, v)
-                program.sizes.append(sizes)
-            if fault is None:
-                graph = torch.is_grad_enabled() and (v.requires_grad or request.problem.requires_grad)
-                return recorded(request, v, run) if graph else run(request, v)
+            graph = torch.is_grad_enabled() and (v.requires_grad or request.problem.requires_grad)
+            return recorded(request, v, run) if graph else run(request, v)
         except Exception as error:  # noqa: BLE001 - whatever torch's compiler raises, tiles compute the product
-            fault = f"torch raised {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        program.fault = f"FlexAttention, compiled by torch, failed on {request.device}: {fault}"
-        _check_plan(request, program.fault)
-        warnings.warn(_report(request, program.fault), stacklevel=2)
-        return None
+            trust.failed(family, device, error, request.plan)
+            return None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return None  # `recorded` has failed, or found numbers that it leaves to tiles
@@ -158,6 +153,11 @@ def _kind(request: Request, translated: tuple[Values, Kind], v: Tensor | None = 
     return problem.device, mask, values.kind, sizes, of_values, problem.group, few, problem.sink is not None
 
 
+def _has_whole_blocks(problem: Problem) -> bool:
+    """Return whether no block of the matrix is cut off at its end."""
+    return not any(size % BLOCK for size in problem.shape[2:])
+
+
 def _reads_elsewhere(problem: Problem) -> str | None:
     """Return why functions of the user cannot be compiled; None where they can."""
     if problem.detached and problem.runs_own_code and any(t.requires_grad for t in problem.score_tensors):
@@ -173,27 +173,9 @@ def _reads_elsewhere(problem: Problem) -> str | None:
     return None
 
 
-def _check_plan(request: Request, fault: str) -> None:
-    """Raise a BackendError where the plan asks for this backend, which fails."""
-    if request.plan.backend == Flex.name:
-        rule, fix = "the plan asks for a backend that fails here.", "leave the plan out, or Plan(backend='tiled')."
-        raise BackendError(rule, fault, fix, arguments={"plan": repr(request.plan)}, where="A @ v")
-
-
 def _padded(t: Tensor) -> Tensor:
     """Return vectors filled up with zeros to a size that the kernel takes."""
     size = t.shape[-1]
     width = max(-(-size // _ALIGNED) * _ALIGNED, _LEAST)
     t = t if width == size else functional.pad(t, (0, width - size))
     return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def _report(request: Request, fault: str) -> str:
-    """Return the warning for a program that is not used."""
-    problem = request.problem
-    mask = "none" if problem.mask is None else problem.mask.name()
-    return (
-        f"{fault}. attlas computes this kind of product in tiles instead: its results are right, and slower. Please "
-        f"open an issue of attlas with this text and the output of `python -m torch.utils.collect_env` (torch "
-        f"{torch.__version__}, score {type(problem.score).__name__}, mask {mask})."
-    )

@@ -1,21 +1,23 @@
 """FlexAttention, compiled once for each kind of mask and score, and trusted once its first results were compared.
 
 Of the first matrix of a kind, and of the first one of another size, some rows are computed by their definition as well,
-and so are their gradients where there are some. A program that differs, or that the compiler cannot make, is not used
-again in this process.
+and so are their gradients where there are some: see `attlas.engine.trust`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attlas.engine import trust
 from attlas.engine.backend import Request
 from attlas.engine.backends.flex.places import Kind
 from attlas.engine.problem import spread_heads, tree_flatten, tree_map
@@ -23,9 +25,6 @@ from attlas.foundation.trees import rebuilt
 
 _CELLS = 1 << 22  # cells of a comparison
 _ROWS = 64  # most rows of one
-#: How far a result may be from the definition, as a part of the largest number of it; gradients four times as far.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, torch.float64: 1e-6}
-
 #: Computes output and log-sum-exp of tokens, values, a score_mod, a BlockMask, a scale, and whether heads share keys.
 Attention = Callable[[Tensor, Tensor, Tensor, Any, Any, float, bool], tuple[Tensor, Tensor]]
 
@@ -38,15 +37,12 @@ class Program:
 
     Attributes
     ----------
-    fault : str or None
-        Why it is not used.
     sizes : list
         Sizes of the matrices that were compared: the first one, for which it is compiled, and the first other one, with
         which it is compiled for all other sizes.
     """
 
     def __init__(self, number: int) -> None:
-        self.fault: str | None = None
         self.sizes: list[tuple[int, ...]] = []
         self._first = compiled(2 * number, None)
         self._others = compiled(2 * number + 1, True)
@@ -69,6 +65,44 @@ def program_of(kind: Kind) -> Program:
     if kind not in programs:
         programs[kind] = Program(len(programs))
     return programs[kind]
+
+
+@cache
+def families_of(kind: Kind, whole_blocks: bool) -> tuple[trust.Family, trust.Family]:
+    """Return the families of a kind: its program for matrices of one size, and that for all sizes.
+
+    Programs for one size are the same for all sizes that have whole blocks, and for all others.
+    """
+    text: list[str] = []
+    leaves: list[object] = [kind]
+    kept = True
+    for part in leaves:  # the list grows meanwhile
+        if isinstance(part, tuple):
+            text.append(f"({len(part)}")
+            leaves += part
+        elif isinstance(part, torch.device):
+            text.append(part.type)
+        else:
+            text.append(repr(part))
+            kept = kept and isinstance(part, str | int | float | torch.dtype | None)  # else code of the user
+    number = hashlib.sha256(" ".join(text).encode()).hexdigest()[:8]
+    sizes = "a size of whole blocks" if whole_blocks else "a size with parts of blocks", "all sizes"
+    first, others = (trust.Family("flex", f"{_words(kind)}, {size}, {number}", kept) for size in sizes)
+    return first, others
+
+
+def _words(kind: Kind) -> str:
+    """Return what a kind is, in words for people."""
+    dtype, d, graph = (kind[3][part] for part in (0, 2, 3))  # type: ignore[index]
+    words = [f"mask: {_strings(kind[1]) or 'none'}", f"score: {_strings(kind[2]) or 'a dot product'}"]
+    return ", ".join([*words, str(dtype).removeprefix("torch."), f"d {d}", *["gradients"] * bool(graph)])
+
+
+def _strings(part: object) -> str:
+    """Return the words in a kind, but for that which a tensor has."""
+    if isinstance(part, tuple):
+        return " ".join(filter(None, map(_strings, part)))
+    return part if isinstance(part, str) and part != "table" else ""
 
 
 def compiled(number: int, dynamic: bool | None) -> Attention:
@@ -112,7 +146,7 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
     request = replace(request, tokens=rebuilt(request.tokens, list(flat)))
     again = [replace(request) for _ in _bands(request.problem.shape)]  # each has a graph of its own
     leaves = [t for t in (*flat, v, *(request.parameters() if graph else ())) if t.requires_grad]
-    tolerance = _TOLERANCE[torch.promote_types(request.problem.q.dtype, v.dtype)]
+    tolerance = trust.TOLERANCE[torch.promote_types(request.problem.q.dtype, v.dtype)]
     out, lse = run(request, v)
     for rows, other in zip(_bands(request.problem.shape), again, strict=True):
         wanted, wanted_lse = defined(request, v, rows)
@@ -126,9 +160,9 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
             ]
             pairs += _paired(leaves, *both)
         for name, found, true in pairs:
-            error = _error(found.detach(), true.detach())
-            if not error <= tolerance * (4 if name == "a gradient" else 1):
-                return f"{name} differs from the definition by {error:.1g} of its largest number"
+            fault = trust.difference(name, found, true, tolerance * (4 if name == "a gradient" else 1))
+            if fault is not None:
+                return fault
     return None
 
 
@@ -145,17 +179,6 @@ def _bands(shape: tuple[int, int, int, int]) -> list[range]:
     batch, heads, m, n = shape
     count = max(min(_CELLS // (batch * heads * n), _ROWS, m), 1)
     return [range(start, start + count) for start in sorted({(m - count) // 2, m - count})]
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference, as a part of the largest finite number; infinity where special numbers differ."""
-    found, wanted = found.double(), wanted.double()
-    finite = wanted.isfinite()
-    special = finite | (found == wanted)
-    gap = torch.where(finite, (found - wanted).abs(), 0.0).amax()
-    largest = torch.where(finite, wanted.abs(), 0.0).amax()
-    error = gap / largest.clamp(min=1e-30)
-    return float(torch.where(special.all(), torch.where(gap == 0, 0.0, error), math.inf))
 
 
 def defined(request: Request, v: Tensor, rows: range) -> tuple[Tensor, Tensor]:
