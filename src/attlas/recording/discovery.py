@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType
+from types import CodeType, ModuleType
 
 from torch import nn
 
@@ -83,6 +83,11 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
+def _calls(kind: type[nn.Module], owner: ModuleType | type, name: str) -> bool:
+    """Return whether a class of modules calls a function of a file by its name, or has the method of a class."""
+    return issubclass(kind, owner) if isinstance(owner, type) else mentions(kind, name)
+
+
 class ModelAttentions:
     """The attentions of a model, in the order of the model.
 
@@ -94,6 +99,8 @@ class ModelAttentions:
         Whether calls of torch's own function count.
     linear : bool, default False
         Whether layers of linear attention count.
+    channels : bool, default False
+        Whether those with one matrix for each channel count, too.
 
     Attributes
     ----------
@@ -101,24 +108,26 @@ class ModelAttentions:
         The attentions by the paths of their modules.
     counts : dict of str to int
         Number of layers of each kind, those without attention included; 0 where the model has no such attention.
-    linear_functions : list of (module, str)
+    linear_functions : dict
         The functions that the model's layers of linear attention call, by the files that have them.
+    of_channels : dict
+        Those of layers with one matrix for each channel, whether they count or not.
     has_softmax : bool
         Whether the code of a module is that of an attention with keys, and not of linear attention alone.
     """
 
-    def __init__(self, model: nn.Module, *, patched: bool, linear: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, patched: bool, linear: bool = False, channels: bool = False) -> None:
         self._modules = list(model.named_modules())
         self._class_names = {path: type(module).__name__ for path, module in self._modules}
         self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         one_each = {type(module): module for _, module in self._modules}
-        self._linear = set()
-        self.linear_functions = linear_functions(self._modules) if linear else []
-        if self.linear_functions:
-            names = [name for _, name in self.linear_functions]
-            self._linear = {kind for kind in one_each if any(mentions(kind, name) for name in names)}
+        self.linear_functions = linear_functions(self._modules, channels=False) if linear else {}
+        self.of_channels = linear_functions(self._modules, channels=True)
+        self.linear_functions |= self.of_channels if channels else {}
+        places = list(self.linear_functions)
+        self._linear = {kind for kind in one_each if any(_calls(kind, *place) for place in places)}
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
