@@ -88,6 +88,43 @@ def test_a_generation_is_one_matrix(kind: str) -> None:
     assert atlas.ids.shape == (len(ids), length)
 
 
+@pytest.mark.parametrize(
+    ("kind", "softmax", "linear"), [("falcon_h1", [0, 1], [0, 1]), ("zamba2", [1, 3], [0, 1, 2, 3])]
+)
+def test_two_mixers_of_a_layer_have_its_number(
+    kind: str, softmax: list[int], linear: list[int], tmp_path: Path
+) -> None:
+    model, ids = tiny(kind), tokens()
+    with attlas.record(model, statistics=[stats.ColumnMass()], tokens=list("abcdefghijklmnopqrstu")) as atlas:
+        model(input_ids=ids, use_cache=False)
+        model(input_ids=ids[:, :9], use_cache=False)
+        model(input_ids=ids, use_cache=False)
+    assert atlas.kinds == ("self", "linear")
+    assert (atlas.layers(), atlas.layers("linear"), atlas.missing_layers()) == (softmax, linear, [])
+    assert atlas[1].weights.softmax is not None
+    assert atlas["linear.1"].weights.softmax is None
+    assert [entry.call for entry in atlas.entries if entry.path == "linear.1"] == [0, 1, 2]
+    first, last = atlas.entry(("linear.1", 0)), atlas.entry("linear.1")
+    assert not atlas.has_text(first)
+    assert atlas.texts_of(last)[0] == atlas.texts_of(last)[1] == [list("abcdefghijklmnopqrstu")]
+    names = {(row["kind"], row["layer"]) for row in atlas.table()}
+    assert names == {("self", n) for n in softmax} | {("linear", n) for n in linear}
+    with pytest.raises(ShapeError, match="each layer must have one mixer"):
+        heads.rollout(atlas)
+    torch.testing.assert_close(heads.rollout(atlas, missing="identity"), heads.rollout([atlas[n] for n in softmax]))
+    atlas.save(tmp_path / "run.atlas")
+    assert attlas.load(tmp_path / "run.atlas").layers("linear") == linear
+    with attlas.record(model, layers=["linear.1"]) as one, torch.no_grad():
+        model(input_ids=ids)
+    assert [entry.path for entry in one.entries] == ["linear.1"]
+    with attlas.record(model, linear=False) as alone, torch.no_grad():  # the other mixer is named, and not forgotten
+        model(input_ids=ids)
+    assert alone.layers() == softmax
+    assert any(line.startswith("linear layer") for line in alone.unrecorded)
+    with pytest.raises(ShapeError, match=r"each layer must have one mixer|every layer of the model must be there"):
+        heads.rollout(alone)
+
+
 def test_channels_are_chosen(tmp_path: Path) -> None:
     model, ids = tiny("zamba"), tokens()
     with attlas.record(model, values=True, channels=slice(None)) as whole, torch.no_grad():
@@ -101,10 +138,10 @@ def test_channels_are_chosen(tmp_path: Path) -> None:
         torch.testing.assert_close(entry.need_matrix().to_dense(), other.need_matrix().to_dense()[:, [3, 40]])
         torch.testing.assert_close(pooled(entry), pooled(other)[:, [3, 40]])
     atlas.collect(stats.ColumnMass())
-    assert [row["head"] for row in atlas.table() if row["layer"] == 0] == [3, 40]
+    assert [row["head"] for row in atlas.table() if row["name"] == entries[0].name] == [3, 40]
     atlas.save(tmp_path / "run.atlas")
     again = attlas.load(tmp_path / "run.atlas")
-    torch.testing.assert_close(again[0].to_dense(), atlas[0].to_dense(), rtol=0, atol=0)
+    torch.testing.assert_close(again["linear.0"].to_dense(), atlas["linear.0"].to_dense(), rtol=0, atol=0)
     with attlas.record(model) as without, torch.no_grad():  # none, by default
         model(input_ids=ids)
     assert not any(entry.is_linear for entry in without.entries)

@@ -90,6 +90,11 @@ class LinearRecorder:
             self._sequences[key] = sequence
         return sequence, call, sequence.length
 
+    def number_of(self, path: str, occurrence: int) -> int:
+        """Return how many texts a layer has read before the last one."""
+        sequence = self._sequences.get((path, occurrence, 0))
+        return 0 if sequence is None else sequence.number
+
     def _channels_of(self, site: AttentionSite, call: LinearCall, number: int) -> list[int] | None:
         """Return the chosen channels that a call computes; None where it has heads."""
         if call.channels is None:

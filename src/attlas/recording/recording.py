@@ -160,6 +160,9 @@ def record(
     Batches with padding: the 2-D ``attention_mask`` of each call (``decoder_attention_mask`` for a decoder) says
     which queries are tokens, `Entry.query_mask`; means and scores leave the others out.
 
+    Where layers have a softmax and a linear attention side by side (Falcon-H1, Zamba2), both have the number of their
+    layer, and all linear ones of the model are of the kind "linear": ``atlas[3]`` and ``atlas["linear.3"]``.
+
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
     An ``nn.MultiheadAttention`` that is asked for its weights is recorded without `patch_sdpa`: its queries and keys
@@ -354,7 +357,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if self._linear.without_past:
             recorded = {entry.name for entry in self.atlas.entries}
             missed += [(path, self._model.get_submodule(path)) for path in sorted(self._linear.without_past - recorded)]
-        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, missed)}
+        unrecorded = self._attentions.not_recorded(empty, missed)
+        if beside := self._attentions.beside_attention():
+            unrecorded["linear"] = unrecorded.get("linear", {}) | beside
+        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: unrecorded}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
 
@@ -429,6 +435,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for (path, occurrence), site in self._visits.items():
             if site.kind != unrelated_kind and (path, occurrence) in self._sequences.last:
                 self._first_calls[path] = self._sequences.last[path, occurrence].number
+            elif name == "self" and (number := self._linear.number_of(path, occurrence)):
+                self._first_calls[path] = number
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -482,7 +490,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._first_of_state = first
         if not self._attentions.has_softmax:  # else its keys tell how the text goes on
             self._texts["self"].read_state(batch, first, continues=first > 0)
-        given = self._padding_masks.get(site.kind)
+        given = self._padding_masks.get("self" if site.kind == "linear" else site.kind)
         mask = None if given is None else given[:, first : first + n]
         fits = mask is not None and mask.shape == (batch, n)
         sequence.add(call, mask.bool() if mask is not None and fits else None)

@@ -67,7 +67,8 @@ class Atlas:
 
     Notes
     -----
-    Main kind, which a plain number means: ``"self"`` where there is one, else ``"encoder"``, else ``"cross"``.
+    Main kind, which a plain number means: ``"self"`` where there is one, else ``"encoder"``, else ``"cross"``. Of
+    layers with two mixers, ``atlas["linear.3"]`` is the linear one, beside the softmax ``atlas[3]``.
     A negative number counts from the last recorded layer of the main kind.
 
     Examples
@@ -390,7 +391,8 @@ class Atlas:
         (True, False)
         """
         main = self._main()
-        return (entry.kind == main or (entry.kind, main) == ("cross", "self")) and self._is_of_last_text(entry)
+        beside = main == "self" and entry.kind in ("cross", "linear")
+        return (entry.kind == main or beside) and self._is_of_last_text(entry)
 
     def texts_of(self, entry: Entry) -> tuple[list[list[str]] | None, list[list[str]] | None]:
         """Return the texts of the queries and of the keys of an entry, each with a list for every sequence.
@@ -414,7 +416,7 @@ class Atlas:
         ([['ja']], [['yes', '.']])
         """
         known = self.texts if self.has_text(entry) else None
-        if entry.kind == "self" or entry.kind == self._main() != "cross":
+        if entry.kind in ("self", "linear") or entry.kind == self._main() != "cross":
             return known, known
         encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
         batch, _, _, n = entry.shape

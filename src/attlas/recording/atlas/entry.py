@@ -18,7 +18,7 @@ from attlas.matrix.sweep import each_once
 from attlas.matrix.value_weighted import value_weighted
 from attlas.stats import Statistic
 
-KINDS = ("self", "encoder", "cross")
+KINDS = ("self", "encoder", "cross", "linear")
 VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
 
 
@@ -32,9 +32,10 @@ class Entry:
         Path of the attention module in ``model.named_modules()``.
     layer : int
         Number among the model's attentions of this kind, in the order of the model.
-    kind : {"self", "encoder", "cross"}
+    kind : {"self", "encoder", "cross", "linear"}
         Self-attention of a decoder (or of a model that has no other), self-attention of an encoder that
-        feeds a decoder, or cross-attention.
+        feeds a decoder, or cross-attention. In a model with layers that have two mixers side by side, a softmax and a
+        linear attention (Falcon-H1, Zamba2), the linear ones are of a kind of their own.
     call : int
         Which pass of the module, 0 for the first. The steps of one generation are one pass.
     heads : tuple of int
