@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -92,8 +94,11 @@ def tiny(kind: str, layers: int | None = None) -> nn.Module:
 
 
 @contextmanager
-def outputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what the layers compute before their norm and gate, shape (batch, heads or channels, tokens, size)."""
+def outputs(model: nn.Module, exact: list[Tensor] | None = None) -> Iterator[list[Tensor]]:
+    """Collect what the layers compute before their norm and gate, shape (batch, heads or channels, tokens, size).
+
+    In `exact` the same functions are computed in float64, where a list is given.
+    """
     found: list[Tensor] = []
     file = importlib.import_module(type(model).__module__)
 
@@ -109,6 +114,10 @@ def outputs(model: nn.Module) -> Iterator[list[Tensor]]:
                 own = original(*args, **kwargs | {"z": None} | ({"state": before} if "state" in kwargs else {}))
             own = own[0] if isinstance(own, tuple) else own
             found.append(_axes(original.__name__, own).detach().clone())
+            if exact is not None:
+                given = [_double(t) for t in args]
+                own = in_double(file, original)(*given, **{n: _double(t) for n, t in kwargs.items() if n != "z"})
+                exact.append(_axes(original.__name__, own[0] if isinstance(own, tuple) else own).detach())
             return result
 
         return run
@@ -127,6 +136,19 @@ def outputs(model: nn.Module) -> Iterator[list[Tensor]]:
                 )
                 stack.callback(hook.remove)
         yield found
+
+
+def _double(t: Any) -> Any:
+    return t.double() if isinstance(t, Tensor) and t.is_floating_point() else t
+
+
+def in_double(file: ModuleType, function: Any) -> Any:
+    """Return a function of transformers whose casts to float32 are casts to float64."""
+    text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    text = text[text.index("def ") :].replace("torch.float32", "torch.float64").replace(".float()", ".double()")
+    scope = dict(vars(file))
+    exec(text, scope)  # its own source
+    return scope[function.__name__]
 
 
 def _axes(name: str, out: Tensor) -> Tensor:

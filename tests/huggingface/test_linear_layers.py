@@ -112,6 +112,10 @@ def test_two_mixers_of_a_layer_have_its_number(
     with pytest.raises(ShapeError, match="each layer must have one mixer"):
         heads.rollout(atlas)
     torch.testing.assert_close(heads.rollout(atlas, missing="identity"), heads.rollout([atlas[n] for n in softmax]))
+    both = atlas.mean([1, "linear.1"], over_heads=True)
+    dense = sum(atlas[key].to_dense().mean(1, keepdim=True) for key in (1, "linear.1")) / 2
+    torch.testing.assert_close(both.to_dense(), dense, rtol=1e-5, atol=1e-6)
+    assert heads.rollout([both, both]).shape == (2, 1, TOKENS)
     atlas.save(tmp_path / "run.atlas")
     assert attlas.load(tmp_path / "run.atlas").layers("linear") == linear
     with attlas.record(model, layers=["linear.1"]) as one, torch.no_grad():
@@ -199,6 +203,25 @@ def test_layers_have_the_numbers_of_the_model_and_work_together(tmp_path: Path) 
     alone = attlas.Atlas(linear_entries(atlas))
     with pytest.raises(DtypeError, match="the viewer shows weights that are not negative"):
         alone.export(tmp_path / "page.html")
+
+
+def test_the_mean_of_layers_is_lazy() -> None:
+    model, ids = tiny("qwen3_next"), tokens()
+    with attlas.record(model) as atlas, torch.no_grad():
+        model(input_ids=ids)
+    mean = atlas.mean()
+    dense = torch.stack([atlas[layer].to_dense() for layer in range(4)]).mean(0)
+    torch.testing.assert_close(mean.to_dense(), dense)
+    torch.testing.assert_close(mean @ torch.ones(TOKENS, 1), dense.sum(-1, keepdim=True))
+    some = atlas.mean([0, "model.layers.3.self_attn"])
+    torch.testing.assert_close(some.sum(-2), (atlas[0].sum(-2) + atlas[3].sum(-2)) / 2)
+    with pytest.raises(ShapeError, match="there must be a layer"):
+        atlas.mean([])
+    with attlas.record(model, heads={0: [1], 1: [0, 1]}) as other, torch.no_grad():
+        model(input_ids=ids)
+    with pytest.raises(ShapeError, match="must have one shape"):
+        other.mean()
+    assert other.mean(over_heads=True).shape == (2, 1, TOKENS, TOKENS)
 
 
 def test_chosen_layers_heads_and_queries() -> None:

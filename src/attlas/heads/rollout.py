@@ -282,7 +282,9 @@ def _check_mixers(atlas: Atlas) -> None:
     if both:
         rule = "each layer must have one mixer: how much of each of two reaches the residual is not recorded."
         found = f"a softmax and a linear attention in {'layer' if len(both) == 1 else 'layers'} {ranges(both)}"
-        fix = 'missing="identity" goes through the softmax alone; or rollout([...]) of one matrix for each layer.'
+        fix = (
+            'rollout([atlas.mean([3, "linear.3"], over_heads=True), ...]), or missing="identity" for the softmax alone.'
+        )
         raise ShapeError(rule, found, fix)
 
 
