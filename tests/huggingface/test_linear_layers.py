@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tests.linear_models import CHANNELS, of_layers, outputs, tiny
-from torch import Tensor
+from torch import Tensor, nn
 
 import attlas
 from attlas import heads, stats
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError
+from attlas.interventions import Ablate, DetachWeights, ScaleLogits, Suppress, Temperature
 from attlas.recording.atlas import Entry
+from attlas.recording.linear_calls import OF_HEADS
 
 pytest.importorskip("transformers")
 
@@ -257,6 +261,82 @@ def test_a_state_of_tokens_that_were_not_recorded_is_said() -> None:
             model(input_ids=ids[:, :1], past_key_values=past, use_cache=True)
     assert atlas.layers() == [3]  # rows of the others would lack what the state holds
     assert any("Qwen3NextGatedDeltaNet" in line for line in atlas.unrecorded)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h", "falcon_h1", "minimax"])
+def test_heads_of_linear_layers_are_ablated(kind: str) -> None:
+    model, ids = tiny(kind), tokens()
+    key = "linear.0" if kind == "falcon_h1" else 0
+    with outputs(model) as own, attlas.intervene(model, []), torch.no_grad():
+        plain = model(ids, use_cache=False).logits
+    with attlas.intervene(model, [Ablate(layers=[key], heads=[1], value=0.5)]), torch.no_grad():
+        with attlas.record(model, values=True) as atlas:
+            changed = model(ids, use_cache=False).logits
+        steps = model.generate(ids, max_new_tokens=3, do_sample=False)
+    # The weights are those of the layer as it is; the same change by the output of the first layer itself.
+    torch.testing.assert_close(pooled(atlas.entry(key)), own[0], rtol=1e-4, atol=1e-5)
+    replaced = own[0].clone()
+    replaced[:, 1] = 0.5
+    with first_output(model, replaced), attlas.intervene(model, []), torch.no_grad():
+        torch.testing.assert_close(changed, model(ids, use_cache=False).logits)
+    assert not torch.allclose(changed, plain)
+    # A cache goes on as the whole text does.
+    with attlas.intervene(model, [Ablate(layers=[key], heads=[1], value=0.5)]), torch.no_grad():
+        whole = model(steps[:, :-1], use_cache=False).logits[:, TOKENS - 1 :]
+    assert torch.equal(whole.argmax(-1), steps[:, TOKENS:])
+    with attlas.intervene(model, [Ablate(layers=[key], heads=[1], queries=slice(4, 6))]), torch.no_grad():
+        some = model(ids, use_cache=False).logits
+    torch.testing.assert_close(some[:, :4], plain[:, :4])
+    assert not torch.allclose(some[:, 4:], plain[:, 4:])
+
+
+@contextmanager
+def first_output(model: nn.Module, wanted: Tensor) -> Iterator[None]:
+    """Put an output in the place of what the heads of the first linear layer compute, shape (batch, heads, n, e)."""
+    own = wanted.transpose(1, 2)
+    if type(model).__name__.startswith("MiniMax"):
+        norm = model.get_submodule("model.layers.0.self_attn.norm")
+        hook = norm.register_forward_pre_hook(lambda _, args: (own.flatten(2),))
+        yield
+        hook.remove()
+        return
+    file, calls = importlib.import_module(type(model).__module__), []
+    name = next(n for n in OF_HEADS if hasattr(file, n))
+    original = getattr(file, name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        calls.append(result)
+        if len(calls) > 1:
+            return result
+        return (own, *result[1:]) if isinstance(result, tuple) else own
+
+    with mock.patch.object(file, name, run):
+        yield
+
+
+def test_what_cannot_be_changed_in_a_linear_layer_is_refused() -> None:
+    model, ids = tiny("qwen3_next"), tokens()
+    others = [Suppress(keys=0), ScaleLogits(2.0, keys=0), Temperature(2.0), DetachWeights()]
+    for item in (*others, Suppress(layers=[0], keys=0)):
+        with pytest.raises(RecordingError, match="Ablate alone changes it"):  # noqa: SIM117
+            with attlas.intervene(model, item), torch.no_grad():
+                model(ids)
+    with attlas.intervene(model, Suppress(layers=[3], keys=0)), attlas.record(model) as atlas, torch.no_grad():
+        model(ids)
+    assert float(atlas[3][:, :, 1:, 0].abs().max()) == 0.0
+    with torch.no_grad(), pytest.raises(RecordingError, match="from the first token on"):  # noqa: SIM117
+        with attlas.intervene(model, Ablate(layers=[0], queries=2)):
+            model.generate(ids, max_new_tokens=3, do_sample=False)
+    with pytest.raises(OutOfRangeError, match="each head"), attlas.intervene(model, Ablate(heads={0: [4]})):
+        model(ids)
+    loss = []
+    for chosen in ([Ablate(heads={0: [1]})], []):
+        model.zero_grad()
+        with attlas.intervene(model, chosen):
+            model(ids, use_cache=False).logits.square().mean().backward()
+        loss.append(model.get_submodule("model.layers.0.linear_attn.in_proj_ba").weight.grad.clone())
+    assert not torch.allclose(loss[0], loss[1])
 
 
 def test_two_texts_are_two_calls_and_everything_is_put_back() -> None:

@@ -183,6 +183,11 @@ class ModelAttentions:
         )
         return bool(own & other)
 
+    def softmax_layers(self, kind: str) -> list[int]:
+        """Return the layers of a kind whose attention is no linear one; those of the main kind for "linear"."""
+        kind = "self" if kind == "linear" else kind
+        return sorted(s.layer for s in self.sites.values() if s.kind == kind and not self._is_linear(s.module))
+
     def beside_attention(self) -> dict[str, list[int | str]]:
         """Return the layers with a softmax and a linear attention that does not count, by the class of the latter."""
         numbers, found = self._numbers["self"], dict[str, list[int | str]]()

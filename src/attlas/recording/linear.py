@@ -12,13 +12,18 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from attlas.foundation.compat import add_hooks, in_backward, remove_hooks
+from attlas.recording.hooks import uncompiled
 from attlas.recording.linear_calls import OF_CHANNELS, OF_HEADS, LinearCall, Reader
 
 # Hears of each call.
 Tell: TypeAlias = Callable[[LinearCall], None]
+# Changes what the heads of a call computed, shape (batch, heads, n, e): given the layer, where it is known; the output;
+# and a function that says what the call was.
+ChangeOutput: TypeAlias = "Callable[[nn.Module | None, Tensor, Callable[[], LinearCall]], Tensor]"
 # A file with one of the functions, or a class with one of the methods; and its name there.
 Place: TypeAlias = "tuple[ModuleType | type, str]"
 
@@ -57,15 +62,19 @@ def linear_functions(modules: Iterable[tuple[str, nn.Module]], *, channels: bool
 
 
 @contextmanager
-def telling_of_linear_calls(functions: dict[Place, Reader], tell: Tell) -> Iterator[None]:
+def telling_of_linear_calls(
+    functions: dict[Place, Reader], tell: Tell | None = None, change: ChangeOutput | None = None
+) -> Iterator[None]:
     """Let the linear attention layers of a model tell of their calls, for the time of a ``with`` block.
 
     Parameters
     ----------
     functions : dict
         What `linear_functions` found in the files of the model.
-    tell : callable
+    tell : callable, optional
         Called by each call in any thread; it must know which thread it listens to.
+    change : callable, optional
+        Changes the output of each call of a layer with one matrix for each head, in the same way.
     """
     with _lock:
         for place, reader in functions.items():
@@ -74,12 +83,16 @@ def telling_of_linear_calls(functions: dict[Place, Reader], tell: Tell) -> Itera
                 _replaced[place] = _Replaced(original)
                 setattr(*place, _told(original, reader))
             _replaced[place].users += 1
-        _tellers.append(tell)
+        _tellers.extend([] if tell is None else [tell])
+        _changers.extend([] if change is None else [change])
     try:
         yield
     finally:
         with _lock:
-            _tellers.remove(tell)
+            if tell is not None:
+                _tellers.remove(tell)
+            if change is not None:
+                _changers.remove(change)
             for place in functions:
                 entry = _replaced[place]
                 entry.users -= 1
@@ -89,47 +102,92 @@ def telling_of_linear_calls(functions: dict[Place, Reader], tell: Tell) -> Itera
 
 
 _tellers: list[Tell] = []
+_changers: list[ChangeOutput] = []
 
 
 def _told(original: Any, reader: Reader) -> Any:
-    """Return a function that computes what the original does, and tells of it."""
+    """Return a function that computes what the original does, tells of it, and gives the output as it is changed."""
 
-    @wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or in_backward():
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if in_backward() and not _changers:
             return original(*args, **kwargs)
         given = _bound(original, args, kwargs)
         with torch.no_grad():
             before = reader.before(given)
-        with _heard(given, reader.projection):
-            result = original(*args, **kwargs)
-        with torch.no_grad():
-            call = reader.read(given, result, before)
-            for tell in tuple(_tellers):
-                tell(call)
-        return result
+        gate = given.get("z") if _changers else None
+        with _listening(given, reader, before):
+            result = original(*args, **kwargs) if gate is None else original(**given | {"z": None})
+
+        def read() -> LinearCall:
+            with torch.no_grad():
+                return reader.read(given, result, before)
+
+        if _tellers and not in_backward():
+            call = read()
+            with torch.no_grad():
+                for tell in tuple(_tellers):
+                    tell(call)
+        result = result if reader.norm else _changed_result(result, reader, read)
+        # The output gate of a step of Falcon-H1 comes after what is changed.
+        return result if gate is None else (result * functional.silu(gate)).to(result.dtype)
+
+    outside = uncompiled(compute)
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a program does not tell of it, and breaks where it is changed
+            return outside(*args, **kwargs) if _changers else original(*args, **kwargs)
+        return compute(*args, **kwargs)
 
     return run
 
 
+def _changed_result(result: Any, reader: Reader, read: Callable[[], LinearCall]) -> Any:
+    """Return the result of a call with its output as it is changed."""
+    if not _changers:
+        return result
+    out, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
+    own = out.transpose(1, 2) if len(reader.axes) > 1 else out.unsqueeze(2)
+    for change in tuple(_changers):
+        own = change(None, own, read)
+    own = own.transpose(1, 2).contiguous() if len(reader.axes) > 1 else own.squeeze(2)
+    return own if rest is None else (own, *rest)
+
+
 @contextmanager
-def _heard(given: dict[str, Any], projection: str) -> Iterator[None]:
-    """Add the output of a module of the layer to the arguments of its call, for the time of a ``with`` block."""
-    if not projection:
+def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> Iterator[None]:
+    """Hear what modules of a layer compute in a call, and change what its norm gets, while a ``with`` block runs."""
+    if not reader.projection:
         yield
         return
-    module = getattr(given["self"], projection)
+    layer = given["self"]
     thread, key = threading.get_ident(), f"attlas linear {threading.get_ident()}"
 
     def hear(module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == thread:
             given["heard"] = output
 
-    add_hooks([module], key, hear, before=False)
+    def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != thread or not _changers:
+            return None
+
+        def read() -> LinearCall:
+            with torch.no_grad():
+                return reader.read(given, (None, None), before)
+
+        heads = read().values.shape[1]
+        out = args[0].unflatten(-1, (heads, -1)).transpose(1, 2)
+        for one in tuple(_changers):
+            out = one(layer, out, read)
+        return (out.transpose(1, 2).flatten(-2), *args[1:]), kwargs
+
+    projection, norm = getattr(layer, reader.projection), getattr(layer, reader.norm)
+    add_hooks([projection], key, hear, before=False)
+    add_hooks([norm], key, change, before=True)
     try:
         yield
     finally:
-        remove_hooks([module], key)
+        remove_hooks([projection, norm], key)
 
 
 def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

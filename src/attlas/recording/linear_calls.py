@@ -237,13 +237,19 @@ class Reader(NamedTuple):
         From the arguments by their names, the result, and the state before the call, to what was computed.
     before : callable
         From the arguments to the state before the call, which the call does not change.
+    axes : tuple of int
+        Where the result has its tokens and its heads; of one token, its heads alone.
     projection : str
         A module of the layer that is ``self``, whose output is read as the argument ``"heard"``.
+    norm : str
+        A module of that layer whose input is what the heads computed, where the result is not.
     """
 
     read: Callable[[dict[str, Any], Any, Tensor | None], LinearCall]
     before: Callable[[dict[str, Any]], Tensor | None] = _state
+    axes: tuple[int, ...] = (1, 2)
     projection: str = ""
+    norm: str = ""
 
 
 #: By the name that a file of a model has for it, a function, or a method with its class. Each file has the same few.
@@ -253,8 +259,8 @@ OF_HEADS = {
     "chunk_kimi_delta_attention": Reader(_delta_rule),
     "recurrent_kimi_delta_attention": Reader(_delta_rule),
     "mamba2_chunk_scan": Reader(_scan),
-    "mamba2_selective_state_update": Reader(_scan_step),
-    LIGHTNING: Reader(_lightning, _lightning_state, "qkv_proj"),
+    "mamba2_selective_state_update": Reader(_scan_step, axes=(1,)),
+    LIGHTNING: Reader(_lightning, _lightning_state, projection="qkv_proj", norm="norm"),
 }
 #: Those of layers with one matrix for each channel.
 OF_CHANNELS = {
