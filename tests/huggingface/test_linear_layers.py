@@ -228,6 +228,46 @@ def test_the_mean_of_layers_is_lazy() -> None:
     assert other.mean(over_heads=True).shape == (2, 1, TOKENS, TOKENS)
 
 
+def test_scores_norms_tables_and_effects_of_mixed_models(tmp_path: Path) -> None:
+    model, ids = tiny("qwen3_next"), tokens()
+    with attlas.record(model, values=True) as atlas, torch.no_grad():
+        model(input_ids=ids)
+    dense, entry = atlas[0].to_dense(), atlas.entry(0)
+    signed, shares = heads.scores(atlas[0], ids), heads.scores(atlas[3], ids)
+    assert signed.keys() == shares.keys() - {"broad"}  # which is an entropy
+    torch.testing.assert_close(signed["current_token"], dense.diagonal(dim1=-2, dim2=-1)[..., 1:].mean(-1))
+    torch.testing.assert_close(signed["first_token"], dense[..., 1:, 0].mean(-1), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ShapeError, match="weights must be shares of a row"):
+        atlas[0].collect(heads.Broad())
+    assert entry.values is not None
+    weighted = dense * entry.values.norm(dim=-1).unsqueeze(-2)
+    torch.testing.assert_close(entry.value_weighted().to_dense(), weighted)
+    with pytest.raises(RecordingError, match="the output projection of the layer must be known"):
+        entry.value_weighted(output=True)
+    with attlas.record(model, values="norms") as norms, torch.no_grad():
+        model(input_ids=ids)
+    assert norms.entry(0).values is None
+    torch.testing.assert_close(norms.entry(0).value_weighted().to_dense(), weighted)
+    norms.save(tmp_path / "run.atlas")
+    again = attlas.load(tmp_path / "run.atlas").entry(0).value_weighted()
+    torch.testing.assert_close(again.to_dense(), weighted)
+    with pytest.raises(ShapeError, match="weights must be shares of a row"):
+        atlas.token_table(0, head=0)
+    assert len(atlas.token_table(3, head=0)) == TOKENS
+    with pytest.raises(DtypeError, match="a property of a softmax"):
+        heads.missed(atlas[0])
+    effects = heads.effect(model, ids, heads=[1])
+    assert [(row["layer"], row["head"]) for row in effects] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    with attlas.intervene(model, Ablate(layers=[0], heads=[1])), torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].mT, ids[:, 1:])
+    assert effects[0]["value"] == pytest.approx(float(loss), rel=1e-5)
+    with pytest.raises(RecordingError, match="Ablate alone changes it"):
+        heads.effect(model, ids, spans={"first": (0, 3)})
+    corpus = attlas.corpus(model, [row.tolist() for row in ids], tmp_path / "corpus")  # of the layers with a softmax
+    assert set(corpus.table()["layer"].tolist()) == {3}
+
+
 def test_chosen_layers_heads_and_queries() -> None:
     model, ids = tiny("qwen3_next"), tokens()
     with attlas.record(model) as whole, torch.no_grad():

@@ -25,8 +25,8 @@ class LinearRecorder:
         The attentions of the model.
     policy : RetentionPolicy
         What is stored.
-    keeps_values : bool
-        Whether the values are stored.
+    keeps_values : bool or "norms"
+        Whether the values are stored, or their norms alone.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class LinearRecorder:
     """
 
     def __init__(
-        self, selection: Selection, attentions: ModelAttentions, policy: RetentionPolicy, *, keeps_values: bool
+        self, selection: Selection, attentions: ModelAttentions, policy: RetentionPolicy, *, keeps_values: bool | str
     ) -> None:
         self._selection, self._attentions, self.policy = selection, attentions, policy
         self._keeps_values = keeps_values

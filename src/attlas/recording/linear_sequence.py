@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.matrix import AttentionMatrix, observers
 from attlas.matrix.transport.function import transport
+from attlas.matrix.value_weighted import norms_of
 from attlas.recording.atlas import Entry
 from attlas.recording.atlas.entry import statistic_names
 from attlas.recording.discovery import AttentionSite
@@ -29,8 +30,8 @@ class LinearSequence:
         Number of texts of this layer before this one.
     policy : RetentionPolicy
         What is stored.
-    keeps_values : bool
-        Whether the values are stored.
+    keeps_values : bool or "norms"
+        Whether the values are stored, or their norms alone.
 
     Notes
     -----
@@ -38,11 +39,12 @@ class LinearSequence:
     Queries, keys and gates of all calls are kept, and the matrix is that of all tokens; the state is not.
     """
 
-    def __init__(self, site: AttentionSite, number: int, policy: RetentionPolicy, *, keeps_values: bool) -> None:
+    def __init__(self, site: AttentionSite, number: int, policy: RetentionPolicy, *, keeps_values: bool | str) -> None:
         self.site, self.number, self.policy = site, number, policy
         self._keeps_values = keeps_values
         self._pieces: dict[str, list[Tensor]] = {}
         self._values: list[Tensor] = []
+        self._norms: list[Tensor] = []
         self._query_masks: list[Tensor] = []
         self._scale = 1.0
         self._make: Callable[..., AttentionMatrix] = transport
@@ -64,6 +66,9 @@ class LinearSequence:
             if t.ndim > 1 or name not in self._pieces:  # what no token changes is kept once
                 self._pieces.setdefault(name, []).append(self._kept(t))
         if self._keeps_values:
+            norms = norms_of(call.values).unsqueeze(-1)
+            self._norms.append(self._kept(norms))
+        if self._keeps_values is True:
             self._values.append(self._kept(call.values))
         batch, _, n, _ = call.values.shape
         mask = torch.ones(batch, n, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(batch, n)
@@ -88,8 +93,9 @@ class LinearSequence:
                 for t, count in zip((part[name] for part in tokens), counts, strict=True)
             ]
             self._pieces[name] = [torch.cat(own, dim=0 if first.ndim == 1 else 1)]
-        if self._values:
-            self._values = [torch.cat([torch.cat(part._values, dim=2) for part in parts], dim=1)]
+        for name in ("_values", "_norms"):
+            if getattr(self, name):
+                setattr(self, name, [torch.cat([torch.cat(getattr(part, name), dim=2) for part in parts], dim=1)])
         self.channels = tuple(channel for part in parts for channel in part.channels or ())
 
     def _joined(self) -> dict[str, Tensor]:
@@ -121,7 +127,8 @@ class LinearSequence:
             matrix = matrix if len(rows) == self.length else matrix.window(rows)
             results = _results(matrix, self.policy.statistics)
         mask = torch.cat(self._query_masks, dim=1)[:, rows.start : rows.stop]
-        values = torch.cat(self._values, dim=2) if self._values else None
+        values = _of_heads(self._values, heads)
+        norms = _of_heads(self._norms, heads)
         entry = Entry(
             name=site.path,
             layer=site.layer,
@@ -134,9 +141,18 @@ class LinearSequence:
             matrix=matrix if self.policy.tokens else None,
             statistics=results,
             query_mask=None if bool(mask.all()) else mask,
-            values=values if values is None or len(heads) == values.shape[1] else values[:, list(heads)],
+            values=values,
+            value_norms=None if norms is None else norms.squeeze(-1),
         )
         return entry if self.policy.disk is None else self.policy.disk.add(entry)
+
+
+def _of_heads(parts: Sequence[Tensor], heads: Sequence[int]) -> Tensor | None:
+    """Return the values of some heads; None where none were kept."""
+    if not parts:
+        return None
+    whole = torch.cat(list(parts), dim=2)
+    return whole if len(heads) == whole.shape[1] else whole[:, list(heads)]
 
 
 def _results(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:

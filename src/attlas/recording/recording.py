@@ -263,7 +263,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         copies = None if device is None else HostCopies()
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device, copies=copies)
-        self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values is True)
+        self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()

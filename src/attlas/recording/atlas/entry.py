@@ -165,7 +165,9 @@ class Entry:
 
         Notes
         -----
-        Cost: that of the same read of the weights. A gate behind the attention is not counted.
+        Weights of linear attention keep their signs, ``A_ij ‖v_j‖``; `output` is refused there, since a norm and a gate
+        come before the output projection. Cost: that of the same read of the weights. A gate behind the attention is
+        not counted.
 
         Examples
         --------
