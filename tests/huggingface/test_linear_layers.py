@@ -268,6 +268,42 @@ def test_scores_norms_tables_and_effects_of_mixed_models(tmp_path: Path) -> None
     assert set(corpus.table()["layer"].tolist()) == {3}
 
 
+def test_output_gates_are_measured(tmp_path: Path) -> None:
+    model, ids = tiny("bailing_hybrid"), tokens()  # a gate for each head of its softmax layers
+    seen: list[Tensor] = []
+    attention = model.get_submodule("model.layers.1.self_attn")
+    hook = attention.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with attlas.record(model, values=True, gates=True) as atlas, torch.no_grad():
+        model.generate(ids, max_new_tokens=3, do_sample=False)
+    hook.remove()
+    entry = atlas.entry(1)
+    assert entry.values is not None
+    assert entry.gates is not None
+    own = torch.cat(seen, dim=1).unflatten(-1, (4, -1)).transpose(1, 2)
+    torch.testing.assert_close(entry.gated @ entry.values, own, rtol=1e-4, atol=1e-5)
+    assert 0 < float(entry.gates.min()) < float(entry.gates.max()) < 1  # a sigmoid
+    torch.testing.assert_close(entry.gated.to_dense(), entry.gates.unsqueeze(-1) * entry.need_matrix().to_dense())
+    with pytest.raises(RecordingError, match="one factor for each query and head"):  # a norm, and a gate a channel
+        assert atlas.entry(0).gated
+    atlas.save(tmp_path / "run.atlas")
+    torch.testing.assert_close(attlas.load(tmp_path / "run.atlas").entry(1).gated.sum(-1), entry.gates)
+    other = tiny("qwen3_next")
+    with attlas.record(other, values=True, gates=True) as channels, torch.no_grad():
+        other(input_ids=ids)
+    with pytest.raises(RecordingError, match="one factor for each query and head"):
+        assert channels.entry(3).gated
+    plain = tiny("olmo_hybrid")  # no gate
+    with attlas.record(plain, layers=[3], heads=[2], values=True, gates=True) as whole, torch.no_grad():
+        plain(input_ids=ids)
+    torch.testing.assert_close(whole.entry(3).gated.to_dense(), whole[3].to_dense(), rtol=1e-4, atol=1e-6)
+    with attlas.record(plain, values=True) as without, torch.no_grad():
+        plain(input_ids=ids)
+    with pytest.raises(RecordingError, match="the gates must have been recorded"):
+        assert without.entry(3).gated
+    with pytest.raises(ShapeError, match="gates are measured of whole texts"):
+        attlas.record(plain, gates=True)
+
+
 def test_chosen_layers_heads_and_queries() -> None:
     model, ids = tiny("qwen3_next"), tokens()
     with attlas.record(model) as whole, torch.no_grad():

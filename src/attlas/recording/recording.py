@@ -29,6 +29,7 @@ from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
+from attlas.recording.gates import GateRecorder
 from attlas.recording.hooks import AttentionCall, is_recording
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall
@@ -61,6 +62,7 @@ def record(
     values: bool | Literal["norms"] = False,
     linear: bool = True,
     channels: slice | Sequence[int] | int | None = None,
+    gates: bool = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -107,6 +109,9 @@ def record(
         FalconMamba, Jamba, Zamba), RG-LRU (RecurrentGemma) and RWKV-4. They are the heads of the entry, with the
         numbers that they have in the layer; ``slice(None)`` is all. The default is none: a layer may have thousands,
         and `Atlas.unrecorded` then names it.
+    gates : bool, default False
+        Whether the output gates are recorded, with ``values=True``: `Entry.gated` is then the matrix that reaches the
+        output projection. They are measured: what enters the projection, divided by ``A @ v``.
 
     Returns
     -------
@@ -218,9 +223,13 @@ def record(
     metadata.check_tokens(tokens)
     if not isinstance(linear, bool):
         raise ShapeError("linear must be True or False.", f"linear = {linear!r}", "linear=False")
+    if gates not in (False, True) or (gates and (values is not True or keep == "disk" or queries is not None)):
+        rule = 'gates are measured of whole texts whose values are kept, and keep="disk" writes entries before that.'
+        found = f"gates = {gates!r}, values = {values!r}, keep = {keep!r}, queries = {queries!r}"
+        raise ShapeError(rule, found, 'gates=True, values=True, keep="cpu", without queries; then atlas.save(folder)')
     if channels is not None and not linear:
         raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
-    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear)
+    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates)
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -249,9 +258,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         tokens: Any,
         values: bool | Literal["norms"],
         linear: bool = True,
+        gates: bool = False,
     ) -> None:
-        chosen = bool(selection.channels)
-        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear, channels=chosen)
+        channels = bool(selection.channels)
+        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear, channels=channels)
         self._values = values
         self.takes_values = bool(values)
         self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
@@ -263,6 +273,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         copies = None if device is None else HostCopies()
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device, copies=copies)
+        chosen = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
+        self._gates = GateRecorder(model, chosen if gates else (), device)
         self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
@@ -300,9 +312,15 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         return self.atlas
 
     def _handlers(self) -> dict[str, Handler]:
-        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder}
+        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
+
+    def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Keep what an output projection is called with."""
+        if args and is_recording(self) and not in_backward():
+            self._gates.hear(module, args[0])
 
     def _add_hooks(self, hooks: Hooks) -> None:
+        hooks.add(self._gates.modules, "gate", "before")
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
@@ -327,6 +345,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 raise errors.no_layer_attended(self._selection.named, list(self._matched))
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
+        self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
         self._complete_text()
         self._complete_layers()
         if self._policy.disk is not None:
