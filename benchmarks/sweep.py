@@ -36,6 +36,7 @@ from attlas.huggingface import attention_forward, modules_without_interface
 from harness import RESULTS, save
 
 TOLERANCE = 1e-4
+LINEAR = "## Layers of linear attention"
 SECONDS = 60
 MEMORY = 12 * 2**30
 PARAMETERS = 160_000_000
@@ -529,7 +530,10 @@ def main() -> None:
     if not options.only:
         # JSON has no infinity.
         save("sweep", [{k: "inf" if v == float("inf") else v for k, v in row.items()} for row in rows])
-        options.out.write_text(table(rows), encoding="utf-8")
+        # The section about layers of linear attention is that of linear_layers.py.
+        before = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
+        _, mark, section = before.partition(LINEAR)
+        options.out.write_text(table(rows) + (f"\n{mark}{section}" if mark else ""), encoding="utf-8")
     equal = sum(row["state"] == "equal" for row in rows)
     if not options.only and equal < LEAST_EQUAL:
         sys.exit(f"{equal} types are equal, {LEAST_EQUAL} were")

@@ -51,6 +51,8 @@ NAMES = [
     "transformers.masking_utils.causal_mask_function",
     "transformers.masking_utils.bidirectional_mask_function",
     "transformers.masking_utils.sdpa_mask",
+    "transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention.forward",
+    "transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan",
     "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 ]
 # Private names that stand elsewhere than in compat, by the package that they stand in.

@@ -136,6 +136,9 @@ def corpus(
     `limit`: every number is that of a call on all of them. Those that stand before others in the source are numbered
     last. Until the result is written, the folder holds that of before.
 
+    Of hybrid models the layers with a softmax are measured, under the numbers of the model; layers of linear attention
+    have no such statistics and are left out.
+
     Cost: the forward pass of the model with attlas, and one pass of statistics over each matrix: 1.5 times the pass
     with torch's attention at 2,048 tokens, 0.9 times at 16,384. Memory: linear in `length`, 24 bytes per head and
     token of the vocabulary, and 30 bytes for each text that was read before. All texts of before are tokenized again,

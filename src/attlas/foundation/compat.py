@@ -48,8 +48,10 @@ __all__ = [
     "ATTENTION_STORED",
     "CAN_SWITCH",
     "FP32_PRECISION",
+    "LIGHTNING",
     "MASK_PARTS",
     "OUTPUT_ATTENTIONS_STORED",
+    "RNN_SCAN",
     "SET_FP32_PRECISION",
     "TO_COPY",
     "VALIDATORS",
@@ -226,6 +228,11 @@ OUTPUT_ATTENTIONS_STORED = "_output_attentions"
 VALIDATORS = "__class_validators__"
 # Of a model: whether set_attn_implementation() works; it logs a warning else, and raises nothing.
 CAN_SWITCH = "_can_set_attn_implementation"
+
+# Methods of layers of linear attention that call no function of their own: the whole layer of MiniMax-01, and the
+# recurrence of RecurrentGemma. Nothing public tells what such a layer computes with.
+LIGHTNING = "MiniMaxLightningAttention.forward"
+RNN_SCAN = "RecurrentGemmaRglru._rnn_scan"
 
 # What the mask functions of transformers.masking_utils close over: a rule is taken apart by these names. Where one is
 # changed, the rule is asked for each pair, as a function of the user's own is: slower, and right.

@@ -15,7 +15,6 @@ from attlas.foundation.progress import Progress
 from attlas.heads.evaluation import checked_ids, evaluating
 from attlas.interventions import Intervention, Suppress, intervene
 from attlas.interventions.edits import Call
-from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas.table import frame
 from attlas.recording.hooks import Pool
 from attlas.stats.spans import Span, place_span
@@ -100,6 +99,9 @@ def effect(
     (`attlas.interventions.Suppress`), for queries after the span only: its own tokens read it as before. The model is
     in evaluation mode for the time. Effects of several heads do not add up: others may take over what one did [1]_.
 
+    Heads of linear layers count, but not channels. A span cannot be hidden from such a layer: name the others by
+    `layers`.
+
     Cost: a forward pass for each head, several in one batch, or for each span.
 
     References
@@ -181,6 +183,10 @@ class _Heads(Intervention):
         ]
         return pool
 
+    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+        self.pool(lambda A, values: values, call)
+        return out
+
     def numbers(self, ids: Tensor, model: nn.Module) -> int:
         """Return how many logits the model gives for a text."""
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -195,17 +201,16 @@ class _OneEach(Intervention):
         self.records = records
 
     def pool(self, pool: Pool, call: Call) -> Pool:
-        def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
-            """Return the output, in each copy of the batch with the head of its record set to 0."""
-            out = pool(A, values)
-            chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
-            for copy, record in enumerate(self.records):
-                if record["site"] == call.site and record["head"] in call.numbers:
-                    chosen[copy, call.heads[call.numbers.index(record["head"])]] = True
-            copies = chosen.repeat_interleave(len(out) // len(chosen), dim=0).to(out.device)
-            return out.masked_fill(copies[:, :, None, None], 0.0)
+        return lambda A, values: self.linear_output(pool(A, values), call)
 
-        return pooled
+    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+        """Return the output, in each copy of the batch with the head of its record set to 0."""
+        chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
+        for copy, record in enumerate(self.records):
+            if record["site"] == call.site and record["head"] in call.numbers:
+                chosen[copy, call.heads[call.numbers.index(record["head"])]] = True
+        copies = chosen.repeat_interleave(len(out) // len(chosen), dim=0).to(out.device)
+        return out.masked_fill(copies[:, :, None, None], 0.0)
 
 
 def _logits(output: Any) -> Tensor:

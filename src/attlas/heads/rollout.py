@@ -14,7 +14,7 @@ from attlas.foundation.checks import one_of
 from attlas.heads.targets import check_layers
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
-from attlas.recording.atlas.layers import ranges
+from attlas.recording.atlas.layers import ranges, unrecorded_of
 from attlas.recording.atlas.padding import token_queries
 
 _VECTORS = 64  # vectors that one product carries
@@ -48,7 +48,8 @@ def rollout(
         Whether the result of every depth is returned: only the last layer, the last two, and so on.
     missing : {"refuse", "identity"}, default "refuse"
         What to do where layers of the model are not there, because they were not recorded or have no attention weights
-        (linear attention, state-space layers): raise an error, or let them leave each token where it is.
+        (state-space layers with one matrix for each channel), or have a linear attention beside the softmax (Falcon-H1,
+        Zamba2): raise an error, or let what is not of the main kind leave each token where it is.
 
     Returns
     -------
@@ -81,6 +82,10 @@ def rollout(
 
     The product says where information comes from only if it has every layer that mixes tokens. An atlas knows the
     layers of its model, and ``outputs.attentions`` their numbers; other matrices are taken for all layers.
+
+    Of layers with two mixers, the recording does not say how much of each reaches the residual stream, which scales,
+    norms and gates decide; so they are refused. Weights of linear attention may be negative and need not sum to 1:
+    then neither do the rows.
 
     Cost: for 64 rows, one pass over each layer; memory of a few vectors a head.
 
@@ -257,6 +262,8 @@ def _check_missing(missing: Missing, source: Iterable[AttentionMatrix], matrices
     one_of("missing", missing, get_args(Missing), 'missing="identity"')
     if isinstance(source, Atlas):
         absent, details = source.missing_layers(), "; ".join(source.unrecorded)
+        if missing == "refuse":
+            _check_mixers(source)
     else:
         numbers = [A.layer for A in matrices if A.layer is not None]
         known = len({*numbers}) == len(matrices)  # each matrix says of which layer it is
@@ -266,6 +273,19 @@ def _check_missing(missing: Missing, source: Iterable[AttentionMatrix], matrices
         found = f"no weights of {'layer' if len(absent) == 1 else 'layers'} {ranges(absent)}"
         fix = 'missing="identity" lets them leave each token where it is; record all layers that have weights.'
         raise ShapeError(rule, found, fix, arguments={"not recorded": details} if details else {})
+
+
+def _check_mixers(atlas: Atlas) -> None:
+    """Raise a ShapeError where layers have a second mixer: how much of each reaches the residual is not recorded."""
+    unrecorded = (layer for _, layers in unrecorded_of(atlas.details, "linear") for layer in layers)
+    both = sorted({*atlas.layers("linear"), *unrecorded}, key=str)
+    if both:
+        rule = "each layer must have one mixer: how much of each of two reaches the residual is not recorded."
+        found = f"a softmax and a linear attention in {'layer' if len(both) == 1 else 'layers'} {ranges(both)}"
+        fix = (
+            'rollout([atlas.mean([3, "linear.3"], over_heads=True), ...]), or missing="identity" for the softmax alone.'
+        )
+        raise ShapeError(rule, found, fix)
 
 
 def _positions(name: str, tokens: Sequence[int] | Tensor, n: int) -> Tensor:

@@ -66,6 +66,8 @@ class HeadScores(Statistic):
         "behind",
     )
 
+    of_unsigned = True  # one of them is an entropy
+
     def __init__(self, ids: Tensor) -> None:
         self._fixed = FixedDistance()
         # In the order of `NAMES`.
@@ -134,6 +136,8 @@ def scores(
     `FirstToken`, `Local`, `Broad`, `DuplicateToken`, `Induction`, `Separator`. In cross-attention between
     two texts ask for those that have a meaning there: `first_token`, `broad`, `separator`, and
     `duplicate_token` and `induction` with ``query_ids``.
+    Of a layer of linear attention, whose weights may be negative, each score is the mean of signed weights, and not a
+    share; there is no ``broad``.
     Cost: one pass; memory of some thirty numbers per row and head.
 
     Examples
@@ -152,6 +156,7 @@ def scores(
     statistics = _by_pattern(ids, shift, query_mask)
     if ids is not None and separators:
         statistics["separator"] = Separator(ids, separators, query_mask)
+    statistics = {name: statistic for name, statistic in statistics.items() if A.weights.has(statistic)}
     *results, fixed = A.collect(*statistics.values(), FixedDistance(shift, query_mask))
     named: dict[str, Tensor] = dict(zip(statistics, results, strict=True))
     return named | {"fixed_distance": fixed.score, "distance": fixed.distance}

@@ -148,6 +148,8 @@ class Broad(Statistic):
     tensor([1.])
     """
 
+    of_unsigned = True
+
     def __init__(self, query_mask: Tensor | None = None) -> None:
         self.query_mask = query_mask
         self._effective = stats.EffectiveKeys()

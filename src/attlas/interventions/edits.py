@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -111,6 +111,10 @@ class Intervention:
         """Return the weights that a recording hears of, given those that are computed with."""
         return A
 
+    def linear_output(self, out: Tensor, call: Call) -> Tensor | None:
+        """Return what the heads of a linear attention compute, given it without this intervention; None: it cannot."""
+        return None
+
     def _without_gradient(self, pool: Pool, call: Call) -> Pool:
         """Return how values are pooled where no gradient flows through the weights that are chosen."""
 
@@ -118,19 +122,19 @@ class Intervention:
             """Return the output, with rows of detached weights where queries are chosen."""
             if not (torch.is_grad_enabled() and A.requires_grad):
                 return pool(A, values)
-            chosen, stopped = self._rows(call, A), pool(A.detach(), values)
+            chosen, stopped = self._rows(call, A.weights.shape, A.device), pool(A.detach(), values)
             return stopped if bool(chosen.all()) else torch.where(chosen, stopped, pool(A, values))
 
         return pooled
 
-    def _rows(self, call: Call, A: AttentionMatrix) -> Tensor:
-        """Return True where a head and a query are chosen, shape (1, heads, m, 1)."""
-        _, heads, m, _ = A.weights.shape
-        chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=A.device)
+    def _rows(self, call: Call, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Return True where a head and a query are chosen, shape (1, heads, m, 1), of axes (batch, heads, m, ...)."""
+        heads, m = shape[1:3]
+        chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=device)
         chosen[:, list(call.heads)] = True
         if self.queries is None:
             return chosen
-        positions = torch.arange(call.first_query, call.first_query + m, device=A.device)
+        positions = torch.arange(call.first_query, call.first_query + m, device=device)
         return chosen & self.queries.has(positions).view(1, 1, m, 1)
 
 
@@ -322,7 +326,7 @@ class ScaleLogits(_PairIntervention):
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
         if is_plain and self.keys is None:
-            factors = torch.where(self._rows(call, A), factor, 1.0).to(problem.q)
+            factors = torch.where(self._rows(call, A.weights.shape, A.device), factor, 1.0).to(problem.q)
             return _changed(A, q=problem.q * factors)
         if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
@@ -400,7 +404,10 @@ class Temperature(Intervention):
         if self.queries is not None:
             rule = "a layer with sinks takes one temperature for all queries."
             raise ShapeError(rule, "queries and a sink", "no queries=", layer=call.site.path, where=self.where)
-        return _changed(scaled, sink=torch.where(self._rows(call, A).flatten(), sink * self._scale.factor, sink))
+        return _changed(
+            scaled,
+            sink=torch.where(self._rows(call, A.weights.shape, A.device).flatten(), sink * self._scale.factor, sink),
+        )
 
 
 class ReplaceWeights(Intervention):
@@ -611,7 +618,8 @@ class Ablate(Intervention):
 
     Notes
     -----
-    The output of a head is its pooled values, before the output projection of the layer. No gradient flows to it.
+    The output of a head is its pooled values, before the output projection of the layer. No gradient flows to it. In
+    a layer of linear attention it is ``A v``, before the norm and the gate of the layer.
     A recording has the weights as they are.
 
     Examples
@@ -637,7 +645,10 @@ class Ablate(Intervention):
         self.value = value
 
     def pool(self, pool: Pool, call: Call) -> Pool:
-        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A), call)
+        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights.shape, A.device), call)
+
+    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+        return self._replaced(out, self._rows(call, out.shape, out.device), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
         """Return the output, shape (batch, heads, m, e), with `value` where `chosen` (1, heads, m, 1) is True."""

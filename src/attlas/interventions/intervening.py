@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 
-from torch import nn
+from torch import Tensor, nn
 
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, public
 from attlas.foundation.checks import instance_of, refuse_context_parallel
@@ -15,7 +15,9 @@ from attlas.interventions.edits import Call, Intervention
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.errors import no_layer_attended
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import AttentionCall, Change
+from attlas.recording.hooks import AttentionCall, Change, is_recording
+from attlas.recording.linear import telling_of_linear_calls
+from attlas.recording.linear_calls import LinearCall
 from attlas.recording.parallel import heads_here
 
 
@@ -69,6 +71,10 @@ def intervene(
     thread that entered it. With gradient checkpointing, call ``backward()`` inside the block, which computes the
     attention again.
 
+    In a layer of linear attention (the gated delta rule, KDA, Mamba-2, lightning) heads can be ablated. Nothing else
+    can be changed there, and an intervention that means such a layer, by its number or as one of all, is refused: name
+    the layers that have a softmax. Layers with one matrix for each channel (Mamba-1, RG-LRU, RWKV-4) stay as they are.
+
     Cost: that of the changed attention with the kernels of attlas. A mask hides what is suppressed, and whole tiles
     of it are skipped.
 
@@ -114,7 +120,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     where = "intervene()"
 
     def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
-        super().__init__(model, tuple(item.selection for item in interventions), patch_sdpa=patch_sdpa)
+        selections = tuple(item.selection for item in interventions)
+        super().__init__(model, selections, patch_sdpa=patch_sdpa, linear=True)
         self._interventions = interventions
         self._memory = Memory()
         # By intervention and axis, one more than the last position of the longest text that it was asked about.
@@ -124,6 +131,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         fix = "with attlas.intervene(model, interventions): each time anew; blocks may be nested."
         self._enter_once("a block of interventions", fix)
         with ExitStack() as stack:
+            if functions := self._attentions.linear_functions:
+                stack.enter_context(telling_of_linear_calls(functions, change=self.change_linear))
             self._follow(stack)
         return self._model
 
@@ -179,6 +188,41 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             if self._chosen(item, site):
                 change = self._applied(number, item, module, site, change, (query, key))
         return change
+
+    @public()
+    def change_linear(self, module: nn.Module | None, out: Tensor, read: Callable[[], LinearCall]) -> Tensor:
+        """Return what the heads of a layer of linear attention compute; called inside the forward pass.
+
+        Parameters
+        ----------
+        module : nn.Module, optional
+            The layer; the innermost that runs, where it is not given.
+        out : Tensor, shape (batch, heads, n, e)
+            What they compute without these interventions.
+        read : callable
+            Returns what the layer was given.
+        """
+        here = self._passes.running(module) if is_recording(self) else None
+        site = None if here is None else self._site_of(here.module)
+        if site is None:
+            return out
+        for number, item in enumerate(self._interventions):
+            if not self._chosen(item, site):
+                continue
+            heads = item.selection.heads_of(site, self._attentions, out.shape[1])
+            for axis in ("queries", "keys"):
+                self._reached[number, axis] = max(self._reached.get((number, axis), 0), out.shape[2])
+            changed = item.linear_output(out, Call(site, heads, heads, tuple(range(len(heads))), len(heads), 0, 0))
+            if changed is None:
+                softmax = self._attentions.softmax_layers(site.kind)
+                rule = "weights of a layer of linear attention are made in its state, and Ablate alone changes it."
+                fix = f"layers={softmax}, those with a softmax, or Ablate(layers=[{site.layer}])."
+                raise RecordingError(rule, type(item).__name__, fix, module=site.path, where=item.where)
+            if item.queries is not None and not read().begins:
+                rule = "queries of a layer of linear attention must be those of one call, from the first token on."
+                raise RecordingError(rule, "a state", "leave out queries, or run without a cache.", module=site.path)
+            out = changed
+        return out
 
     def _applied(
         self,

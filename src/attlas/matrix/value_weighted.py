@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.errors import ShapeError, public
 from attlas.foundation.tiles import Tile
+from attlas.matrix.kinds.combination import Combination, Term
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.matrix.softmax import SoftmaxWeights
 from attlas.scores import Score
@@ -46,7 +47,8 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
 
     Notes
     -----
-    The logarithm of a norm is one more coordinate of its key, so that every read costs what it costs of `A`.
+    The logarithm of a norm is one more coordinate of its key, so that every read costs what it costs of `A`. Weights
+    that are no softmax, such as those of linear attention, keep their signs.
 
     Examples
     --------
@@ -59,14 +61,17 @@ def value_weighted(A: AttentionMatrix, norms: Tensor) -> AttentionMatrix:
     [2.5, 0.0]
     """
     A = A.detach()
+    batch, heads, m, n = A.weights.shape
+    if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
+        rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."
+        found = f"norms of shape {tuple(norms.shape)}, a matrix of shape {(batch, heads, m, n)}"
+        raise ShapeError(rule, found, "norms_of(v)", norms=norms)
+    if A.weights.softmax is None:
+        own = norms.detach().to(A.device, A.dtype).repeat_interleave(heads // norms.shape[1], dim=1)
+        return AttentionMatrix(Combination([Term(own.unsqueeze(2), A.weights)]), A.axes)
     weights = A.weights.of_softmax("value_weighted()")
     weights.check_unchanged()
     problem = weights.problem
-    batch, heads, _, n = problem.shape
-    if norms.ndim != 3 or (norms.shape[0], norms.shape[2]) != (batch, n) or heads % max(norms.shape[1], 1):
-        rule = "norms must have one number per key and head, shape (batch, heads or value heads, n)."
-        found = f"norms of shape {tuple(norms.shape)}, a matrix of shape {(batch, heads, *problem.shape[2:])}"
-        raise ShapeError(rule, found, "norms_of(v)", norms=norms)
     dtype = problem.dtype
     q, k, logs = problem.q.to(dtype), problem.k.to(dtype), norms.detach().to(problem.device, dtype).log()
     # Keys and norms get as many heads as the larger of the two has; all heads where they do not divide each other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
@@ -12,8 +12,8 @@ from types import CodeType
 from torch import nn
 
 from attlas.recording.atlas.entry import KINDS
-from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, without_attention
-from attlas.recording.linear import linear_functions
+from attlas.recording.layers import LayerNumbers, layer_lists, number_layers, places, without_attention
+from attlas.recording.linear import Place, linear_functions
 from attlas.scores import Score
 
 _CROSS = re.compile(r"cross|encoder_?attn|enc_?dec|multihead_attn|src_attn")
@@ -34,7 +34,7 @@ class AttentionSite:
     path : str
         Path of its module; the second attention of a module has the path ``"blocks.0.attn#1"``.
     kind : str
-        "self", "encoder" or "cross".
+        "self", "encoder", "cross" or "linear".
     layer : int
         The number of its layer.
     number : int
@@ -83,6 +83,17 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
+def _callers(kinds: Iterable[type[nn.Module]], functions: Iterable[Place]) -> set[type[nn.Module]]:
+    """Return the classes of modules that call a function of a file by its name, or have the method of a class."""
+    found = set()
+    for owner, name in functions:
+        if isinstance(owner, type):
+            found |= {kind for kind in kinds if issubclass(kind, owner)}
+        else:
+            found |= {kind for kind in kinds if mentions(kind, name)}
+    return found
+
+
 class ModelAttentions:
     """The attentions of a model, in the order of the model.
 
@@ -94,6 +105,8 @@ class ModelAttentions:
         Whether calls of torch's own function count.
     linear : bool, default False
         Whether layers of linear attention count.
+    channels : bool, default False
+        Whether those with one matrix for each channel count, too.
 
     Attributes
     ----------
@@ -101,24 +114,29 @@ class ModelAttentions:
         The attentions by the paths of their modules.
     counts : dict of str to int
         Number of layers of each kind, those without attention included; 0 where the model has no such attention.
-    linear_functions : list of (module, str)
+    linear_functions : dict
         The functions that the model's layers of linear attention call, by the files that have them.
+    of_channels : dict
+        Those of layers with one matrix for each channel, whether they count or not.
     has_softmax : bool
         Whether the code of a module is that of an attention with keys, and not of linear attention alone.
     """
 
-    def __init__(self, model: nn.Module, *, patched: bool, linear: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, patched: bool, linear: bool = False, channels: bool = False) -> None:
         self._modules = list(model.named_modules())
         self._class_names = {path: type(module).__name__ for path, module in self._modules}
         self._lists = layer_lists(self._modules)
         self._paths = {id(module): path for path, module in self._modules}
+        self._by_path = dict(self._modules)
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         one_each = {type(module): module for _, module in self._modules}
-        self._linear = set()
-        self.linear_functions = linear_functions(self._modules) if linear else []
-        if self.linear_functions:
-            names = [name for _, name in self.linear_functions]
-            self._linear = {kind for kind in one_each if any(mentions(kind, name) for name in names)}
+        self.linear_functions = linear_functions(self._modules, channels=False) if linear else {}
+        self.of_channels = linear_functions(self._modules, channels=True)
+        self.linear_functions |= self.of_channels if channels else {}
+        self._linear = _callers(one_each, self.linear_functions)
+        # Those that do not count here.
+        self._other_linear = _callers(one_each, self.of_channels | linear_functions(self._modules, channels=False))
+        self._other_linear -= self._linear
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
@@ -137,6 +155,10 @@ class ModelAttentions:
         kinds = {name: self._kind(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
+        linear = {name for name, (path, _) in names.items() if self._is_linear(path) and kinds[name] == "self"}
+        softmax = [path for name, (path, _) in names.items() if kinds[name] == "self" and name not in linear]
+        if self._share_layers([names[name][0] for name in linear], softmax):
+            kinds |= dict.fromkeys(linear, "linear")
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}
         self._numbers = {kind: number_layers(own, self._lists) for kind, own in by_kind.items()}
         self.counts = {kind: numbers.count for kind, numbers in self._numbers.items()}
@@ -144,6 +166,39 @@ class ModelAttentions:
             name: AttentionSite(name, kind, self._numbers[kind].of_path[name], names[name][1])
             for name, kind in kinds.items()
         }
+
+    def _is_linear(self, path: str) -> bool:
+        return type(self._by_path[path]) in self._linear
+
+    def _share_layers(self, some: Sequence[str], others: Sequence[str]) -> bool:
+        """Return whether a layer has one of some modules and one of others, side by side."""
+        if not some or not others:
+            return False
+        # The list of layers is the outermost whose elements have one of each at most.
+        numbers = [number_layers(paths, self._lists) for paths in (some, others)]
+        lists = numbers[0].first_of_list.keys() & numbers[1].first_of_list.keys()
+        own, other = (
+            {(name, place) for path in paths for name, place in places(path, self._lists) if name in lists}
+            for paths in (some, others)
+        )
+        return bool(own & other)
+
+    def softmax_layers(self, kind: str) -> list[int]:
+        """Return the layers of a kind whose attention is no linear one; those of the main kind for "linear"."""
+        kind = "self" if kind == "linear" else kind
+        return sorted(s.layer for s in self.sites.values() if s.kind == kind and not self._is_linear(s.module))
+
+    def beside_attention(self) -> dict[str, list[int | str]]:
+        """Return the layers with a softmax and a linear attention that does not count, by the class of the latter."""
+        numbers, found = self._numbers["self"], dict[str, list[int | str]]()
+        attending = {*numbers.of_path.values()}
+        for path, module in self._modules:
+            if type(module) in self._other_linear:
+                for name, place in places(path, self._lists):
+                    layer = numbers.first_of_list.get(name, -1 - place) + place
+                    if layer in attending:
+                        found.setdefault(type(module).__name__, []).append(layer)
+        return found
 
     def _kind(self, path: str) -> str:
         """Return the kind of an attention; a pooling head asks with queries of its own, as cross-attention does."""

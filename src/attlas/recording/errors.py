@@ -27,6 +27,10 @@ def no_attention(
         fix = f"with {_CALLS[where]}){_AS[where]}: model(ids), the same model, in the same thread."
         return RecordingError("the model must run inside the block.", found, fix, arguments=arguments, where=where)
     unrecorded = attentions.unrecorded(ran, ())
+    if attentions.of_channels and where == "record()":
+        names = listed(name.rpartition(".")[2] for _, name in attentions.of_channels)
+        rule = "layers with one matrix for each channel are recorded for chosen channels, and this model has no other."
+        return RecordingError(rule, names, "attlas.record(model, channels=[0, 1])", arguments=arguments, where=where)
     found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
     done = "recorded" if where == "record()" else "changed"
     rule = f"an attention that computes its weights by itself cannot be {done}, and this model has no other."

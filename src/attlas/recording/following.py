@@ -38,17 +38,25 @@ class ModelFollower(Listener):
         Whether torch's ``scaled_dot_product_attention`` is caught.
     linear : bool, default False
         Whether layers of linear attention are heard, too.
+    channels : bool, default False
+        Whether those with one matrix for each channel are, too.
     """
 
     where = "record()"
 
     def __init__(
-        self, model: nn.Module, selections: tuple[Selection, ...], *, patch_sdpa: bool, linear: bool = False
+        self,
+        model: nn.Module,
+        selections: tuple[Selection, ...],
+        *,
+        patch_sdpa: bool,
+        linear: bool = False,
+        channels: bool = False,
     ) -> None:
         self._model = model
         self._selections = selections
         self._patch = patch_sdpa
-        self._attentions = attentions = ModelAttentions(model, patched=patch_sdpa, linear=linear)
+        self._attentions = attentions = ModelAttentions(model, patched=patch_sdpa, linear=linear, channels=channels)
         # A model that says it has more layers than attentions may use one for several: that shows when it runs.
         layers = metadata.model_details(model).get("num_hidden_layers", 0)
         if attentions.sites and layers <= attentions.counts["self"]:

@@ -58,16 +58,16 @@ def number_layers(paths: Sequence[str], lists: Mapping[str, nn.Module]) -> Layer
     """
     held: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for path in paths:
-        for name, element in _places(path, lists):
+        for name, element in places(path, lists):
             held[name][element] += 1
     numbers = LayerNumbers()
     for path in paths:
-        places = [(name, place) for name, place in _places(path, lists) if max(held[name].values()) == 1]
-        if not places:
+        fitting = [(name, place) for name, place in places(path, lists) if max(held[name].values()) == 1]
+        if not fitting:
             numbers.of_path[path] = numbers.count
             numbers.count += 1
             continue
-        name, place = places[0]
+        name, place = fitting[0]
         if name not in numbers.first_of_list:
             numbers.first_of_list[name] = numbers.count
             numbers.count += len([*lists[name].children()])
@@ -75,7 +75,7 @@ def number_layers(paths: Sequence[str], lists: Mapping[str, nn.Module]) -> Layer
     return numbers
 
 
-def _places(path: str, lists: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
+def places(path: str, lists: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
     """Yield the lists on a path and the places in them, the outermost first."""
     parts = path.partition("#")[0].split(".")  # the number of an attention within its module is no part of its place
     for depth, part in enumerate(parts):

@@ -46,6 +46,7 @@ class ModuleCall:
         self._heard: list[tuple[weakref.ref[AttentionMatrix], Place]] = []
         self._count = 0
         self._offered: int | None = None  # the number of what the module passes on by itself
+        self.linear_calls = 0  # how often it has computed linear attention
 
     def place(self, matrix: AttentionMatrix, *, offered: bool = False) -> Place:
         """Return which attention a matrix is, and remember it.

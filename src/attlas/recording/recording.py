@@ -29,9 +29,11 @@ from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
+from attlas.recording.gates import GateRecorder
 from attlas.recording.hooks import AttentionCall, is_recording
-from attlas.recording.linear import LinearCall, telling_of_linear_calls
-from attlas.recording.linear_sequence import LinearSequence
+from attlas.recording.linear import telling_of_linear_calls
+from attlas.recording.linear_calls import LinearCall
+from attlas.recording.linear_recorder import LinearRecorder
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
@@ -59,6 +61,8 @@ def record(
     tokens: Any = None,
     values: bool | Literal["norms"] = False,
     linear: bool = True,
+    channels: slice | Sequence[int] | int | None = None,
+    gates: bool = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -97,8 +101,17 @@ def record(
         projection, ``‖A_ij v_j W_O^h‖``. "norms" keeps what these two need and not v: one number per key and head.
     linear : bool, default True
         Whether layers of linear attention of transformers are recorded too: the gated delta rule (Qwen3-Next,
-        Qwen3.5, Olmo-Hybrid), KDA (Kimi Linear, Bailing) and Mamba-2 (Bamba, Falcon-H1, Nemotron-H, Zamba2). Their
-        matrices are those of `attlas.transport`; statistics that they do not have, such as the entropy, are left out.
+        Qwen3.5, Olmo-Hybrid), KDA (Kimi Linear, Bailing), Mamba-2 (Bamba, Falcon-H1, Nemotron-H, Zamba2) and lightning
+        attention (MiniMax-01). Their matrices are those of `attlas.transport`; statistics that they do not have, such
+        as the entropy, are left out.
+    channels : sequence of int, range, slice or int, optional
+        Which channels of layers that have one matrix for each channel, and not for each head: Mamba-1 (Mamba,
+        FalconMamba, Jamba, Zamba), RG-LRU (RecurrentGemma) and RWKV-4. They are the heads of the entry, with the
+        numbers that they have in the layer; ``slice(None)`` is all. The default is none: a layer may have thousands,
+        and `Atlas.unrecorded` then names it.
+    gates : bool, default False
+        Whether the output gates are recorded, with ``values=True``: `Entry.gated` is then the matrix that reaches the
+        output projection. They are measured: what enters the projection, divided by ``A @ v``.
 
     Returns
     -------
@@ -152,6 +165,9 @@ def record(
     Batches with padding: the 2-D ``attention_mask`` of each call (``decoder_attention_mask`` for a decoder) says
     which queries are tokens, `Entry.query_mask`; means and scores leave the others out.
 
+    Where layers have a softmax and a linear attention side by side (Falcon-H1, Zamba2), both have the number of their
+    layer, and all linear ones of the model are of the kind "linear": ``atlas[3]`` and ``atlas["linear.3"]``.
+
     A recording belongs to the thread that entered it; recordings may be nested, and each gets everything.
 
     An ``nn.MultiheadAttention`` that is asked for its weights is recorded without `patch_sdpa`: its queries and keys
@@ -168,7 +184,8 @@ def record(
     Cost: nothing but the statistics' pass over each matrix; a step of a generation compares the keys before it, once,
     and no other work of it grows with what is recorded. A GPU is waited for once a pass, and once for each call of a
     layer of linear attention, whose state is compared. Memory: q, k and lse, unless they are dropped or written; then
-    one layer at a time. Queries, keys and gates of linear layers are kept until the end.
+    one layer at a time. Queries, keys and gates of linear layers are kept until the end: of a channel of Mamba-1, one
+    number for each token and each number of its state.
 
     Examples
     --------
@@ -201,12 +218,18 @@ def record(
     if folder is not None and keep != "disk":
         fix = 'keep="disk", or atlas.save(folder) after the block.'
         raise ShapeError('a folder is written by keep="disk" only.', f"folder = {str(folder)!r}, keep = {keep!r}", fix)
-    selection = Selection(layers, heads, queries)
+    selection = Selection(layers, heads, queries, channels=channels)
     path = None if folder is None else Path(folder)
     metadata.check_tokens(tokens)
     if not isinstance(linear, bool):
         raise ShapeError("linear must be True or False.", f"linear = {linear!r}", "linear=False")
-    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear)
+    if gates not in (False, True) or (gates and (values is not True or keep == "disk" or queries is not None)):
+        rule = 'gates are measured of whole texts whose values are kept, and keep="disk" writes entries before that.'
+        found = f"gates = {gates!r}, values = {values!r}, keep = {keep!r}, queries = {queries!r}"
+        raise ShapeError(rule, found, 'gates=True, values=True, keep="cpu", without queries; then atlas.save(folder)')
+    if channels is not None and not linear:
+        raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
+    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates)
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -235,13 +258,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         tokens: Any,
         values: bool | Literal["norms"],
         linear: bool = True,
+        gates: bool = False,
     ) -> None:
-        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear)
+        channels = bool(selection.channels)
+        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear, channels=channels)
         self._values = values
         self.takes_values = bool(values)
-        self._linear_sequences: dict[tuple[str, int], LinearSequence] = {}
-        self._linear_ended: list[LinearSequence] = []
-        self._without_past: set[str] = set()  # linear layers whose state came from tokens that were not recorded
+        self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
+        self._channel_counts: dict[str, int] = {}  # by path: the channels of the layer, as far as they ran
         self._selection = selection
         self._tokens = tokens
         self._keep = keep
@@ -249,6 +273,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         copies = None if device is None else HostCopies()
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device, copies=copies)
+        chosen = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
+        self._gates = GateRecorder(model, chosen if gates else (), device)
+        self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
@@ -276,7 +303,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         with ExitStack() as stack:
             if self._keep == "disk":
                 disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
-                self._policy = replace(self._policy, disk=disk)
+                self._policy = self._linear.policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
             if functions := self._attentions.linear_functions:
@@ -285,9 +312,15 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         return self.atlas
 
     def _handlers(self) -> dict[str, Handler]:
-        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder}
+        return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
+
+    def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Keep what an output projection is called with."""
+        if args and is_recording(self) and not in_backward():
+            self._gates.hear(module, args[0])
 
     def _add_hooks(self, hooks: Hooks) -> None:
+        hooks.add(self._gates.modules, "gate", "before")
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
@@ -305,14 +338,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self._sequences.finish()
-        if self._linear_sequences:
-            self.atlas.entries += self._linear_entries()
+        self.atlas.entries += self._linear.entries()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
                 raise errors.no_layer_attended(self._selection.named, list(self._matched))
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
+        self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
         self._complete_text()
         self._complete_layers()
         if self._policy.disk is not None:
@@ -340,10 +373,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
         empty = self._attentions.without_attention()
         missed = [*self._unrecorded]
-        if self._without_past:
+        if self._linear.without_past:
             recorded = {entry.name for entry in self.atlas.entries}
-            missed += [(path, self._model.get_submodule(path)) for path in sorted(self._without_past - recorded)]
-        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, missed)}
+            missed += [(path, self._model.get_submodule(path)) for path in sorted(self._linear.without_past - recorded)]
+        unrecorded = self._attentions.not_recorded(empty, missed)
+        if beside := self._attentions.beside_attention():
+            unrecorded["linear"] = unrecorded.get("linear", {}) | beside
+        self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: unrecorded}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
 
@@ -360,6 +396,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._sequences.decide()  # of a pass that raised an error
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
         self._query_masks = {}
+        self._first_of_state = None
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
@@ -417,6 +454,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for (path, occurrence), site in self._visits.items():
             if site.kind != unrelated_kind and (path, occurrence) in self._sequences.last:
                 self._first_calls[path] = self._sequences.last[path, occurrence].number
+            elif name == "self" and (number := self._linear.number_of(path, occurrence)):
+                self._first_calls[path] = number
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -454,49 +493,26 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     @public()
     def on_linear(self, call: LinearCall) -> None:
         """Record one call of a layer of linear attention; nothing in another thread or in a backward pass."""
-        module = self._passes.innermost
-        if module is None or not is_recording(self):
+        here = self._passes.running()
+        if here is None or not is_recording(self):
             return
-        site = self._site_of(module)
+        site = self._site_of(here.module)
         if site is None:
             return
-        key = (site.path, self._passes.occurrence(site.path))
-        sequence = self._linear_sequences.get(key)
-        if not call.begins and (sequence is None or not sequence.continues(call)):
-            self._without_past.add(site.path)  # its rows would lack what the state holds
-            self._linear_sequences.pop(key, None)
-            if sequence is not None:
-                self._linear_ended.append(sequence)
+        number, here.linear_calls = here.linear_calls, here.linear_calls + 1
+        heard = self._linear.hear(site, self._passes.occurrence(site.path), number, call)
+        if heard is None:
             return
-        first = 0 if call.begins or sequence is None else sequence.length
-        if sequence is None or call.begins:
-            number = 0 if sequence is None else sequence.number + 1
-            if sequence is not None:
-                self._linear_ended.append(sequence)
-            sequence = LinearSequence(site, number, self._policy, keeps_values=self._values is True)
-            self._linear_sequences[key] = sequence
-        batch, _, n, _ = call.tokens["q"].shape
+        sequence, call, first = heard
+        batch, _, n, _ = call.values.shape
         self._first_query = first if self._first_query is None else self._first_query
+        self._first_of_state = first
         if not self._attentions.has_softmax:  # else its keys tell how the text goes on
             self._texts["self"].read_state(batch, first, continues=first > 0)
-        given = self._padding_masks.get(site.kind)
+        given = self._padding_masks.get("self" if site.kind == "linear" else site.kind)
         mask = None if given is None else given[:, first : first + n]
         fits = mask is not None and mask.shape == (batch, n)
         sequence.add(call, mask.bool() if mask is not None and fits else None)
-
-    def _linear_entries(self) -> list[Entry]:
-        """Return the entries of all layers of linear attention, of the heads and queries that were asked for."""
-        entries = []
-        for sequence in (*self._linear_ended, *self._linear_sequences.values()):
-            site = self._attentions.sites.get(sequence.site.path, sequence.site)
-            if not self._selection.includes(site, self._attentions):
-                continue
-            count = sequence.matrix().weights.shape[1]
-            heads = self._selection.heads_of(site, self._attentions, count)
-            rows = self._selection.rows(0, sequence.length)
-            if len(heads) and len(rows):
-                entries.append(sequence.to_entry(heads, rows, site))
-        return entries
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
@@ -510,6 +526,9 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Return a call with its position in the text; None where none of its queries is recorded."""
         matrix, cross = call.matrix, site.kind == "cross"
         first_query, first_key = self._position(site, matrix, call.first_query, call.first_key)
+        known, (m, n) = self._first_of_state, matrix.weights.shape[2:]
+        if known is not None and site.kind == "self" and not first_key and n == known + m:
+            first_query = known  # caches of such models may not know how many tokens they hold
         text, inside = self._texts["self" if cross else site.kind], self._passes.inside
         if inside and not cross:
             restarted = text.read(matrix.problem, first_query, first_key)

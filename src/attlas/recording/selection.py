@@ -22,9 +22,13 @@ class Selection:
         Heads of every layer, or layer to heads.
     queries : slice or range, optional
         Places in the text; negative ends of a slice count from the end of each call.
+    channels : slice, range, sequence of int or int, optional
+        Channels of layers that have one matrix for each; the default is none.
     """
 
-    def __init__(self, layers: Any, heads: Any, queries: Any = None, where: str = "record()") -> None:
+    def __init__(
+        self, layers: Any, heads: Any, queries: Any = None, where: str = "record()", channels: Any = None
+    ) -> None:
         self.where = where
         self.layers = None if layers is None else _layer_list(layers)
         self.by_layer: dict[int | str, tuple[int, ...]] = {}
@@ -38,6 +42,7 @@ class Selection:
         if queries is not None:
             _check_queries(queries)
         self.queries: slice | range | None = queries
+        self.channels: slice | range | tuple[int, ...] = () if channels is None else _channels(channels)
 
     @property
     def named(self) -> tuple[int | str, ...]:
@@ -106,6 +111,27 @@ class Selection:
             fix = f"use heads from 0 to {count - 1}, or from {-count} to -1."
             raise OutOfRangeError(rule, found, fix, layer=f"{site.key} ({site.path})", where=self.where)
         return tuple(sorted({head % count for head in chosen}))
+
+    def channels_of(self, count: int, *, ended: bool = True, site: AttentionSite | None = None) -> list[int]:
+        """Return the chosen channels of the first `count` of a layer, ascending; `ended` says that it has no more.
+
+        Raises
+        ------
+        OutOfRangeError
+            If a layer that has no more has no such channel, or none that was chosen.
+        """
+        asked = self.channels
+        if isinstance(asked, slice):
+            chosen = list(range(count)[asked])
+            wrong: list[int | slice] = [] if chosen else [asked]
+        else:
+            chosen = sorted({channel for channel in asked if channel < count})
+            wrong = [channel for channel in asked if channel >= count]
+        if ended and wrong and site is not None:
+            rule, found = "each channel must be one of the layer's.", f"channels = {wrong[0]!r}, the layer has {count}"
+            fix = f"channels=range(0, {min(count, 8)}), or numbers from 0 to {count - 1}."
+            raise OutOfRangeError(rule, found, fix, layer=f"{site.key} ({site.path})", where=self.where)
+        return chosen
 
     def rows(self, first_query: int, m: int) -> range:
         """Return which of the m queries of a call are recorded; the first stands at `first_query` in the text."""
@@ -176,6 +202,22 @@ def _head_list(heads: Any) -> tuple[int, ...]:
         found, fix = kind(heads) if items else "no head", "heads=[0, 3], or heads={layer: [0, 3]} for some layers."
         raise DtypeError("heads must be whole numbers, at least one.", found, fix, heads=repr(heads)[:80])
     return items
+
+
+def _channels(channels: Any) -> slice | range | tuple[int, ...]:
+    """Return channels as a slice, a range or a tuple, or raise a DtypeError."""
+    fix = "channels=[0, 5], channels=range(8), or channels=slice(None) for all."
+    if isinstance(channels, slice):
+        ends = (channels.start, channels.stop, channels.step)
+        if all(end is None or (is_integer(end) and end >= 0) for end in ends) and channels.step != 0:
+            return channels
+        raise DtypeError("a slice of channels must have ends from 0 on.", repr(channels), fix, where="record()")
+    items = tuple(channels) if isinstance(channels, Iterable) and not isinstance(channels, str) else (channels,)
+    wrong = [item for item in items if not is_integer(item) or item < 0]
+    if wrong or not items:
+        found = f"{wrong[0]!r}" if wrong else "no channel"
+        raise DtypeError("channels must be whole numbers from 0 on, at least one.", found, fix, where="record()")
+    return channels if isinstance(channels, range) else items
 
 
 def _check_queries(queries: Any) -> None:

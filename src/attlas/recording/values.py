@@ -45,6 +45,16 @@ def kept_values(
     return kept if weight is None else kept | {"output_norms": _output_norms(values, weight, heads, count)}
 
 
+def output_projection(model: nn.Module, path: str) -> nn.Module | None:
+    """Return the linear map behind an attention; None where none is known."""
+    owners = (model.get_submodule(path), _INSIDE), (model.get_submodule(path.rpartition(".")[0]), _BESIDE)
+    for owner, names in owners:
+        for name in names:
+            if _weight_of(owner, name) is not None:
+                return owner.get_submodule(name)
+    return None
+
+
 def _some(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
     """Return some places along an axis; nobody waits until a device has their numbers."""
     return t.index_select(axis, to_device(torch.tensor(places, device="cpu"), t.device))

@@ -12,6 +12,7 @@ from torch import Tensor
 import attlas
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed, public
 from attlas.matrix import AttentionMatrix
+from attlas.recording.atlas.averaging import mean_of
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.deserialization import read
 from attlas.recording.atlas.entry import KINDS, Entry, statistic_names
@@ -67,7 +68,8 @@ class Atlas:
 
     Notes
     -----
-    Main kind, which a plain number means: ``"self"`` where there is one, else ``"encoder"``, else ``"cross"``.
+    Main kind, which a plain number means: ``"self"`` where there is one, else ``"encoder"``, else ``"cross"``. Of
+    layers with two mixers, ``atlas["linear.3"]`` is the linear one, beside the softmax ``atlas[3]``.
     A negative number counts from the last recorded layer of the main kind.
 
     Examples
@@ -251,6 +253,57 @@ class Atlas:
         parts = [f"{name}: {_layers(self.layers(name))}" for name in self.kinds]
         return "; ".join([*parts, f"modules {listed(dict.fromkeys(entry.name for entry in self.entries))}"])
 
+    @public("atlas.mean()")
+    def mean(self, layers: Iterable[Any] | None = None, *, over_heads: bool = False) -> AttentionMatrix:
+        """Return the mean of the matrices of some layers, head by head, as a lazy matrix.
+
+        Parameters
+        ----------
+        layers : iterable of int, str or tuple, optional
+            The layers, as ``atlas[...]`` takes them; the default is all of the main kind.
+        over_heads : bool, default False
+            Whether the mean is taken over the heads, too, those of each layer first: the matrix has one head. Needed
+            where layers have different numbers of heads.
+
+        Returns
+        -------
+        AttentionMatrix, shape (batch, heads, m, n)
+            A sum of matrices: weights of linear layers may be negative.
+
+        Raises
+        ------
+        ShapeError
+            If the shapes of the matrices differ, or there is no layer.
+        DeviceError
+            If they are on several devices.
+        OutOfRangeError
+            If there is no such layer.
+        RecordingError
+            If a layer keeps no matrix.
+
+        Notes
+        -----
+        Nothing is computed. A product or a statistic costs that of each layer, and with `over_heads` of each head. For
+        layers with two mixers, ``atlas.mean([3, "linear.3"], over_heads=True)`` is the mean of both, which
+        `attlas.heads.rollout` takes in their place.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.recording.atlas import Atlas, Entry
+        >>> A = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+        >>> B = attlas.attend(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+        >>> atlas = Atlas(
+        ...     [Entry(f"{l}", l, "self", 0, (0, 1), (0, 5), 0, (1, 2, 5, 5), W) for l, W in enumerate((A, B))]
+        ... )
+        >>> bool(torch.allclose(atlas.mean().to_dense(), (A.to_dense() + B.to_dense()) / 2))
+        True
+        >>> atlas.mean([0, 1], over_heads=True).shape
+        torch.Size([1, 1, 5, 5])
+        """
+        keys = self.layers() if layers is None else list(layers)
+        return mean_of([self[key] for key in keys], [str(key) for key in keys], over_heads=over_heads)
+
     @public("atlas.table()")
     def table(self, data: str = "records", *, join_steps: bool = False) -> Any:
         """Return one record for each recorded head, with each statistic as one number.
@@ -390,7 +443,8 @@ class Atlas:
         (True, False)
         """
         main = self._main()
-        return (entry.kind == main or (entry.kind, main) == ("cross", "self")) and self._is_of_last_text(entry)
+        beside = main == "self" and entry.kind in ("cross", "linear")
+        return (entry.kind == main or beside) and self._is_of_last_text(entry)
 
     def texts_of(self, entry: Entry) -> tuple[list[list[str]] | None, list[list[str]] | None]:
         """Return the texts of the queries and of the keys of an entry, each with a list for every sequence.
@@ -414,7 +468,7 @@ class Atlas:
         ([['ja']], [['yes', '.']])
         """
         known = self.texts if self.has_text(entry) else None
-        if entry.kind == "self" or entry.kind == self._main() != "cross":
+        if entry.kind in ("self", "linear") or entry.kind == self._main() != "cross":
             return known, known
         encoder = (self.texts if self._main() == "encoder" else self.encoder_texts) or []
         batch, _, _, n = entry.shape

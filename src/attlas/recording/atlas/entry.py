@@ -13,13 +13,14 @@ from torch import Tensor
 from attlas.errors import DtypeError, RecordingError, ShapeError, public
 from attlas.foundation.trees import tensors_in
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.kinds.combination import Combination, Term
 from attlas.matrix.protocol import check_are_statistics
 from attlas.matrix.sweep import each_once
 from attlas.matrix.value_weighted import value_weighted
 from attlas.stats import Statistic
 
-KINDS = ("self", "encoder", "cross")
-VALUES = ("values", "value_norms", "output_norms")  # fields with what was kept of the values
+KINDS = ("self", "encoder", "cross", "linear")
+VALUES = ("values", "value_norms", "output_norms", "gates")  # fields with what was kept of the values
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +33,10 @@ class Entry:
         Path of the attention module in ``model.named_modules()``.
     layer : int
         Number among the model's attentions of this kind, in the order of the model.
-    kind : {"self", "encoder", "cross"}
+    kind : {"self", "encoder", "cross", "linear"}
         Self-attention of a decoder (or of a model that has no other), self-attention of an encoder that
-        feeds a decoder, or cross-attention.
+        feeds a decoder, or cross-attention. In a model with layers that have two mixers side by side, a softmax and a
+        linear attention (Falcon-H1, Zamba2), the linear ones are of a kind of their own.
     call : int
         Which pass of the module, 0 for the first. The steps of one generation are one pass.
     heads : tuple of int
@@ -56,6 +58,9 @@ class Entry:
         Norm of each value, ``‖v_j‖``.
     output_norms : Tensor, optional, shape (batch, recorded heads, n)
         Norm of each value behind the head's part of the output projection, ``‖v_j W_O^h‖``.
+    gates : Tensor, optional, shape (batch, recorded heads, m)
+        Factor of each query and head by which the layer multiplies its output, with ``record(gates=True)``; NaN where
+        it multiplies each channel by a factor of its own, or normalizes them.
     query_mask : Tensor of bool, optional, shape (batch, m)
         False for a query that is padding, from the ``attention_mask`` of the call, the mask of the matrix, or
         because the query has no allowed key; None where every query is a token. Means leave padding out.
@@ -94,6 +99,7 @@ class Entry:
     values: Tensor | None = field(default=None, kw_only=True)
     value_norms: Tensor | None = field(default=None, kw_only=True)
     output_norms: Tensor | None = field(default=None, kw_only=True)
+    gates: Tensor | None = field(default=None, kw_only=True)
 
     @public("Entry()")
     def __post_init__(self) -> None:
@@ -117,7 +123,7 @@ class Entry:
             found = f"{self.query_mask.dtype} of shape {tuple(self.query_mask.shape)}, {tuple(self.shape)} in shape"
             fix = "query_mask=attention_mask.bool(), the part that belongs to these queries."
         elif found := self._wrong_values():
-            rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n)."
+            rule = "values must be (batch, value heads, n, e), norms (batch, heads or value heads, n), gates (..., m)."
             fix = "give the values of all keys; as many heads as the matrix has, or grouped ones."
         if rule:
             raise ShapeError(rule, found, fix, name=self.name)
@@ -127,8 +133,10 @@ class Entry:
         batch, heads, _, n = self.shape
         for name, t in self.values_and_norms.items():
             count = t.shape[1] if t.ndim > 1 else 0
-            fits = heads == count if name == "output_norms" or not count else heads % count == 0
-            if t.ndim != (4 if name == "values" else 3) or (t.shape[0], t.shape[2]) != (batch, n) or not fits:
+            whole = name in ("output_norms", "gates")
+            fits = heads == count if whole or not count else heads % count == 0
+            length = self.shape[2] if name == "gates" else n
+            if t.ndim != (4 if name == "values" else 3) or (t.shape[0], t.shape[2]) != (batch, length) or not fits:
                 return f"{name} of shape {tuple(t.shape)}, {tuple(self.shape)} in shape"
         return ""
 
@@ -164,7 +172,9 @@ class Entry:
 
         Notes
         -----
-        Cost: that of the same read of the weights. A gate behind the attention is not counted.
+        Weights of linear attention keep their signs, ``A_ij ‖v_j‖``; `output` is refused there, since a norm and a gate
+        come before the output projection. Cost: that of the same read of the weights. A gate behind the attention is
+        not counted.
 
         Examples
         --------
@@ -185,6 +195,48 @@ class Entry:
         if output and self.value_norms is not None:
             rule, fix = "the output projection of the layer must be known.", "value_weighted(output=False)"
         raise RecordingError(rule, f"no {field}", fix, entry=self._label)
+
+    @property
+    @public("Entry.gated")
+    def gated(self) -> AttentionMatrix:
+        """The matrix that reaches the output projection, lazy: each row times the output gate of its query and head.
+
+        Raises
+        ------
+        RecordingError
+            If the gates were not recorded, or the layer has a factor for each channel, or a norm: what reaches its
+            projection is then no matrix of tokens times the values.
+
+        See Also
+        --------
+        attlas.record : ``values=True, gates=True`` records them.
+
+        Notes
+        -----
+        Without a gate it is the matrix itself. Cost: that of the same read of the weights.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.recording.atlas import Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
+        >>> gates = torch.tensor([[[1.0, 0.5]]])
+        >>> Entry("attn", 0, "self", 0, (0,), (0, 2), 0, (1, 1, 2, 2), A, gates=gates).gated.to_dense()[0, 0]
+        tensor([[0.5000, 0.5000],
+                [0.2500, 0.2500]])
+        """
+        matrix, gates = self.need_matrix(), self.gates
+        if gates is None:
+            rule = "the gates must have been recorded, in one call of the model outside of a program."
+            fix = "record(model, values=True, gates=True)"
+            raise RecordingError(rule, "no gates", fix, entry=self._label)
+        if bool(gates.isnan().any()):
+            rule = "the output gate must be one factor for each query and head."
+            found = "a factor for each channel, or a norm: what reaches the output projection is no matrix times values"
+            fix = "entry.matrix @ entry.values is exact before the gate, and so is entry.value_weighted()."
+            raise RecordingError(rule, found, fix, entry=self._label)
+        factors = gates.to(matrix.device, matrix.dtype).unsqueeze(-1)
+        return AttentionMatrix(Combination([Term(factors, matrix.weights)]), matrix.axes)
 
     @property
     def path(self) -> str:

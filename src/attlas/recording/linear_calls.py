@@ -1,0 +1,271 @@
+"""What layers of linear attention compute: a call of a function of transformers, read as queries, keys and gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attlas.foundation.compat import LIGHTNING, RNN_SCAN
+from attlas.masks import Causal
+from attlas.matrix import AttentionMatrix
+from attlas.matrix.attend import attend
+from attlas.matrix.transport.function import transport
+from attlas.scores import Alibi, RelativeBias, ScaledDot
+
+_EPSILON = 1e-6  # added to the squared norm of queries and keys, as the functions do
+
+
+class LinearCall(NamedTuple):
+    """What a layer of linear attention computes in one call.
+
+    Parameters
+    ----------
+    tokens : dict of str to Tensor
+        Queries, keys and gates with axes (batch, own heads, n, ...), and (heads,) for what no token changes, by the
+        names of the arguments of `matrix`.
+    scale : float
+        Factor of the queries.
+    values : Tensor, shape (batch, heads, n, e)
+        What the matrix is multiplied with.
+    before, after : Tensor, optional
+        The state that the call began with, and the one that it ended with; None where there was none, or none was kept.
+    begins : bool
+        Whether there was no token before those of this call.
+    channels : int, optional
+        Where each channel has a matrix of its own: how many there are. `values` has all of them, `tokens` none.
+    choose : callable, optional
+        From the places of some of these channels to their `tokens`.
+    matrix : callable
+        What makes the matrix of the tokens and the scale.
+    """
+
+    tokens: dict[str, Tensor]
+    scale: float
+    values: Tensor
+    before: Tensor | None
+    after: Tensor | None
+    begins: bool
+    channels: int | None = None
+    choose: Callable[[Tensor], dict[str, Tensor]] | None = None
+    matrix: Callable[..., AttentionMatrix] = transport
+
+
+def _heads_first(t: Tensor) -> Tensor:
+    """Return (batch, n, heads, ...) as (batch, heads, n, ...)."""
+    return t.transpose(1, 2)
+
+
+def _is_empty(state: Tensor | None) -> bool:
+    """Return whether no token was written into a state yet."""
+    return state is None or not bool(state.any())
+
+
+def _unit(t: Tensor) -> Tensor:
+    return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _EPSILON)
+
+
+def _delta_rule(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of a gated delta rule, whose decay is one number a token, or one for each channel (KDA)."""
+    q, k, v = (_heads_first(given[name]) for name in ("query", "key", "value"))
+    decay, beta = _heads_first(given["g"]), _heads_first(given["beta"])
+    if decay.ndim == 4:  # of each channel: these functions take norms of float32 numbers
+        q, k = q.float(), k.float()
+    if given.get("use_qk_l2norm_in_kernel"):
+        q, k = _unit(q), _unit(k)
+    tokens = {"q": q, "k": k, "decay": decay, "write": beta, "erase": beta}
+    state = given.get("initial_state")
+    return LinearCall(tokens, float(q.shape[-1]) ** -0.5, v, state, result[1], begins=_is_empty(state))
+
+
+def _scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of the scan of Mamba-2: keys are B, queries C, and each token has a step width dt."""
+    low, high = given.get("dt_limit", (0.0, float("inf")))
+    widths = _widths(given["dt"], given).clamp(low, high)
+    x, B, C, dt = (_heads_first(t) for t in (given["hidden_states"], given["B"], given["C"], widths))
+    state = given.get("initial_states")
+    after = result[1] if isinstance(result, tuple) else None
+    return _of_scan(x, B, C, dt, given["A"], given.get("D"), state, after, begins=_is_empty(state))
+
+
+def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call for one token of Mamba-2, which changes its state in place."""
+    widths = _widths(given["dt"], given)[..., 0]
+    x, B, C, dt = (t.unsqueeze(2) for t in (given["hidden_states"], given["B"], given["C"], widths))
+    D = given.get("D")
+    D = D if D is None or D.ndim == 1 else D[:, 0]
+    return _of_scan(x, B, C, dt, given["A"][:, 0, 0], D, before, given["state"].clone(), begins=_is_empty(before))
+
+
+def _widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
+    bias = given.get("dt_bias")
+    dt = dt if bias is None else dt + bias
+    return functional.softplus(dt) if given.get("dt_softplus") else dt
+
+
+def _of_scan(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    D: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    *,
+    begins: bool,
+) -> LinearCall:
+    tokens = {"q": C, "k": B, "decay": dt * A.reshape(-1, 1), "write": dt}
+    if D is not None:
+        tokens["diagonal"] = D
+    return LinearCall(tokens, 1.0, x, before, after, begins)
+
+
+def _lightning(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of a layer of lightning attention, whose decay is one number a head."""
+    layer, mask = given["self"], given["attention_mask"]
+    x = layer.act_fn(given["heard"])
+    x = x if mask is None else (x * mask.unsqueeze(-1)).to(x.dtype)
+    x = x.reshape(*x.shape[:2], layer.num_attention_heads, -1)
+    q, k, v = (_heads_first(t) for t in x.split(layer.head_dim, dim=-1))
+    tokens = {"q": q, "k": k, "decay": -layer.slope_rate.reshape(-1)}
+    return LinearCall(tokens, 1.0, v, before, result[1], begins=before is None)
+
+
+def _lightning_state(given: dict[str, Any]) -> Tensor | None:
+    cache = given.get("past_key_values")
+    return None if cache is None else cache.get_linear_cache(given["self"].layer_idx)
+
+
+def _state(given: dict[str, Any]) -> Tensor | None:
+    """Return a copy of a state that is changed in place."""
+    state = given.get("state")
+    return None if state is None else state.clone()
+
+
+def _states(given: dict[str, Any]) -> Tensor | None:
+    """Return the parts of a state as one tensor."""
+    parts = given.get("state")
+    return None if parts is None else torch.stack([t.float() for t in parts])
+
+
+def _selective_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of the scan of Mamba-1: each channel has a decay for each number of its state."""
+    x, dt, B, C = given["hidden_states"], given["dt"], given["B"].mT, given["C"].mT  # (batch, channels or size, n)
+    after = result[1] if isinstance(result, tuple) else None
+    return _of_channels(x, dt, given["A"], B, C, given.get("D"), "delta", given, None, after)  # it begins anew
+
+
+def _selective_step(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call for one token of Mamba-1, which changes its state in place."""
+    x, dt = given["hidden_states"].unsqueeze(-1), given["dt"].unsqueeze(-1)
+    B, C = given["B"].unsqueeze(1), given["C"].unsqueeze(1)
+    return _of_channels(x, dt, given["A"], B, C, given.get("D"), "dt", given, before, given["state"].clone())
+
+
+def _of_channels(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    name: str,
+    given: dict[str, Any],
+    before: Tensor | None,
+    after: Tensor | None,
+) -> LinearCall:
+    """Return a call of Mamba-1, given (batch, channels, n) of values and step widths, (batch, n, size) of B and C."""
+    bias, softplus = given.get(f"{name}_bias"), given.get(f"{name}_softplus")
+
+    def choose(channels: Tensor) -> dict[str, Tensor]:
+        widths = dt[:, channels]
+        widths = widths if bias is None else widths + bias[channels].to(widths.dtype).unsqueeze(-1)
+        widths = functional.softplus(widths) if softplus else widths
+        decay = widths.unsqueeze(-1) * A[channels].unsqueeze(1)
+        tokens = {"q": C.unsqueeze(1), "k": B.unsqueeze(1), "decay": decay, "write": widths}
+        return tokens if D is None else tokens | {"diagonal": D[channels]}
+
+    return LinearCall({}, 1.0, x.unsqueeze(-1), before, after, _is_empty(before), x.shape[1], choose)
+
+
+def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of RG-LRU, whose state has one number a channel."""
+    x, reset = given["hidden_states"], given["reset"]
+    gates = given["recurrent_gate"] * ~reset
+    begins = _is_empty(before) or bool(reset[:, 0].all())
+
+    def choose(channels: Tensor) -> dict[str, Tensor]:
+        decay = gates[..., channels].float().log().mT.unsqueeze(-1)
+        one = torch.ones_like(decay[:, :1])
+        return {"q": one, "k": one, "decay": decay}
+
+    return LinearCall({}, 1.0, x.mT.unsqueeze(-1), before, result[1], begins, x.shape[-1], choose)
+
+
+def _wkv(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCall:
+    """Read a call of RWKV-4, which is a softmax over keys of one number, with a decay and a bonus for each channel."""
+    key, after = given["key"], result[1]
+    begins = before is None or not bool(before[1].any())  # the denominator
+
+    def choose(channels: Tensor) -> dict[str, Tensor]:
+        rates, bonus = (given[name][channels].float() for name in ("time_decay", "time_first"))
+        return {"k": key[..., channels].mT.unsqueeze(-1).float(), "slopes": rates.exp(), "bonus": bonus}
+
+    after = None if after is None else torch.stack([t.float() for t in after])
+    values = given["value"].mT.unsqueeze(-1)
+    return LinearCall({}, 1.0, values, before, after, begins, key.shape[-1], choose, _wkv_matrix)
+
+
+def _wkv_matrix(k: Tensor, slopes: Tensor, bonus: Tensor, scale: float) -> AttentionMatrix:
+    """Return the weights of RWKV-4: logits ``k_j - (i - 1 - j) slope``, and ``k_i + bonus`` of a token with itself."""
+    # A row is the same where all its logits are: here each is less by one slope.
+    own = RelativeBias(len(slopes), max_distance=1, bidirectional=False).requires_grad_(False).to(k.device)
+    own.weight.copy_(torch.stack([torch.zeros_like(bonus), bonus - slopes]))
+    return attend(torch.ones_like(k), k, ScaledDot(scale) + Alibi(slopes) + own, Causal())
+
+
+class Reader(NamedTuple):
+    """How the calls of a function are read.
+
+    Parameters
+    ----------
+    read : callable
+        From the arguments by their names, the result, and the state before the call, to what was computed.
+    before : callable
+        From the arguments to the state before the call, which the call does not change.
+    axes : tuple of int
+        Where the result has its tokens and its heads; of one token, its heads alone.
+    projection : str
+        A module of the layer that is ``self``, whose output is read as the argument ``"heard"``.
+    norm : str
+        A module of that layer whose input is what the heads computed, where the result is not.
+    """
+
+    read: Callable[[dict[str, Any], Any, Tensor | None], LinearCall]
+    before: Callable[[dict[str, Any]], Tensor | None] = _state
+    axes: tuple[int, ...] = (1, 2)
+    projection: str = ""
+    norm: str = ""
+
+
+#: By the name that a file of a model has for it, a function, or a method with its class. Each file has the same few.
+OF_HEADS = {
+    "torch_chunk_gated_delta_rule": Reader(_delta_rule),
+    "torch_recurrent_gated_delta_rule": Reader(_delta_rule),
+    "chunk_kimi_delta_attention": Reader(_delta_rule),
+    "recurrent_kimi_delta_attention": Reader(_delta_rule),
+    "mamba2_chunk_scan": Reader(_scan),
+    "mamba2_selective_state_update": Reader(_scan_step, axes=(1,)),
+    LIGHTNING: Reader(_lightning, _lightning_state, projection="qkv_proj", norm="norm"),
+}
+#: Those of layers with one matrix for each channel.
+OF_CHANNELS = {
+    "mamba_selective_scan": Reader(_selective_scan),
+    "mamba_selective_state_update": Reader(_selective_step),
+    RNN_SCAN: Reader(_rnn_scan, lambda given: given["recurrent_states"]),
+    "rwkv_linear_attention": Reader(_wkv, _states),
+}
