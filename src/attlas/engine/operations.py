@@ -165,17 +165,3 @@ def record(
     if request.dot is not None and request.dot.row is None:
         request = request.as_fused()
     return autograd.collect(request, statistics, compute)
-
-
-def traced_product(problem: Problem, v: Tensor, plan: Plan) -> Tensor | None:
-    """Return ``A @ v`` in a program that torch compiles, by a function of torch that stores no matrix; None without."""
-    from attlas.engine.backends.flex import traced
-
-    return traced.product(problem, v, plan)
-
-
-def traced_log_sum_exp(problem: Problem, plan: Plan) -> Tensor | None:
-    """Return the log-sum-exp of each row with its graph, as `traced_product` computes it; None without."""
-    from attlas.engine.backends.flex import traced
-
-    return traced.log_sum_exp(problem, plan)

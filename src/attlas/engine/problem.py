@@ -39,15 +39,14 @@ def full_precision(f: F) -> F:
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
-        compiles = torch.compiler.is_compiling()  # the program that runs it chooses its device and its settings
-        several = kind == "cuda" and not compiles and torch.cuda.device_count() > 1
+        several = kind == "cuda" and not torch.compiler.is_compiling() and torch.cuda.device_count() > 1
         if several and torch.cuda.current_device() != problem.device.index:
             with torch.cuda.device(problem.device):
                 return run(problem, *args, **kwargs)
         if kind != "meta" and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return run(problem, *args, **kwargs)
-        has_setting = kind in SETTING_OF and not compiles
+        has_setting = kind in SETTING_OF and not torch.compiler.is_compiling()
         # Another thread may have switched to full precision, and may switch back while this one multiplies.
         if has_setting and (FULL_FLOAT32.users or setting(*SETTING_OF[kind]) not in FULL):
             with FULL_FLOAT32:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attlas.engine import operations as engine
+from attlas.engine.autodiff.graph import traced_log_sum_exp, traced_product
 from attlas.engine.dropout import Dropout
 from attlas.engine.fused import is_square_causal
 from attlas.engine.plan import Plan
@@ -31,7 +31,7 @@ def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, ls
     seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
     prepared = _prepared(problem, plan, dropout=seed)
     if prepared is None:
-        fused = None if dropout is not None else engine.traced_product(problem, v, plan)
+        fused = None if dropout is not None else traced_product(problem, v, plan)
         return definition.product(problem, v, dropout, lse) if fused is None else fused
     problem, tensors, text = prepared
     keep = _needs_gradient(problem.q, problem.k, v, *tensors)
@@ -60,7 +60,7 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     found = _collected(problem, [LogSumExp()], plan)
     if found is not None:
         return found[0]  # type: ignore[no-any-return]
-    fused = engine.traced_log_sum_exp(problem, plan) if _operators_are_traced() else None
+    fused = traced_log_sum_exp(problem, plan) if _operators_are_traced() else None
     return definition.log_sum_exp(problem) if fused is None else fused
 
 

@@ -46,8 +46,8 @@ def whole(problem: Problem) -> Tile:
         return problem.tile(*map(range, problem.shape))
     batch, heads, m, n = problem.shape
     spans: Any = [Span(size) for size in problem.shape]
-    ids = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
-    return Tile(*spans, m, n, *ids, problem.device, problem.dtype)
+    b, h = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
+    return Tile(spans[0], spans[1], spans[2], spans[3], m, n, b, h, problem.device, problem.dtype)
 
 
 def reader(t: Tensor) -> tuple[Callable[..., Tensor], Kind]:
