@@ -39,7 +39,8 @@ def full_precision(f: F) -> F:
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = problem.device.type
-        if kind == "cuda" and torch.cuda.device_count() > 1 and torch.cuda.current_device() != problem.device.index:
+        several = kind == "cuda" and not torch.compiler.is_compiling() and torch.cuda.device_count() > 1
+        if several and torch.cuda.current_device() != problem.device.index:
             with torch.cuda.device(problem.device):
                 return run(problem, *args, **kwargs)
         if kind != "meta" and torch.is_autocast_enabled(kind):

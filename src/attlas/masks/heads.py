@@ -113,7 +113,7 @@ class Heads(Combined):
         ]
 
     def allows(self, at: Tile) -> Tensor:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_compiling():
             return self._chosen(at)
         return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 

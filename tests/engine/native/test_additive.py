@@ -1,6 +1,7 @@
 """The additive score as reciprocals: every instruction set gives what the reference gives, and its guard holds."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,8 +190,32 @@ def test_reasons() -> None:
     refused = additive.AdditiveKernels.unsupported
     assert refused(attlas.attend(q, k, score=make(3)).problem) is None
     assert refused(attlas.attend(q, k[:, :, :0], score=make(3)).problem) == "there is nothing to compute"
-    assert refused(attlas.attend(q, k, score=2 * make(3)).problem) == "the score is not additive"
+    assert refused(attlas.attend(q, k, score=2 * make(3)).problem) is None
+    assert refused(attlas.attend(q, q, score=2 * attlas.Cosine()).problem) == "the score is not additive"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTLAS_NATIVE", "none")
         reason = refused(attlas.attend(q, k, score=make(3)).problem)
     assert reason == "ATTLAS_NATIVE=none turns the kernels off"
+
+
+SCALED: dict[str, Callable[[attlas.Score, attlas.Score], attlas.Score]] = {
+    "score": lambda pairs, places: -1.5 * pairs,
+    "sum": lambda pairs, places: 2.0 * (pairs + places),
+    "sum of sums": lambda pairs, places: 0.5 * (3.0 * (places + pairs) + attlas.Alibi(4)),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_multiple_of_a_sum_is_the_sum_of_the_multiples(name: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (t.requires_grad_() for t in tokens(19, 33, 3))
+    pairs, cells = make(5), torch.randn(4, 19, 33, dtype=torch.float64)
+    score = SCALED[name](pairs, attlas.Alibi(4) + attlas.TensorBias(cells))
+    results = []
+    for plan in (Plan("native"), Plan("reference")):
+        A = attlas.attend(q, k, score=score, mask=attlas.Causal(), plan=plan)
+        out, leaves = A @ v, [q, k, v, *pairs.parameters()]
+        statistics = A.detach().collect(attlas.stats.Entropy(), attlas.stats.ColumnMass())
+        results.append([out, *statistics, *torch.autograd.grad(out, leaves, torch.ones_like(out).cumsum(2))])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)

@@ -16,7 +16,7 @@ from torch import Tensor
 import attlas
 from attlas import Plan, stats
 from attlas.engine.backends import reference
-from attlas.engine.backends.native import library, request
+from attlas.engine.backends.native import dot, library, request
 
 NATIVE, TILED = Plan("native"), Plan("tiled")
 ROWS, COLUMNS = (slice(10, 20), slice(15, 33)), (slice(5, 11), slice(40, 80))
@@ -449,3 +449,29 @@ def test_an_output_with_statistics_is_that_of_two_passes(
         assert apart.lse.shape == A.shape[:-1]  # known from here on: the statistics are a pass of their own
         for found, expected in zip(together, apart.collect(*asked), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.skipif(not library.available(), reason="the kernels are not compiled here")
+def test_statistics_of_rows_use_the_log_sum_exp_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of torch's kernel is rounded to float32, and is computed again with them."""
+    q, k, v = (torch.randn(1, 2, 70, 16) for _ in range(3))
+    known, compute = [], dot.compute
+
+    def watched(*given: Any, lse: Tensor | None = None, **further: Any) -> Any:
+        known.append(lse is not None)
+        return compute(*given, lse=lse, **further)
+
+    monkeypatch.setattr(dot, "compute", watched)
+    asked = stats.Entropy(), stats.TopK(3), stats.MaxLogit()
+    wanted = attlas.attend(q.double(), k.double(), plan=Plan("reference")).collect(*asked)
+    for rounds in (False, True):
+        A = attlas.attend(q, k, plan=NATIVE)
+        _ = A @ v
+        weights = A.softmax_weights
+        if rounds:
+            A = A.with_weights(weights.replaced(A.problem, weights.lse().float()))
+        known.clear()
+        for found, exact in zip(A.collect(*asked), wanted, strict=True):
+            some, all_digits = (t[0] if isinstance(t, tuple) else t for t in (found, exact))
+            torch.testing.assert_close(some, all_digits.float(), atol=1e-5, rtol=1e-5)
+        assert known == [not rounds]

@@ -87,6 +87,20 @@ def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
         return [s.finish(carry) for s, carry in zip(statistics, carries, strict=True)]
 
 
+def traced_product(problem: Problem, v: Tensor, plan: Plan) -> Tensor | None:
+    """Return ``A @ v`` in a program that torch compiles, by a function of torch that stores no matrix; None without."""
+    from attlas.engine.backends.flex import traced
+
+    return traced.product(problem, v, plan)
+
+
+def traced_log_sum_exp(problem: Problem, plan: Plan) -> Tensor | None:
+    """Return the log-sum-exp of each row with its graph, as `traced_product` computes it; None without."""
+    from attlas.engine.backends.flex import traced
+
+    return traced.log_sum_exp(problem, plan)
+
+
 class Replay:
     """The gradient of a statistic that has no formula for it: autograd's, of one part after the other.
 

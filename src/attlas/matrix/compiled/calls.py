@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine.autodiff.graph import traced_log_sum_exp, traced_product
 from attlas.engine.dropout import Dropout
 from attlas.engine.fused import is_square_causal
 from attlas.engine.plan import Plan
@@ -25,12 +26,13 @@ from attlas.scores.dot import ScaledDot, SoftCap
 
 def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, lse: Callable[[], Tensor]) -> Tensor:
     """Return ``A @ v``, shape (batch, heads, m, e); `lse` gives the log-sum-exp of a part of a matrix."""
-    prepared = None
-    if _operators_are_traced() and not _is_plain(problem, dropout):
-        seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
-        prepared = _prepared(problem, plan, dropout=seed)
-    if prepared is None:
+    if _is_plain(problem, dropout) or not _operators_are_traced():
         return definition.product(problem, v, dropout, lse)
+    seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
+    prepared = _prepared(problem, plan, dropout=seed)
+    if prepared is None:
+        fused = None if dropout is not None else traced_product(problem, v, plan)
+        return definition.product(problem, v, dropout, lse) if fused is None else fused
     problem, tensors, text = prepared
     keep = _needs_gradient(problem.q, problem.k, v, *tensors)
     out: Tensor = operators.pool(problem.q, problem.k, v, tensors, text, keep)[0]
@@ -56,7 +58,10 @@ def statistics(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
     """Return the log-sum-exp of each row, shape (batch, heads, m)."""
     found = _collected(problem, [LogSumExp()], plan)
-    return definition.log_sum_exp(problem) if found is None else found[0]
+    if found is not None:
+        return found[0]  # type: ignore[no-any-return]
+    fused = traced_log_sum_exp(problem, plan) if _operators_are_traced() else None
+    return definition.log_sum_exp(problem) if fused is None else fused
 
 
 def _collected(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any] | None:

@@ -28,7 +28,7 @@ from attlas.engine.problem import Problem, match_heads
 from attlas.foundation.checks import all_finite
 from attlas.masks.documents import Documents
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LEAST = 16  # numbers of a token that the kernel wants
 _ALIGNED = 8  # and what their number is a multiple of
 
@@ -46,7 +46,7 @@ class Flex(Backend):
             return "dropout has to be the same when it is recomputed"
         if 0 in (*problem.shape, problem.q.shape[-1]):
             return "there is nothing to compute"
-        if problem.q.dtype not in _DTYPES:
+        if problem.q.dtype not in DTYPES:
             return "torch compiles it for float32 and 16 bits only"
         if not can_compile():
             return "torch compiles it by Triton, which is not installed"
@@ -112,23 +112,43 @@ def computed(request: Request, v: Tensor, attention: kinds.Attention) -> tuple[T
         If mask or score have no form of one pair.
     """
     problem = request.problem
-    values, block_mask = _translated(request)[0], None
-    if problem.mask is not None:
-        block_mask = block_mask_of(problem)[1]
+    block_mask = None if problem.mask is None else block_mask_of(problem)[1]
+    out, lse = attended(problem, _translated(request)[0], block_mask, v, attention)
+    return out, lse.detach()
+
+
+def attended(
+    problem: Problem, values: Values, block_mask: Any, v: Tensor, attention: kinds.Attention
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp, both with their graph.
+
+    Parameters
+    ----------
+    problem : Problem
+        The matrix.
+    values : Values
+        Its score.
+    block_mask : BlockMask or None
+        Its mask.
+    v : Tensor, shape (batch, value heads, n, e)
+        Values.
+    attention : callable
+        FlexAttention, compiled or not.
+    """
     heads, dtype = problem.shape[1], torch.promote_types(values.q.dtype, v.dtype)
     k, own = match_heads(values.k.to(dtype), v.to(dtype), heads)
     q, k, own = _padded(values.q.to(dtype)), _padded(k), _padded(own)
     out, lse = attention(q, k, own, values.change, block_mask, values.scale, k.shape[1] != heads)
-    out = out[..., : v.shape[-1]]
+    out = out.narrow(-1, 0, v.shape[-1])
     if values.row is not None:
         lse = lse + values.row
     if problem.sink is not None:
         sink = problem.sink.to(lse.dtype).view(1, -1, 1)
         nothing = lse == -torch.inf  # such a row has an output of 0
-        share = torch.sigmoid(torch.where(nothing, 0.0, lse) - sink)
-        out = out * torch.where(nothing, 0.0, share).unsqueeze(-1)
-        lse = torch.logaddexp(lse.detach(), sink.detach())
-    return out.to(v.dtype), lse.detach()
+        finite = torch.where(nothing, 0.0, lse)
+        out = out * torch.where(nothing, 0.0, torch.sigmoid(finite - sink)).unsqueeze(-1)
+        lse = torch.where(nothing, sink, torch.logaddexp(finite, sink))
+    return out.to(v.dtype), lse
 
 
 def _translated(request: Request) -> tuple[Values, Kind]:

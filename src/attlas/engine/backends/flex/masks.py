@@ -93,6 +93,8 @@ def _not(mask: Not, at: Tile, device: torch.device) -> Pairs:
 
 
 def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
+    if torch.compiler.is_compiling():  # no number of a head can be read
+        return _heads_by_number(mask, at, device)
     parts = mask.split(at)
     found = [pairs_of(part, at, device) for _, part, _ in parts]
     if len(found) == 1:
@@ -110,6 +112,19 @@ def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
         return allowed
 
     return Pairs(allows, ("heads", *(part.kind for part in found)))
+
+
+def _heads_by_number(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
+    others = pairs_of(mask.default, at, device).allows
+    own = [(head, pairs_of(part, at, device).allows) for head, part in zip(mask.heads, mask.masks, strict=True)]
+
+    def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        allowed = others(b, h, i, j)
+        for head, f in own:
+            allowed = torch.where(h == head, f(b, h, i, j), allowed)
+        return allowed
+
+    return Pairs(allows, ("heads by number",))
 
 
 def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:

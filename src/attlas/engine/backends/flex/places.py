@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from attlas.engine.problem import Problem
+from attlas.foundation.tiles import Tile
 
 #: A function of batch, head, query and key, which are integer tensors; batch and head are counted from 0.
 OfPair: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -17,6 +20,34 @@ Kind: TypeAlias = tuple[object, ...]
 
 class Untranslatable(Exception):  # noqa: N818 - it is no error, and never leaves the backend
     """Why something has no form of one pair, as a part of a sentence."""
+
+
+class Span:
+    """All places along one axis, as a `range` of them: in a program that is traced that would make its size a constant.
+
+    Parameters
+    ----------
+    size : int
+        How many there are.
+    """
+
+    start, step = 0, 1
+
+    def __init__(self, size: int) -> None:
+        self.stop = size
+
+    def __len__(self) -> int:
+        return self.stop
+
+
+def whole(problem: Problem) -> Tile:
+    """Return the tile of a whole matrix."""
+    if not torch.compiler.is_compiling():
+        return problem.tile(*map(range, problem.shape))
+    batch, heads, m, n = problem.shape
+    spans: Any = [Span(size) for size in problem.shape]
+    b, h = torch.arange(batch, device="cpu"), torch.arange(heads, device="cpu")
+    return Tile(spans[0], spans[1], spans[2], spans[3], m, n, b, h, problem.device, problem.dtype)
 
 
 def reader(t: Tensor) -> tuple[Callable[..., Tensor], Kind]:
@@ -41,8 +72,8 @@ def of_ids(t: Tensor, axis: int, ids: Tensor) -> Tensor:
 
 
 def is_counted(ids: Tensor) -> bool:
-    """Return whether numbers on the CPU are 0, 1, 2 ..."""
-    return torch.equal(ids, torch.arange(len(ids), device="cpu"))
+    """Return whether numbers on the CPU are 0, 1, 2 ...; in a program that torch traces, no other matrix comes here."""
+    return torch.compiler.is_compiling() or torch.equal(ids, torch.arange(len(ids), device="cpu"))
 
 
 def code_of(f: object) -> object:

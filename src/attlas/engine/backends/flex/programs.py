@@ -105,26 +105,32 @@ def _strings(part: object) -> str:
     return part if isinstance(part, str) and part != "table" else ""
 
 
+def flex_attention(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, grouped: bool
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of FlexAttention, called in a program that torch compiles."""
+    from torch.nn.attention import flex_attention as module
+
+    request = getattr(module, "AuxRequest", None)  # since torch 2.9
+    wanted: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
+    options: Any = {"FLOAT32_PRECISION": "'ieee'"}  # whatever the process has chosen for its products
+    out, lse = module.flex_attention(q, k, v, score_mod, block_mask, scale, grouped, kernel_options=options, **wanted)
+    return out, lse if isinstance(lse, Tensor) else lse.lse
+
+
 def compiled(number: int, dynamic: bool | None) -> Attention:
     """Return FlexAttention under torch.compile, with a code object of its own.
 
     torch counts how often it compiles the code of one function, and gives up after eight times. With `dynamic` it takes
     all sizes, and all numbers of a mask, at once; without, it first takes one size for a constant.
     """
-    from torch.nn.attention import flex_attention as module
-
-    request = getattr(module, "AuxRequest", None)  # since torch 2.9
-    wanted: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
-    flex = module.flex_attention
 
     def attention(
         q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, grouped: bool
     ) -> tuple[Tensor, Tensor]:
         if not torch.compiler.is_compiling():  # the function itself would store the whole matrix
             raise RuntimeError("torch.compile is switched off")
-        options: Any = {"FLOAT32_PRECISION": "'ieee'"}  # whatever the process has chosen for its products
-        out, lse = flex(q, k, v, score_mod, block_mask, scale, grouped, kernel_options=options, **wanted)
-        return out, lse if isinstance(lse, Tensor) else lse.lse
+        return flex_attention(q, k, v, score_mod, block_mask, scale, grouped)
 
     code = attention.__code__.replace(co_name=f"flex_attention_{number}")
     own = FunctionType(code, attention.__globals__, code.co_name, None, attention.__closure__)

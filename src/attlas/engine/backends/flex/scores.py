@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backends.flex.masks import numbers_of, on_cpu
-from attlas.engine.backends.flex.places import Kind, OfPair, Untranslatable, code_of, of_ids, reader
+from attlas.engine.backends.flex.places import Kind, OfPair, Untranslatable, code_of, of_ids, reader, whole
 from attlas.engine.problem import Problem
 from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
@@ -116,7 +116,7 @@ def _of_dot(dot: Dot, problem: Problem) -> Values:
 
 def _biased(values: Values, places: Score, problem: Problem) -> Values:
     """Return a score and a score of places."""
-    for bias in _biases(places, problem.tile(*map(range, problem.shape))):
+    for bias in _biases(places, whole(problem)):
         added, kind = _added(bias, problem)
         values = values.then(_plus(added), kind)
     return values
@@ -215,7 +215,7 @@ def _where_allowed(f: Callable[[Tensor, Tensor], Tensor]) -> OfValue:
 
 def _by_function(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
     f = score.score_mod
-    numbers = numbers_of(on_cpu(problem.tile(*map(range, problem.shape))), problem.device)
+    numbers = numbers_of(on_cpu(whole(problem)), problem.device)
 
     def change(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         changed: Any = f(s, *numbers(b, h), i, j)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from attlas.engine.backend import Gradients
-from attlas.engine.backends.native import request
+from attlas.engine.backends.native import bias, request
 from attlas.engine.backends.native.pairwise import PairwiseFamily, unsupported_reason
 from attlas.engine.problem import Problem
 from attlas.scores.additive import Additive
@@ -25,15 +25,16 @@ class AdditiveKernels(PairwiseFamily):
 
     def __init__(self, problem: Problem, q: Tensor, k: Tensor) -> None:
         super().__init__(problem, q, k)
-        self.own: Tensor = getattr(problem.score, "w_v")  # noqa: B009 - a module types its attributes as anything
-        self.weight: Tensor = self.own.detach().to(problem.dtype).contiguous()
+        score, self.factor = bias.unscaled(problem.score)
+        self.own: Tensor = getattr(score, "w_v")  # noqa: B009 - a module types its attributes as anything
+        self.weight: Tensor = (self.own.detach().to(problem.dtype) * self.factor).contiguous()
 
     def parameters(self) -> Tensor:
         return self.weight
 
     @staticmethod
     def unsupported(problem: Problem) -> str | None:
-        if type(problem.score) is not Additive:
+        if type(bias.unscaled(problem.score)[0]) is not Additive:
             return "the score is not additive"
         return unsupported_reason(problem)
 
@@ -70,5 +71,5 @@ class AdditiveKernels(PairwiseFamily):
             d_values += results["d_values"]
             d_weight += results["d_weight"]
         # All parameters but the weights of the hidden units act through the projected tokens.
-        d_parameters = [d_weight if p is self.own else None for p in parameters]
+        d_parameters = [d_weight * self.factor if p is self.own else None for p in parameters]
         return Gradients([d_q], [d_k], d_parameters, d_values, delta)

@@ -23,12 +23,19 @@ from attlas.engine.problem import Problem
 from attlas.foundation.checks import all_finite
 from attlas.foundation.compat import tracing
 from attlas.scores.additive import Additive
+from attlas.scores.base import Score
 from attlas.scores.kernel import Gaussian
 
 # What a gradient may have beside its product, of each row.
 _TERMS = ("log", "square", "mean", "linear", "centre")
 # The family of kernels of each score that is no dot product.
 _FAMILIES: dict[type, type[PairwiseFamily]] = {Additive: AdditiveKernels, **dict.fromkeys(KERNELS, DistanceKernels)}
+
+
+def _family_of(score: Score) -> type[PairwiseFamily] | None:
+    """Return the family of kernels of a score, or of a number times it where that is a score of the same kind."""
+    inner, factor = bias.unscaled(score)
+    return _FAMILIES.get(type(inner)) if factor == 1.0 or type(inner) is Additive else None
 
 
 class FusedKernels(Backend):
@@ -120,8 +127,8 @@ class FusedKernels(Backend):
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
         product, problem = request.dot, request.problem
-        if v is None and not (problem.partial or wanted.keys() & NEEDS_LSE):
-            lse = None  # numbers of rows come at no more cost without it, and that of torch's kernel is rounded
+        if v is None and lse is not None and not (problem.partial or wanted.keys() & NEEDS_LSE) and _is_rounded(lse):
+            lse = None  # that of torch's kernel: numbers of rows are found without it in little more time
         return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
@@ -135,7 +142,7 @@ class PairwiseKernels(Backend):
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         problem = bias.without_places(request.problem)
-        family = _FAMILIES.get(type(problem.score))
+        family = _family_of(problem.score)
         if family is None:
             return "the score is no kernel of a distance"
         if problem is not request.problem:
@@ -157,8 +164,9 @@ class PairwiseKernels(Backend):
         if not isinstance(q, Tensor) or not isinstance(k, Tensor):
             return None
         problem = bias.without_places(request.problem)
-        family = _FAMILIES[type(problem.score)](problem, q, k)
-        return family if all_finite(family.parameters()) else None
+        kind = _family_of(problem.score)
+        family = None if kind is None else kind(problem, q, k)
+        return family if family is not None and all_finite(family.parameters()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         family = self.family(self.prepare(request))
@@ -205,6 +213,11 @@ class PairwiseKernels(Backend):
         if complete:
             found["mass"] = (lse != -torch.inf).to(problem.dtype)
         return found | {"lse": lse}
+
+
+def _is_rounded(lse: Tensor) -> bool:
+    """Return whether a log-sum-exp has no more digits than a float32, as that of torch's kernel."""
+    return torch.equal(lse, lse.float().to(lse.dtype))
 
 
 def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str | None:

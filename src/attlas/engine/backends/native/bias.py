@@ -15,7 +15,7 @@ from attlas.engine.backends.native.decode import TYPES
 from attlas.engine.held import check_leaves
 from attlas.engine.problem import Problem
 from attlas.errors import ShapeError
-from attlas.scores.base import Score, Sum, Tokens
+from attlas.scores.base import Scaled, Score, Sum, Tokens
 from attlas.scores.bias import Bias
 
 
@@ -49,20 +49,46 @@ def without_places(problem: Problem) -> Problem:
 
 def tokens_of(score: Score, tokens: Tokens) -> Tokens:
     """Return the tokens of the part of a sum that looks at them, from those of the sum."""
-    while type(score) is Sum and score.left.positional != score.right.positional:
-        side = int(score.left.positional)
-        score, tokens = (score.left, score.right)[side], tokens[side]
+    while (inner := _inner(score)) is not None:
+        if isinstance(score, Sum):
+            tokens = tokens[int(score.left.positional)]
+        score = inner
     return tokens
 
 
+def unscaled(score: Score) -> tuple[Score, float]:
+    """Return a score without the numbers that it is multiplied by, and their product."""
+    factor = 1.0
+    while isinstance(score, Scaled):
+        factor *= score.factor
+        score = score.inner
+    return score, factor
+
+
+def _inner(score: Score) -> Score | None:
+    """Return what a score is a multiple of, or the part of a sum with a score of places; None for another score."""
+    if type(score) is Scaled:
+        return score.inner
+    if type(score) is Sum and score.left.positional != score.right.positional:
+        return score.right if score.left.positional else score.left
+    return None
+
+
 def _split(score: Score) -> tuple[Score, Score | None]:
-    """Return the part of a sum that looks at tokens, and the sum of the scores of places beside it."""
-    places: Score | None = None
-    while type(score) is Sum and score.left.positional != score.right.positional:
-        left, right = score.left, score.right
-        score, other = (right, left) if left.positional else (left, right)
-        places = other if places is None else other + places
-    return score, places
+    """Return the part of a sum that looks at tokens, and the sum of the scores of places beside it.
+
+    A multiple of a sum is the sum of the multiples.
+    """
+    places, factor = None, 1.0
+    while (inner := _inner(score)) is not None:
+        if isinstance(score, Scaled):
+            factor *= score.factor
+        elif isinstance(score, Sum):
+            other = score.left if score.left.positional else score.right
+            other = other if factor == 1.0 else Scaled(other, factor)
+            places = other if places is None else other + places
+        score = inner
+    return score if factor == 1.0 else Scaled(score, factor), places
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -136,8 +162,10 @@ class PlaceGradients:
 
     def __init__(self, problem: Problem, score: Score) -> None:
         batch, heads, m, n = problem.shape
+        # In float64: sums over many places nearly cancel, as a gradient in the logits of a row sums to 0.
+        at = replace(problem.tile(*map(range, problem.shape)), dtype=torch.float64)
         with torch.enable_grad():
-            terms = score.bias(problem.tile(*map(range, problem.shape))) or Bias()
+            terms = score.bias(at) or Bias()
         every = {name: getattr(terms, name) for name in ("distance", "query", "key", "cell")}
         self._problem, self._factor = problem, terms.factor
         self._terms = {name: t for name, t in every.items() if t is not None and t.requires_grad}
