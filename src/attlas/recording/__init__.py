@@ -1,6 +1,7 @@
 """Record the attentions of a model while it runs: q, k and lse, or only the numbers drawn from them."""
 
+from attlas.recording.handwritten import Lazily, lazily
 from attlas.recording.hooks import offer, pooled
 from attlas.recording.recording import Recording, record
 
-__all__ = ["Recording", "offer", "pooled", "record"]
+__all__ = ["Lazily", "Recording", "lazily", "offer", "pooled", "record"]

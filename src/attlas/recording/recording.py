@@ -19,6 +19,8 @@ from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.handwritten import Scope
+from attlas.matrix.handwritten.scope import DENSE_USES
 from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
@@ -29,7 +31,8 @@ from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import AttentionCall, is_recording
+from attlas.recording.handwritten import handwritten as attention_by_hand
+from attlas.recording.hooks import AttentionCall, is_recording, offer
 from attlas.recording.linear import LinearCall, telling_of_linear_calls
 from attlas.recording.linear_sequence import LinearSequence
 from attlas.recording.merging import can_merge
@@ -59,6 +62,7 @@ def record(
     tokens: Any = None,
     values: bool | Literal["norms"] = False,
     linear: bool = True,
+    handwritten: bool = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -99,6 +103,10 @@ def record(
         Whether layers of linear attention of transformers are recorded too: the gated delta rule (Qwen3-Next,
         Qwen3.5, Olmo-Hybrid), KDA (Kimi Linear, Bailing) and Mamba-2 (Bamba, Falcon-H1, Nemotron-H, Zamba2). Their
         matrices are those of `attlas.transport`; statistics that they do not have, such as the entropy, are left out.
+    handwritten : bool, default False
+        Whether attention that the model writes out by hand is recorded too, ``softmax(q @ k.mT + mask) @ v``: it is
+        lazy for the time of the block, as in `attlas.lazily`. ``attlas.explain(atlas)`` says what of it was computed
+        densely. Calls of torch's ``scaled_dot_product_attention`` are caught as well.
 
     Returns
     -------
@@ -206,7 +214,9 @@ def record(
     metadata.check_tokens(tokens)
     if not isinstance(linear, bool):
         raise ShapeError("linear must be True or False.", f"linear = {linear!r}", "linear=False")
-    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear)
+    if not isinstance(handwritten, bool):
+        raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
+    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, handwritten)
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -235,8 +245,10 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         tokens: Any,
         values: bool | Literal["norms"],
         linear: bool = True,
+        handwritten: bool = False,
     ) -> None:
-        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear)
+        super().__init__(model, (selection,), patch_sdpa=patch_sdpa or handwritten, linear=linear)
+        self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
         self._values = values
         self.takes_values = bool(values)
         self._linear_sequences: dict[tuple[str, int], LinearSequence] = {}
@@ -281,8 +293,16 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 stack.enter_context(numbered([self._encoder]))
             if functions := self._attentions.linear_functions:
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
+            if self._scope is not None:
+                stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
+
+    def _offer(self, matrix: AttentionMatrix) -> None:
+        """Record weights that are written out by the module that runs."""
+        module = self._passes.innermost
+        if module is not None:
+            offer(module, matrix)
 
     def _handlers(self) -> dict[str, Handler]:
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder}
@@ -346,6 +366,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: self._attentions.not_recorded(empty, missed)}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
+        if self._scope is not None:
+            self.atlas.details[DENSE_USES] = [use._asdict() for use in self._scope.dense_uses]
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""
