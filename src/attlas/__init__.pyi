@@ -80,8 +80,8 @@ __all__ = [
     "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
     "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError",
     "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus",
-    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "lazily", "load",
-    "record", "stats", "testing", "transport",
+    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "lazily",
+    "load", "record", "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

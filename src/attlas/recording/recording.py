@@ -248,6 +248,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         handwritten: bool = False,
     ) -> None:
         super().__init__(model, (selection,), patch_sdpa=patch_sdpa or handwritten, linear=linear)
+        self.is_lazy = handwritten
         self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
         self._values = values
         self.takes_values = bool(values)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.foundation.autocast import autocast_dtype
-from attlas.foundation.compat import transforming, tree_map_only
+from attlas.foundation.compat import transforming, tree_leaves, tree_map_only
 from attlas.matrix import observers
 from attlas.matrix.handwritten.lazy import Uncomputed
 from attlas.matrix.handwritten.logits import Logits, Product, State
@@ -106,12 +106,11 @@ def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Call
     """Return the function that stands for one of torch's: `make` gives lazy logits, or NotImplemented."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # first: a compiler must not meet the rest
+            return original(*args, **kwargs)
         scope = current()
-        if scope is not None and not torch.compiler.is_compiling():
-            found = make(scope, original, args, kwargs)
-            if found is not NotImplemented:
-                return found
-        return original(*args, **kwargs)
+        found = NotImplemented if scope is None else make(scope, original, args, kwargs)
+        return original(*args, **kwargs) if found is NotImplemented else found
 
     run.__name__ = getattr(original, "__name__", "function")
     run.__doc__ = original.__doc__
@@ -121,7 +120,8 @@ def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Call
 
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with a backward of its own with numbers: it sees no operation that a lazy tensor could follow."""
-    args, kwargs = tree_map_only(Uncomputed, lambda part: part.written_out(cls.__name__), (args, kwargs))
+    if any(isinstance(part, Uncomputed) for part in tree_leaves((args, kwargs))):  # else its lists stay what they are
+        args, kwargs = tree_map_only(Uncomputed, lambda part: part.written_out(cls.__name__), (args, kwargs))
     return _apply(cls, *args, **kwargs)
 
 
@@ -181,7 +181,7 @@ def _einsum(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], k
         return NotImplemented
     if any(len(set(term)) != t.ndim or len(term) != t.ndim for term, t in zip(letters, operands, strict=True)):
         return NotImplemented
-    (*lead, i, j) = out
+    lead, i, j = out[:-2], out[-2], out[-1]
     if i in letters[1] and j in letters[0]:
         operands, letters = operands[::-1], letters[::-1]
     (first, second), (a, b) = letters, operands
@@ -277,15 +277,13 @@ def _is_of_model() -> bool:
 
 def _softmax(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count a softmax of numbers that may be logits: their product was not found to be one of queries and keys."""
-    x = args[0] if args else kwargs.get("input")
+    x: Any = args[0] if args else kwargs.get("input")
     if _is_tensor(x) and x.ndim > 2 and x.shape[-1] > 1 and x.shape[-2] > 1 and _is_of_model():
         scope.softmax_of(x)
     return NotImplemented
 
 
-def _softmax_of_model(
-    scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _softmax_of_model(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count the same by its method, unless the function of torch calls it, which was counted."""
     if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
         return NotImplemented

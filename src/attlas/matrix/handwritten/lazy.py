@@ -1,4 +1,4 @@
-"""What lazy logits and lazy weights share: they stand for tensors, know some operations, and are computed for others."""
+"""What lazy logits and weights share: they stand for tensors, know some operations, and are computed for others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attlas.matrix.protocol import LazyTensor
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool", "float", "int", "index",
            "contains", "complex")  # fmt: skip
-_PLAIN = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "clip": "clamp",
-          "negative": "neg"}  # fmt: skip
+_PLAIN = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub",
+          "clip": "clamp", "negative": "neg"}  # fmt: skip
 _VIEWS = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
           "expand_as"}  # fmt: skip
 _COPIES = {"contiguous", "clone"}
@@ -80,6 +80,10 @@ class Uncomputed(LazyTensor):
 
     def become(self, other: Any) -> None:
         """Take the numbers of another one of the same shape, and so do all views."""
+        raise NotImplementedError
+
+    def returned(self) -> Any:
+        """Return what stands for it in the output of a model."""
         raise NotImplementedError
 
     # --------------------------------------------------------------------------------------------------- calls
@@ -260,7 +264,7 @@ Uncomputed.__hash__ = object.__hash__  # type: ignore[method-assign]  # equality
 def as_matrices(output: Any) -> Any:
     """Return what a model returns with matrices of attlas for lazy weights, and tensors for everything else lazy."""
     if isinstance(output, Uncomputed):
-        return output.returned()  # type: ignore[attr-defined]  # both subclasses have it
+        return output.returned()
     if isinstance(output, dict):
         for name, part in list(output.items()):
             made = as_matrices(part)

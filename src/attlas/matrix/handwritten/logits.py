@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from attlas.errors import ModifiedError
 from attlas.foundation.autocast import autocast_dtype
 from attlas.foundation.compat import changes
-from attlas.errors import ModifiedError
 from attlas.masks import Mask
 from attlas.matrix.handwritten.lazy import Call, Uncomputed
-from attlas.matrix.handwritten.lowering import matrix_of
+from attlas.matrix.handwritten.lowering import largest_of_rows, matrix_of
 from attlas.matrix.handwritten.scope import current
 from attlas.matrix.handwritten.steps import Step
 from attlas.matrix.handwritten.weights import LazyWeights
-from attlas.stats import rows
 
 
 @dataclass(eq=False)
@@ -62,7 +61,9 @@ class Product:
             if count is not None and changes(t) != count:
                 rule = "queries and keys must stay as they are until the softmax of their product."
                 fix = "q = q * factor in place of q.mul_(factor), or leave attlas.lazily() out."
-                raise ModifiedError(rule, "a tensor that was changed in place after q @ k.mT", fix, t=t, where="lazily()")
+                raise ModifiedError(
+                    rule, "a tensor that was changed in place after q @ k.mT", fix, t=t, where="lazily()"
+                )
 
 
 @dataclass(eq=False)
@@ -98,10 +99,16 @@ class State:
         """Sizes of the matrix: batch, heads, m, n."""
         return self.batch, self.heads, self.product.q.shape[-2], self.product.k.shape[-2]
 
+    def check_unchanged(self) -> None:
+        """Raise a ModifiedError if a tensor was changed in place since it was multiplied or added."""
+        self.product.check_unchanged()
+        for step in self.steps:
+            step.check_unchanged()
+
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Return queries (batch, heads, m, d) and keys (batch, heads or 1, n, d), with the graph that they had."""
         product = self.product
-        product.check_unchanged()
+        self.check_unchanged()
         found = []
         for t in (product.q, product.k):
             t = t if product.has_graph else t.detach()
@@ -168,11 +175,11 @@ class Logits(Uncomputed):
     @property
     def computed(self) -> Tensor | None:
         found = self.state.computed
-        return None if found is None else found if found.shape == self.shape else found.view(self.shape)
+        return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def compute(self) -> Tensor:
         state = self.state
-        state.product.check_unchanged()
+        state.check_unchanged()
         with torch.set_grad_enabled(state.product.has_graph):
             x = state.product.compute()
         x = x.reshape(state.sizes)
@@ -214,10 +221,11 @@ class Logits(Uncomputed):
         state = replace(self.state, steps=(*self.state.steps, step), dtype=dtype or self.dtype)
         return Logits(state, tuple(self.shape))
 
-    def operand(self, t: Any) -> Tensor | None:
+    def operand(self, given: Any) -> Tensor | None:
         """Return a tensor in the axes of the steps; None where it does not broadcast to the logits."""
-        if not _is_plain(t) or not (t.device == self.device or t.ndim == 0) or t.ndim > len(self.shape):
+        if not _is_plain(given) or given.ndim > len(self.shape) or (given.ndim and given.device != self.device):
             return None
+        t: Tensor = given
         t = t if self.state.product.has_graph or torch.is_grad_enabled() else t.detach()
         t = t.reshape((1,) * (len(self.shape) - t.ndim) + t.shape).to(self.device)
         if any(size not in (1, full) for size, full in zip(t.shape, self.shape, strict=True)):
@@ -225,15 +233,12 @@ class Logits(Uncomputed):
         batch, heads, m, n = self.state.sizes
         if not self.is_matrix:
             return t.expand(self.shape).reshape(batch, heads, m, n)
-        lead, full = tuple(t.shape[:-2]), tuple(self.shape[:-2])
-        rest = t.shape[-2:]
-        if lead == full:
-            return t.reshape(batch, heads, *rest)
+        lead, full, rest = tuple(t.shape[:-2]), tuple(self.shape[:-2]), tuple(t.shape[-2:])
         if all(size == 1 for size in lead):
             return t.reshape(1, 1, *rest)
-        if full[-1] == heads and lead[-1] == 1:
+        if lead != full and full[-1] == heads and lead[-1] == 1:
             return t.expand(*full[:-1], 1, *rest).reshape(batch, 1, *rest)
-        if full[-1] == heads and all(size == 1 for size in lead[:-1]):
+        if lead != full and full[-1] == heads and all(size == 1 for size in lead[:-1]):
             return t.reshape(1, heads, *rest)
         return t.expand(*full, *rest).reshape(batch, heads, *rest)
 
@@ -279,7 +284,7 @@ class Logits(Uncomputed):
     def _multiply(self, call: Call) -> Any:
         """Multiply with a number or a tensor."""
         sides = _sides(call)
-        if sides is None or isinstance(sides[0], Uncomputed) and isinstance(sides[1], Uncomputed):
+        if sides is None or all(isinstance(side, Uncomputed) for side in sides[:2]):
             return NotImplemented
         other = sides[1] if sides[0] is self else sides[0]
         if _is_number(other):
@@ -323,7 +328,7 @@ class Logits(Uncomputed):
         if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and _is_plain(value):
             value = value.item()
         if _is_number(value):
-            return self.after(Step("fill", (~t if inverted else t,), (float(value),)))
+            return self.after(Step("keep" if inverted else "fill", (t,), (float(value),)))
         other = self.operand(value)
         if other is None or not other.is_floating_point():
             return NotImplemented
@@ -353,10 +358,12 @@ class Logits(Uncomputed):
         """Keep the logits above a number, ``torch.max(logits, t)``, or return the largest of each row."""
         sides = call.args[:2]
         others = [part for part in sides if part is not self]
+        if not others or call.kwargs:
+            return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
         if len(call.args) == 2 and not call.kwargs and _bound(others[0]) is not NotImplemented and _is_plain(others[0]):
             bound = _bound(others[0])
             return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
-        return NotImplemented
+        return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
 
     def _tanh(self, call: Call) -> Any:
         """Bound the logits."""
@@ -368,11 +375,13 @@ class Logits(Uncomputed):
         dim, keepdim = given.get("dim", given.get("axis")), bool(given.get("keepdim", False))
         if dim not in (-1, (-1,), [-1], len(self.shape) - 1) or not self.is_matrix or self.requires_grad:
             return NotImplemented
-        matrix = matrix_of(self.state)
+        matrix = matrix_of(self.state, as_computed=True)
         if matrix is None:
             return NotImplemented
-        found = rows.max_logit(matrix).reshape(self.shape[:-1]).to(self.dtype)
-        return found.unsqueeze(-1) if keepdim else found
+        shape = (*self.shape[:-1], 1) if keepdim else tuple(self.shape[:-1])
+        values, keys = (part.reshape(shape) for part in largest_of_rows(matrix))
+        values = values.to(self.dtype)
+        return values if call.name == "amax" else torch.return_types.max((values, keys))
 
     def _softmax(self, call: Call) -> Any:
         """Return the weights of a softmax over the keys."""

@@ -1,14 +1,16 @@
-"""From a product and its steps to an attention matrix: scale, cap, biases and masks where it is that, else all steps."""
+"""From a product and its steps to an attention matrix: scale, cap, biases and masks where it is that."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attlas.foundation.tiles import cut
 from attlas.masks import Mask, from_tensor
 from attlas.matrix.attend import attend
 from attlas.matrix.handwritten.scope import current, left
@@ -19,6 +21,7 @@ from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 if TYPE_CHECKING:
     from attlas.matrix.handwritten.logits import State
 
+_TOGETHER = 1 << 22  # cells that are computed at once to find the largest of each row
 # exp of a logit that is this far below another one of its row is 0 in float32.
 _UNDERFLOW = 110.0
 # A number below this is a mask whatever the tokens are.
@@ -29,8 +32,15 @@ _MAYBE_MASK = -1e3
 _LARGEST_SHIFT = 1e4
 
 
-def matrix_of(state: State) -> AttentionMatrix | None:
+def matrix_of(state: State, *, as_computed: bool = False) -> AttentionMatrix | None:
     """Return the matrix of weights of some logits; None where only all numbers give it.
+
+    Parameters
+    ----------
+    state : State
+        The logits.
+    as_computed : bool, default False
+        Whether its logits must be those that the model computes; by default, weights are enough.
 
     Notes
     -----
@@ -40,32 +50,97 @@ def matrix_of(state: State) -> AttentionMatrix | None:
     """
     with left():
         q, k = state.tokens()
-        folded = _Folded(q, k)
-        if all(folded.take(step) for step in state.steps):
-            made = folded.score_and_mask(state.sizes)
-            if made is not None:
-                return attend(folded.q, folded.k, score=made[0], mask=made[1])
         hidden = [place for place, step in enumerate(state.steps) if step.kind == "hide"]
-        after = state.steps[hidden[0] :] if hidden else ()
-        if any(step.kind not in ("hide", "add", "shift", "cast", "fill") for step in after):
+        if not as_computed:
+            folded = Folded(q, k)
+            if all(folded.take(step) for step in state.steps):
+                made = folded.score_and_mask()
+                if made is not None:
+                    return attend(folded.q, folded.k, score=made[0], mask=made[1])
+        elif hidden:
+            return None
+        if hidden and not all(map(_keeps_hidden, state.steps[hidden[0] :])):
             return None  # what a mask hides may be seen again
         masks = [step.mask for step in state.steps if step.kind == "hide" and step.mask is not None]
-        mask = reduce(lambda a, b: a & b, masks) if masks else None
-        if k.shape[1] != q.shape[1]:
-            k = k.expand(-1, q.shape[1], -1, -1)
-        return attend(q, k, score=StepScore.of(state.steps), mask=mask)
+        k = k if k.shape[1] == q.shape[1] else k.expand(-1, q.shape[1], -1, -1)
+        matrix = attend(q, k, score=StepScore.of(state.steps), mask=_all_of(masks))
+        return matrix if as_computed or not _may_swallow(state.steps) else _shifted(matrix, state.steps)
+
+
+def _may_swallow(steps: Sequence[Step]) -> bool:
+    """Return whether numbers may be so large that logits vanish beside them, as those of a row without a key."""
+    numbers = (abs(number) for step in steps for number in step.numbers if number is not None)
+    tensors = (t for step in steps if step.kind == "add" for t in step.tensors)
+    return any(x > -_MAYBE_MASK for x in numbers) or any(bool(t.detach().abs().amax() > -_MAYBE_MASK) for t in tensors)
+
+
+@torch.no_grad()
+def largest_of_rows(matrix: AttentionMatrix) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each row and its key, each (batch, heads, m), some rows at a time."""
+    batch, heads, m, n = matrix.weights.shape
+    found = [
+        matrix.weights.cells(part, range(n), logits=True).max(dim=-1)
+        for part in cut(m, max(_TOGETHER // (batch * heads * n), 1))
+    ]
+    return torch.cat([part.values for part in found], dim=-1), torch.cat([part.indices for part in found], dim=-1)
+
+
+def _shifted(matrix: AttentionMatrix, steps: Sequence[Step]) -> AttentionMatrix:
+    """Return the same weights of logits whose largest in each row is 0.
+
+    The log-sum-exp of a row, by which weights are computed again, would be rounded to its largest logit otherwise.
+    """
+    largest = largest_of_rows(matrix)[0].unsqueeze(-1)
+    shift = Step("add", (largest.masked_fill(largest == -math.inf, 0.0),), (-1.0,))
+    return attend(matrix.q, matrix.k, score=StepScore.of([*steps, shift]), mask=matrix.mask)
+
+
+def _keeps_hidden(step: Step) -> bool:
+    """Return whether what was hidden before a step is hidden after it."""
+    if step.kind in ("fill", "keep"):
+        return (step.numbers[0] or 0.0) <= 10 * _MAYBE_MASK
+    return step.kind in ("hide", "add", "shift", "cast")
+
+
+def _all_of(masks: list[Mask]) -> Mask | None:
+    """Return the mask of what all masks allow; None for no mask."""
+    return reduce(lambda a, b: a & b, masks) if masks else None
 
 
 class _Bias(NamedTuple):
-    """What is known of a tensor that is added: its lowest number, what it hides, and what is left."""
+    """What is known of a tensor that is added to logits.
 
-    lowest: float
+    Parameters
+    ----------
+    whole : Tensor
+        The tensor, times its factor.
+    cut : float
+        Numbers up to this one are taken for a mask.
+    hidden : Tensor or None
+        Where they are; None where there are none.
+    rest : Tensor or None
+        The tensor with 0 in their places; None where nothing else is left.
+    largest : float
+        The largest absolute number in `rest`.
+    """
+
+    whole: Tensor
+    cut: float
     hidden: Tensor | None
     rest: Tensor | None
     largest: float
 
+    def hides_below(self, limit: float) -> bool:
+        """Return whether its mask gives weights of 0 beside logits of at most `limit`; True where it has none."""
+        return self.hidden is None or self.cut <= _SURELY_MASK or self.cut < -2.0 * limit - _UNDERFLOW
 
-class _Folded:
+    def as_bias(self) -> _Bias:
+        """Return it as numbers that hide nothing."""
+        largest = float(self.whole.detach().abs().amax()) if self.whole.numel() else 0.0
+        return self._replace(hidden=None, rest=self.whole, largest=largest)
+
+
+class Folded:
     """Steps, put together as ``cap * tanh(scale * q k / cap) + biases``, with masks.
 
     Parameters
@@ -78,7 +153,7 @@ class _Folded:
         self.q, self.k = q, k
         self.scale, self.cap = 1.0, 0.0
         self.biases: list[tuple[Tensor, float]] = []
-        self.fills: list[tuple[Tensor, float]] = []
+        self.fills: list[tuple[Tensor, float, bool]] = []
         self.masks: list[Mask] = []
         self.shifted = False
         self.bounds: list[tuple[float | None, float | None]] = []
@@ -106,8 +181,8 @@ class _Folded:
             case "hide":
                 self.masks += [] if step.mask is None else [step.mask]
                 return True
-            case "fill":
-                self.fills.append((step.tensors[0], step.numbers[0] or 0.0))
+            case "fill" | "keep":
+                self.fills.append((step.tensors[0], step.numbers[0] or 0.0, step.kind == "keep"))
                 return True
             case "tanh":
                 fits, self.cap = self.is_product, 1.0
@@ -122,7 +197,7 @@ class _Folded:
         if not math.isfinite(factor) or factor == 0.0 or (factor < 0.0 and not self.is_product) or self.bounds:
             return False
         self.biases = [(t, own * factor) for t, own in self.biases]
-        self.fills = [(t, value * factor) for t, value in self.fills]
+        self.fills = [(t, value * factor, keeps) for t, value, keeps in self.fills]
         if self.cap:
             self.cap *= factor
         else:
@@ -154,41 +229,45 @@ class _Folded:
 
     # ------------------------------------------------------------------------------------------------ what comes of it
 
-    def score_and_mask(self, sizes: tuple[int, int, int, int]) -> tuple[Score, Mask | None] | None:
+    def score_and_mask(self) -> tuple[Score, Mask | None] | None:
         """Return the score and the mask; None where only all steps give the weights."""
         score: Score = SoftCap(ScaledDot(self.scale * self.cap), self.cap) if self.cap else ScaledDot(self.scale)
         if self.is_product:
             return score, None
         facts = [_about(t, factor) for t, factor in self.biases]
-        values = [value for _, value in self.fills]
-        floor = max((low for low, _ in self.bounds if low is not None), default=-math.inf)
-        hiding = [*values, *(fact.lowest for fact in facts if fact.hidden is not None)]
-        # What a clamp leaves of a hidden number.
-        weakest = max([*hiding, floor]) if hiding or floor > -math.inf else -math.inf
-        largest = sum(fact.largest for fact in facts)
-        needs_bound = weakest > _SURELY_MASK or any(high is not None for _, high in self.bounds)
-        bound = self._largest_logit() + largest if needs_bound and weakest > -math.inf or needs_bound else 0.0
-        if weakest > -math.inf and weakest > _SURELY_MASK and not weakest < -2.0 * bound - _UNDERFLOW:
-            return None
-        if any(high is not None and high < bound for _, high in self.bounds) or not math.isfinite(bound):
-            return None
-        return self._combined(score, facts, sizes)
+        floors = [low for low, _ in self.bounds if low is not None]
+        ceilings = [high for _, high in self.bounds if high is not None]
+        weak = [
+            *floors,
+            *(value for _, value, _ in self.fills),
+            *(fact.cut for fact in facts if fact.hidden is not None),
+        ]
+        if ceilings or any(value > _SURELY_MASK for value in weak):
+            # What surely gives a weight of 0 beside any logit of the row; a bias that does not stays a bias.
+            limit = self._largest_logit() + sum(fact.largest for fact in facts)
+            facts = [fact if fact.hides_below(limit) else fact.as_bias() for fact in facts]
+            limit = self._largest_logit() + sum(fact.largest for fact in facts)
+            weakest = max([*floors, *(value for _, value, _ in self.fills)], default=-math.inf)
+            if not (math.isfinite(limit) and weakest < -2.0 * limit - _UNDERFLOW):
+                return None
+            if any(high < limit for high in ceilings) or not all(fact.hides_below(limit) for fact in facts):
+                return None
+        return self._combined(score, facts)
 
     def _largest_logit(self) -> float:
         """Return a number that no product of queries and keys exceeds."""
         if self.cap:
             return self.cap
         q, k = (
-            torch.linalg.vector_norm(t.detach(), dim=-1, dtype=torch.float32).amax() if t.numel() else t.new_zeros(())
+            torch.linalg.vector_norm(t.detach().to(torch.promote_types(t.dtype, torch.float32)), dim=-1).amax()
             for t in (self.q, self.k)
         )
         return float(q * k) * abs(self.scale)
 
-    def _combined(
-        self, score: Score, facts: list[_Bias], sizes: tuple[int, int, int, int]
-    ) -> tuple[Score, Mask | None] | None:
+    def _combined(self, score: Score, facts: list[_Bias]) -> tuple[Score, Mask | None] | None:
         """Return score and mask; None where a row sees no key at all."""
-        hidden = [fact.hidden for fact in facts if fact.hidden is not None] + [t for t, _ in self.fills]
+        hidden = [(fact.hidden, False) for fact in facts if fact.hidden is not None]
+        hidden += [(t, keeps) for t, _, keeps in self.fills]
         masks = list(self.masks)
         if hidden:
             mask = _allowed(hidden)
@@ -198,16 +277,19 @@ class _Folded:
         for fact in facts:
             if fact.rest is not None:
                 score = score + TensorBias(fact.rest)
-        return score, reduce(lambda a, b: a & b, masks) if masks else None
+        return score, _all_of(masks)
 
 
 def _about(t: Tensor, factor: float) -> _Bias:
     """Return what is known of a tensor times a factor that is added to logits."""
     if t.requires_grad:
         scaled = t if factor == 1.0 else t * factor
-        return _Bias(0.0, None, scaled, float(scaled.detach().abs().amax()) if t.numel() else 0.0)
+        return _Bias(scaled, -math.inf, None, scaled, 0.0).as_bias()
     scope = current()
-    return _looked_at(t, factor) if scope is None else scope.known((t,), ("bias", factor), lambda: _looked_at(t, factor))
+    if scope is None:
+        return _looked_at(t, factor)
+    found: _Bias = scope.known((t,), ("bias", factor), lambda: _looked_at(t, factor))
+    return found
 
 
 @torch.no_grad()
@@ -216,23 +298,23 @@ def _looked_at(t: Tensor, factor: float) -> _Bias:
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
     if lowest >= _MAYBE_MASK or math.isnan(lowest):
-        return _Bias(0.0, None, None if lowest == highest == 0.0 else scaled, max(-lowest, highest))
-    # Below the half of the lowest number all is mask; its own largest number is the weakest of them.
-    cut = max(lowest / 2, _SURELY_MASK) if lowest < 2 * _SURELY_MASK else lowest / 2
+        return _Bias(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
+    # Numbers in the lower half are mask, and the weakest of them is the cut.
+    cut = max(lowest / 2, _SURELY_MASK)
     hidden = scaled <= cut
     rest = scaled.masked_fill(hidden, 0.0)
     largest = float(rest.abs().amax())
-    return _Bias(cut, hidden, rest if largest else None, largest)
+    return _Bias(scaled, cut, hidden, rest if largest else None, largest)
 
 
-def _allowed(hidden: list[Tensor]) -> Mask | None:
-    """Return the mask of what none of some tensors hides; None where a row has no key left."""
+def _allowed(hidden: list[tuple[Tensor, bool]]) -> Mask | None:
+    """Return the mask of what none of some tensors hides, by its True or by its False; None for a row without a key."""
 
     def find() -> Mask | None:
-        whole = reduce(lambda a, b: a | b, hidden)
-        return None if bool(whole.all(-1).any()) else from_tensor(~whole)
+        allowed = reduce(lambda a, b: a & b, [t if keeps else ~t for t, keeps in hidden])
+        return from_tensor(allowed) if bool(allowed.any(-1).all()) else None
 
     scope = current()
-    return find() if scope is None else scope.known(tuple(hidden), ("hidden",), find)
-
-
+    tensors, keeps = zip(*hidden, strict=True)
+    found: Mask | None = find() if scope is None else scope.known(tensors, ("hidden", keeps), find)
+    return found

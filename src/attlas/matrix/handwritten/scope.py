@@ -18,7 +18,8 @@ from attlas.foundation.compat import changes
 DENSE_USES = "dense_attention"
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
 _NAMED = re.compile(r"att", re.IGNORECASE)
-_MOST_KEPT = 16  # what was found out about masks: all layers of a pass share a few
+_MOST_KEPT = 8  # what was found out about masks: all layers of a pass share a few,
+_LARGEST_KEPT = 1 << 26  # of at most so many bytes
 
 
 class DenseUse(NamedTuple):
@@ -32,14 +33,14 @@ class DenseUse(NamedTuple):
         Class of the module.
     operation : str
         The operation, as torch calls it, and what it was applied to.
-    count : int
+    times : int
         How often.
     """
 
     module: str
     kind: str
     operation: str
-    count: int
+    times: int
 
 
 class DenseUses(tuple[DenseUse, ...]):
@@ -47,7 +48,7 @@ class DenseUses(tuple[DenseUse, ...]):
 
     Examples
     --------
-    >>> from attlas.matrix.handwritten import DenseUse, DenseUses
+    >>> from attlas.recording import DenseUse, DenseUses
     >>> DenseUses([DenseUse("layer.0", "OwnAttention", "gather of logits", 2)])
     computed densely, as without attlas:
       layer.0 (OwnAttention): gather of logits, 2 times
@@ -60,7 +61,7 @@ class DenseUses(tuple[DenseUse, ...]):
             return "nothing was computed densely"
         lines = [
             f"  {use.module or 'the model itself'} ({use.kind}): {use.operation}, "
-            + ("once" if use.count == 1 else f"{use.count} times")
+            + ("once" if use.times == 1 else f"{use.times} times")
             for use in self
         ]
         return "\n".join(["computed densely, as without attlas:", *lines])
@@ -133,7 +134,7 @@ class Scope:
 
     def known(self, tensors: tuple[Tensor, ...], settings: tuple[Any, ...], find: Callable[[], Any]) -> Any:
         """Return what is found out about tensors: once for those that all layers share, as long as they stay as are."""
-        if any(t.requires_grad or t.is_inference() for t in tensors):
+        if any(t.requires_grad or t.is_inference() or t.nbytes > _LARGEST_KEPT for t in tensors):
             return find()
         key = (settings, *((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device, changes(t)) for t in tensors))
         if key not in self.facts:

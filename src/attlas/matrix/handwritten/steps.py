@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
+from attlas.errors import ModifiedError
+from attlas.foundation.compat import changes
 from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
 from attlas.masks import Mask
 from attlas.scores import Score
 from attlas.scores.position import cells_of
 
-Kind = Literal["add", "shift", "multiply", "scale", "divide", "part", "fill", "choose", "tanh", "clamp", "cast", "hide"]
-_TENSORS = {"add": 1, "multiply": 1, "divide": 1, "fill": 1, "choose": 2}
+Kind = Literal[
+    "add", "shift", "multiply", "scale", "divide", "part", "fill", "keep", "choose", "tanh", "clamp", "cast", "hide"
+]
+_TENSORS = {"add": 1, "multiply": 1, "divide": 1, "fill": 1, "keep": 1, "choose": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,7 @@ class Step:
     ----------
     kind : str
         "add" (a tensor times a number), "shift" (by a number), "multiply" and "divide" (by a tensor), "scale" and
-        "part" (times a number, and divided by one), "fill" (a number where a tensor is True), "choose" (the logit where
+        "part" (times a number, and divided by one), "fill" (a number where a tensor is True), "keep" (a number where it is False), "choose" (the logit where
         the first tensor is True, the second tensor elsewhere), "tanh", "clamp" (between two numbers or None), "cast"
         (to a dtype), "hide" (a lazy mask is added).
     tensors : tuple of Tensor
@@ -47,6 +51,19 @@ class Step:
     dtype: torch.dtype | None = None
     mask: Mask | None = None
 
+    def __post_init__(self) -> None:
+        counts = [None if t.is_inference() else changes(t) for t in self.tensors]
+        object.__setattr__(self, "_changes", counts)
+
+    def check_unchanged(self) -> None:
+        """Raise a ModifiedError if one of the tensors was changed in place since."""
+        counts: list[int | None] = vars(self)["_changes"]
+        for t, count in zip(self.tensors, counts, strict=True):
+            if count is not None and changes(t) != count:
+                rule = "what is added to logits must stay as it is until their softmax."
+                fix = "mask = mask + t in place of mask += t, or leave attlas.lazily() out."
+                raise ModifiedError(rule, "a tensor that was changed in place", fix, t=t, where="lazily()")
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits after this step."""
         return x.to(self.dtype) if self.kind == "cast" else applied(self.kind, self.numbers, x, self.tensors)
@@ -55,29 +72,30 @@ class Step:
 def applied(kind: str, numbers: Sequence[float | None], x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """Return logits, or a tile of them, after one step that is no cast."""
     number: Any = numbers[0] if numbers else None
-    match kind:
-        case "add":
-            return x + tensors[0] if number == 1.0 else x - tensors[0] if number == -1.0 else x + tensors[0] * number
-        case "shift":
-            return x + number
-        case "multiply":
-            return x * tensors[0]
-        case "scale":
-            return x * number
-        case "divide":
-            return x / tensors[0]
-        case "part":
-            return x / number
-        case "fill":
-            return x.masked_fill(tensors[0], number)
-        case "choose":
-            return torch.where(tensors[0], x, tensors[1])
-        case "tanh":
-            return torch.tanh(x)
-        case "clamp":
-            return x.clamp(*numbers)  # type: ignore[arg-type]  # either may be None
-        case _:  # "hide"
-            return x + tensors[0]
+    compute: Callable[..., Tensor] = _COMPUTE[kind]
+    if kind in ("add", "clamp"):
+        return compute(x, *tensors, *numbers)
+    return compute(x, *tensors) if number is None else compute(x, *tensors, number)
+
+
+def _add(x: Tensor, t: Tensor, factor: float) -> Tensor:
+    return x + t if factor == 1.0 else x - t if factor == -1.0 else x + t * factor
+
+
+_COMPUTE: dict[str, Callable[..., Tensor]] = {
+    "add": _add,
+    "shift": torch.add,
+    "multiply": torch.mul,
+    "scale": torch.mul,
+    "divide": torch.div,
+    "part": torch.div,
+    "fill": torch.masked_fill,
+    "keep": lambda x, mask, number: x.masked_fill(~mask, number),
+    "choose": lambda x, mask, other: torch.where(mask, x, other),
+    "tanh": torch.tanh,
+    "clamp": torch.clamp,
+    "hide": torch.add,
+}
 
 
 class StepScore(Score):
@@ -98,7 +116,9 @@ class StepScore(Score):
     def __init__(self, steps: str, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.steps, self.tensors = steps, list(tensors)
-        self._parsed = [(kind, [None if text is None else float(text) for text in row]) for kind, row in json.loads(steps)]
+        self._parsed = [
+            (kind, [None if text is None else float(text) for text in row]) for kind, row in json.loads(steps)
+        ]
         self.scratch = 2 + len(self.tensors)
 
     @classmethod

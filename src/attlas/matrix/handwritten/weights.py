@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attlas.foundation.autocast import autocast_dtype
+from attlas.engine.dropout import Dropout
+from attlas.foundation.autocast import autocast_dtype, cast_values
+from attlas.foundation.checks import check_values
 from attlas.foundation.compat import changes
 from attlas.foundation.indexing import Axes
+from attlas.matrix import observers
 from attlas.matrix.handwritten.lazy import Call, Uncomputed
 from attlas.matrix.handwritten.scope import current, left
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.matrix.protocol import OPERATIONS
-
-_READS = ("sum", "mean", "amax", "argmax", "topk", "__getitem__")
 
 
 @dataclass(eq=False)
@@ -30,8 +31,8 @@ class WeightState:
         The weights of the softmax.
     dtype : torch.dtype
         That the model sees.
-    dropout : float
-        Probability that a weight is dropped.
+    dropout : Dropout, optional
+        Which weights are dropped: the same in each product.
     of_rows, of_keys : Tensor, optional, shape (batch or 1, heads or 1, m or 1, 1) and (batch or 1, heads or 1, 1, n)
         Factors of the weights.
     computed : Tensor, optional
@@ -40,7 +41,7 @@ class WeightState:
 
     matrix: AttentionMatrix
     dtype: torch.dtype
-    dropout: float = 0.0
+    dropout: Dropout | None = None
     of_rows: Tensor | float = 1.0
     of_keys: Tensor | None = None
     computed: Tensor | None = None
@@ -92,14 +93,17 @@ class LazyWeights(Uncomputed):
     @property
     def computed(self) -> Tensor | None:
         found = self.state.computed
-        return None if found is None else found if found.shape == self.shape else found.view(self.shape)
+        return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def compute(self) -> Tensor:
         state = self.state
         x = state.matrix.to_dense(limit=None)
+        if state.dropout is not None:  # dropped as in products: those with the values 1 of each key
+            x = self._multiplied(
+                torch.eye(x.shape[-1], dtype=state.matrix.weights.keys.dtype, device=x.device)[None, None]
+            )
         x = x.to(state.dtype) * state.of_rows if not state.is_plain else x.to(state.dtype)
         x = x if state.of_keys is None else x * state.of_keys
-        x = nn.functional.dropout(x, state.dropout) if state.dropout else x
         state.computed = x.reshape(self.shape).contiguous()
         state.changes = 0 if state.computed.is_inference() else changes(state.computed)
         return state.computed
@@ -114,7 +118,7 @@ class LazyWeights(Uncomputed):
         state, matrix = self.state, self.as_matrix()
         found = state.computed
         is_changed = found is not None and (found.is_inference() or changes(found) != state.changes)
-        return self.to_dense() if matrix is None or is_changed or not state.is_plain else matrix
+        return self.written_out("return") if matrix is None or is_changed or not state.is_plain else matrix
 
     def as_matrix(self) -> AttentionMatrix | None:
         """Return the weights as a matrix with the axes that the model sees; None where it has no such axes."""
@@ -124,7 +128,7 @@ class LazyWeights(Uncomputed):
         batch, heads = matrix.weights.shape[:2]
         if lead == (batch, heads):
             return matrix
-        if len(lead) > 2 and lead[-1] == heads or lead == (batch,) and heads == 1:
+        if (len(lead) > 2 and lead[-1] == heads) or (lead == (batch,) and heads == 1):
             return matrix.with_weights(matrix.weights, Axes(lead, (True,) * len(lead)))
         return None
 
@@ -183,7 +187,9 @@ class LazyWeights(Uncomputed):
 
     def _divide(self, call: Call) -> Any:
         """Divide by a number."""
-        fits = not call.kwargs and len(call.args) == 2 and call.args[0] is self and isinstance(call.args[1], int | float)
+        fits = (
+            not call.kwargs and len(call.args) == 2 and call.args[0] is self and isinstance(call.args[1], int | float)
+        )
         return self._scaled(1.0 / call.args[1]) if fits and call.args[1] else NotImplemented
 
     def _fill(self, call: Call) -> Any:
@@ -193,7 +199,9 @@ class LazyWeights(Uncomputed):
             return NotImplemented
         t = self._factor(args[0])
         is_zero = isinstance(args[1], int | float) and args[1] == 0
-        return self._scaled((~t).to(self.dtype)) if is_zero and t is not None and t.dtype is torch.bool else NotImplemented
+        return (
+            self._scaled((~t).to(self.dtype)) if is_zero and t is not None and t.dtype is torch.bool else NotImplemented
+        )
 
     def _dropout(self, call: Call) -> Any:
         """Drop weights when values are pooled."""
@@ -202,7 +210,8 @@ class LazyWeights(Uncomputed):
         p = given.get("p", 0.5)
         if not given["training"] or p == 0:
             return self
-        return NotImplemented if self.state.dropout or not 0 <= p <= 1 else self._with(dropout=float(p))
+        again = self.state.dropout is not None or not 0 <= p <= 1
+        return NotImplemented if again else self._with(dropout=Dropout.draw(float(p)))
 
     def _same(self, call: Call) -> Any:
         """Return the weights, which are finite."""
@@ -238,12 +247,21 @@ class LazyWeights(Uncomputed):
         tokens = state.matrix.weights.keys.dtype
         if v4.dtype is not tokens and autocast_dtype(v4) is None:
             v4 = v4.to(tokens)
-        with left():
-            out = state.matrix.pooled(v4, state.dropout)
+        out = self._multiplied(v4)
         if not (isinstance(state.of_rows, float) and state.of_rows == 1.0):
             out = out * state.of_rows
         wanted = autocast_dtype(v) or v.dtype
         return out.to(wanted).reshape(*lead, m, e).contiguous()
+
+    def _multiplied(self, values: Tensor) -> Tensor:
+        """Return the weights of the softmax, some dropped, times values (batch or 1, heads or 1, n, e)."""
+        matrix, dropout = self.state.matrix, self.state.dropout
+        values, dtype = cast_values(values, matrix.weights.keys)
+        values = check_values(values, matrix.weights.keys, matrix.axes, matrix.weights.shape[1])
+        with left():
+            multiply = observers.product if observers.active else observers.unobserved_product
+            out = multiply(matrix, values, dropout)
+        return out if dtype is None else out.to(dtype)
 
     def __matmul__(self, v: Any) -> Any:
         return called_matmul(self, v)
@@ -255,8 +273,9 @@ class LazyWeights(Uncomputed):
     def _pure(self) -> AttentionMatrix | None:
         """Return the weights as a matrix where nothing was done with them, and the model sees its dtype."""
         matrix = self.as_matrix()
-        is_pure = matrix is not None and self.state.is_plain and not self.state.dropout
-        return matrix if is_pure and self.dtype is matrix.dtype else None
+        if matrix is None or not self.state.is_plain or self.state.dropout is not None or self.dtype != matrix.dtype:
+            return None
+        return matrix
 
     def _transposed(self, call: Call) -> Any:
         """Return the transposed matrix, for ``v @ weights.mT``."""
@@ -282,7 +301,9 @@ class LazyWeights(Uncomputed):
         if matrix is None or call.args[0] is not self:
             return NotImplemented
         with left():
-            return getattr(matrix, "__getitem__" if call.name == "getitem" else call.name)(*call.args[1:], **call.kwargs)
+            return getattr(matrix, "__getitem__" if call.name == "getitem" else call.name)(
+                *call.args[1:], **call.kwargs
+            )
 
     known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
         "mul": _multiply,
