@@ -72,7 +72,7 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
     if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
     if where == "record()" and modules and not lazy and any(mentions(m, "softmax") for m in modules):
-        return f"{_CALLS[where]}, handwritten=True), which hears attention that is written out by hand."
+        return f"{_CALLS[where]}, handwritten=True), which hears attention that is written out by hand; or {_OWN}."
     if not modules:
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention; or "
         return f"{first}{_OWN}. State-space, linear and convolutional layers have no attention weights."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 import attlas
@@ -18,6 +19,11 @@ from attlas.recording.attn_implementation import attending_with_attlas, configur
 
 class Lazily:
     """What a block of `lazily` says of itself.
+
+    Parameters
+    ----------
+    scope : Scope
+        What is true for the time of the block.
 
     Examples
     --------
@@ -111,7 +117,7 @@ def handwritten(scope: Scope) -> Iterator[None]:
     """Let products of queries and keys be lazy while a model runs, and its outputs be matrices of attlas."""
 
     def give(module: nn.Module, args: Any, output: Any) -> Any:
-        return as_matrices(output)
+        return None if torch.compiler.is_compiling() else as_matrices(output)
 
     handle = scope.model.register_forward_hook(give)
     try:

@@ -18,8 +18,9 @@ from attlas.foundation.autocast import autocast_dtype
 from attlas.foundation.compat import transforming, tree_leaves, tree_map_only
 from attlas.matrix import observers
 from attlas.matrix.handwritten.lazy import Uncomputed
-from attlas.matrix.handwritten.logits import Logits, Product, State
+from attlas.matrix.handwritten.logits import Logits
 from attlas.matrix.handwritten.scope import Scope, current, entered
+from attlas.matrix.handwritten.state import Product, State
 from attlas.matrix.handwritten.steps import Step
 
 _lock = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from attlas.foundation.tiles import cut
 from attlas.masks import Mask, from_tensor
 from attlas.matrix.attend import attend
 from attlas.matrix.handwritten.scope import current, left
+from attlas.matrix.handwritten.state import State
 from attlas.matrix.handwritten.steps import Step, StepScore
 from attlas.matrix.matrix import AttentionMatrix
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
-
-if TYPE_CHECKING:
-    from attlas.matrix.handwritten.logits import State
 
 _TOGETHER = 1 << 22  # cells that are computed at once to find the largest of each row
 # exp of a logit that is this far below another one of its row is 0 in float32.

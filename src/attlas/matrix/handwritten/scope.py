@@ -35,6 +35,12 @@ class DenseUse(NamedTuple):
         The operation, as torch calls it, and what it was applied to.
     times : int
         How often.
+
+    Examples
+    --------
+    >>> from attlas.recording import DenseUse
+    >>> DenseUse("layer.0", "OwnAttention", "gather of logits", 2).operation
+    'gather of logits'
     """
 
     module: str
@@ -125,9 +131,9 @@ class Scope:
 
     def heads(self, count: int) -> int:
         """Return how many heads lie in one axis with the batch, by what the running module says; 1 where unknown."""
-        module = self.module()
+        module, given = self.module(), _heads_of_torch()
         for name in _HEADS:
-            heads = getattr(module, name, None)
+            heads = getattr(module, name, None) if given is None else given
             if isinstance(heads, int) and not isinstance(heads, bool) and heads > 1 and count % heads == 0:
                 return heads
         return 1
@@ -142,6 +148,16 @@ class Scope:
                 self.facts.pop(next(iter(self.facts)))
             self.facts[key] = (tensors, find())
         return self.facts[key][1]
+
+
+def _heads_of_torch() -> Any:
+    """Return the number of heads that torch's function with weights was given, where it runs; else None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "multi_head_attention_forward":
+            return frame.f_locals.get("num_heads")
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return None
 
 
 def uses_from(details: Mapping[str, Any]) -> DenseUses:

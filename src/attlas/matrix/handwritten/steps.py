@@ -32,9 +32,9 @@ class Step:
     ----------
     kind : str
         "add" (a tensor times a number), "shift" (by a number), "multiply" and "divide" (by a tensor), "scale" and
-        "part" (times a number, and divided by one), "fill" (a number where a tensor is True), "keep" (a number where it is False), "choose" (the logit where
-        the first tensor is True, the second tensor elsewhere), "tanh", "clamp" (between two numbers or None), "cast"
-        (to a dtype), "hide" (a lazy mask is added).
+        "part" (times a number, and divided by one), "fill" (a number where a tensor is True), "keep" (a number where it
+        is False), "choose" (the logit where the first tensor is True, the second tensor elsewhere), "tanh", "clamp"
+        (between two numbers or None), "cast" (to a dtype), "hide" (a lazy mask is added).
     tensors : tuple of Tensor
         Its tensors, broadcastable to (batch, heads, m, n).
     numbers : tuple of float or None

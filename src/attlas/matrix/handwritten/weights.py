@@ -46,6 +46,7 @@ class WeightState:
     of_keys: Tensor | None = None
     computed: Tensor | None = None
     changes: int = 0  # how often the numbers were changed in place when they were computed
+    is_heard: bool = False  # whether a recording has the matrix
 
     @property
     def is_plain(self) -> bool:
@@ -109,7 +110,9 @@ class LazyWeights(Uncomputed):
         return state.computed
 
     def written_out(self, operation: str) -> Tensor:
-        if self.computed is None and (scope := current()) is not None and scope.offer is not None:
+        scope = current()
+        if not self.state.is_heard and self.computed is None and scope is not None and scope.offer is not None:
+            self.state.is_heard = True
             scope.offer(self.state.matrix)
         return super().written_out(operation)
 
@@ -150,10 +153,11 @@ class LazyWeights(Uncomputed):
         """Return weights of which something is changed."""
         return LazyWeights(replace(self.state, **changed), tuple(self.shape))
 
-    def _factor(self, t: Any) -> Tensor | None:
+    def _factor(self, given: Any) -> Tensor | None:
         """Return a factor in the axes of the matrix; None where it is no factor of rows or keys."""
-        if not isinstance(t, Tensor) or t.device != self.device or t.ndim > len(self.shape):
+        if not isinstance(given, Tensor) or given.device != self.device or given.ndim > len(self.shape):
             return None
+        t: Tensor = given
         t = t.reshape((1,) * (len(self.shape) - t.ndim) + t.shape)
         m, n = self.state.matrix.shape[-2:]
         fits = all(size in (1, full) for size, full in zip(t.shape, self.shape, strict=True))
@@ -258,6 +262,7 @@ class LazyWeights(Uncomputed):
         matrix, dropout = self.state.matrix, self.state.dropout
         values, dtype = cast_values(values, matrix.weights.keys)
         values = check_values(values, matrix.weights.keys, matrix.axes, matrix.weights.shape[1])
+        self.state.is_heard = True
         with left():
             multiply = observers.product if observers.active else observers.unobserved_product
             out = multiply(matrix, values, dropout)
