@@ -1,10 +1,10 @@
 """BLOOM and GPT-J, which write their attention out by hand: as they are, lazily, and with attlas called directly.
 
 Run with ``python benchmarks/handwritten.py`` (16,384 tokens), or ``--tokens 2048 --eager`` for a short text on the
-model as it is as well. Two random layers of each. Measured are the time of a forward pass and the largest memory beyond that
-of the model. "direct" is what the model would be on the attention interface: the same layers, whose attention is one
-call of `attlas.attention` with the mask and the bias as attlas has them. Small decoders take one step each with 20 and
-100 keys.
+model as it is as well. Two random layers of each. Measured are the CPU time of a forward pass and the largest memory
+beyond that of the model. "direct" is what the model would be on the attention interface: the same layers, whose
+attention is one call of `attlas.attention` with the mask and the bias as attlas has them. Small decoders take one step
+each with 20 and 100 keys.
 """
 
 from __future__ import annotations

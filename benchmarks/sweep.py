@@ -575,8 +575,8 @@ VERDICTS = {
     "explained": "explained",
     "no attention": "no attention",
     "different": "explained",
-    "not run on eager": "does not run in eager either",
-    "not built": "does not run in eager either",
+    "not run on eager": "does not run in eager either, as it is built here",
+    "not built": "does not run in eager either, as it is built here",
 }
 
 HEAD = """# Every model type of transformers on attlas
