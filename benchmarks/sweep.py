@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
+import attlas
 from attlas.huggingface import attention_forward, modules_without_interface
 from harness import RESULTS, save
 
@@ -95,6 +96,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": CHOOSING,
     "minimax_m3_vl": {"text_config": CHOOSING},
 }
+NO_ATTENTION = "no attention at all"
 INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
 _NO_SINK = "eager returns weights without the sink, which its output counts; attlas counts it in both (outputs equal)"
 _INVERTED = (
@@ -402,7 +404,7 @@ def compare(kind: str) -> dict[str, Any]:
     row["not captured"] = len(modules_without_interface(model))
     found, weights = watch(model, given, "attlas")
     if not weights:
-        return row | {"state": "no interface", "reason": why_none(model)}
+        return row | by_hand(model, given, text)
     row["calls"] = len(weights)
     row["keys"] = fewest_keys(their_weights)
     row["outputs"] = distance(found, wanted, text)
@@ -417,6 +419,84 @@ def compare(kind: str) -> dict[str, Any]:
             )
             return row | {"state": "equal", "reason": reason}
     return row | {"state": "different"} | explained(kind, model, more, row["weights"])
+
+
+def by_hand(model: nn.Module, given: dict[str, Any], text: Tensor | None) -> dict[str, Any]:
+    """Return the rest of the row of a type without the interface: its attention, written by hand, recorded lazily."""
+    wanted, weights = run_by_hand(model, given)
+    with attlas.lazily(model) as block:
+        found, lazy = run_by_hand(model, given, lazily=True)
+    uses = {f"{use.kind}: {use.operation}" for use in block.dense_uses}
+    row: dict[str, Any] = {"outputs": distance(found, wanted, text), "dense": "; ".join(sorted(uses))}
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), attlas.record(model, handwritten=True) as atlas:
+            torch.manual_seed(11)
+            model(**given)
+        row["calls"] = len(atlas.entries)
+    except attlas.RecordingError:
+        row["calls"] = 0
+    worst, row["compared"] = 0.0, 0
+    for A, dense in zip(lazy, weights, strict=True):
+        if not isinstance(A, attlas.AttentionMatrix):
+            continue
+        seen = (A.lse > -torch.inf) & torch.isfinite(dense).all(-1)
+        if text is not None and seen.ndim == 3 and seen.shape[::2] == text.shape:
+            seen = seen & text[:, None]
+        difference = (A.to_dense() - dense).abs()[seen]
+        worst = max(worst, float(difference.max()) if difference.numel() else 0.0)
+        row["compared"] += 1
+    row["weights"] = worst
+    reason = why_none(model)
+    if row["calls"] == 0 and reason == NO_ATTENTION and row["outputs"] <= TOLERANCE:
+        return row | {"state": "no attention", "reason": reason}
+    if row["calls"] == 0 and not uses and row["outputs"] <= TOLERANCE:
+        return row | {"state": "explained", "reason": f"no softmax of a product of queries and keys; {reason}"}
+    if max(row["outputs"], worst) > TOLERANCE:
+        return row | {"state": "different", "reason": REASONS.get(model.config.model_type, "")}
+    if row["calls"] == 0:
+        return row | {"state": "explained", "reason": f"computed densely, as before: {row['dense']}"}
+    return row | {"state": "equal", "reason": f"in part computed densely, as before: {row['dense']}" if uses else ""}
+
+
+def run_by_hand(model: nn.Module, given: dict[str, Any], *, lazily: bool = False) -> tuple[list[Tensor], list[Any]]:
+    """Run a model as it is set, on eager outside of a block; return its outputs, and the weights that it returns."""
+    for more in ({"output_attentions": True}, {}):
+        try:
+            if not lazily:
+                model.set_attn_implementation("eager")
+            torch.manual_seed(11)
+            with torch.no_grad():
+                outputs = model(**given, **more)
+            break
+        except (TypeError, ValueError):
+            if not more:
+                raise
+    weights: list[Any] = []
+    return list(tensors(without_weights(outputs, weights))), weights
+
+
+def without_weights(outputs: Any, weights: list[Any]) -> Any:
+    """Return outputs without attention weights, which are appended to a list."""
+    if isinstance(outputs, dict):
+        rest = {}
+        for name, part in outputs.items():
+            if "attentions" in name:
+                weights.extend(matrices(part))
+            else:
+                rest[name] = without_weights(part, weights)
+        return rest
+    if isinstance(outputs, tuple | list):
+        return tuple(without_weights(part, weights) for part in outputs)
+    return outputs
+
+
+def matrices(part: Any) -> Iterator[Any]:
+    """Yield the tensors and matrices of nested tuples."""
+    if isinstance(part, Tensor | attlas.AttentionMatrix):
+        yield part
+    elif isinstance(part, tuple | list):
+        for inner in part:
+            yield from matrices(inner)
 
 
 def below(measured: Any) -> bool:
@@ -460,7 +540,7 @@ def explained(kind: str, model: nn.Module, more: tuple[str, ...], weights_of_all
 def why_none(model: nn.Module) -> str:
     """Say what a model has in place of the interface."""
     names = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
-    return f"attention of its own: {', '.join(names[:3])}" if names else "no attention at all"
+    return f"attention of its own: {', '.join(names[:3])}" if names else NO_ATTENTION
 
 
 def work(kind: str, answer: Connection) -> None:
@@ -491,13 +571,23 @@ def one(kind: str) -> dict[str, Any]:
     return {"type": kind, **row, "seconds": round(time.perf_counter() - start, 1)}
 
 
+VERDICTS = {
+    "equal": "equal",
+    "explained": "explained",
+    "no attention": "no attention",
+    "different": "explained",
+    "not run on eager": "does not run in eager either, as it is built here",
+    "not built": "does not run in eager either, as it is built here",
+}
+
 HEAD = """# Every model type of transformers on attlas
 
 transformers {version}, {types} model types. Each is built small and random, and run on eager and on attlas with texts
 padded on the left; `benchmarks/sweep.py` says how. *outputs*: largest difference at places of text, relative to the
 largest number; *weights*: largest difference of a weight in rows that see a key, over *compared* of all *calls*;
 *keys*: the fewest keys that the last query of the unpadded text sees in a call, of all; a window, a chunk or a choice
-hides the others.
+hides the others. Types that write their attention out by hand run in a block of `attlas.lazily`, and *calls* are the
+attentions that ``record(model, handwritten=True)`` finds.
 
 """
 
@@ -505,7 +595,9 @@ hides the others.
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a page of Markdown."""
     counts = Counter(row["state"] for row in rows)
-    lines = ["| state | types |", "| --- | --- |", *(f"| {state} | {n} |" for state, n in counts.most_common()), ""]
+    verdicts = Counter(VERDICTS.get(row["state"], row["state"]) for row in rows)
+    lines = ["| verdict | types |", "| --- | --- |", *(f"| {name} | {n} |" for name, n in verdicts.most_common()), ""]
+    lines += ["| state | types |", "| --- | --- |", *(f"| {state} | {n} |" for state, n in counts.most_common()), ""]
     lines += ["| type | class | state | calls | compared | keys | outputs | weights | reason |", "| --- " * 9 + "|"]
     for row in sorted(rows, key=lambda row: (-counts[row["state"]], row["state"], row["type"])):
         numbers = [f"{row[name]:.0e}" if isinstance(row.get(name), float) else "" for name in ("outputs", "weights")]
@@ -519,6 +611,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="types, divided by commas")
+    parser.add_argument("--update", action="store_true", help="with --only: put these rows into the last results")
     parser.add_argument("--out", type=Path, default=RESULTS / "sweep.md")
     options = parser.parse_args()
     kinds = options.only.split(",") if options.only else sorted(configuration_auto.CONFIG_MAPPING_NAMES)
@@ -527,7 +620,12 @@ def main() -> None:
         rows.append(one(kind))
         print(json.dumps(rows[-1]), flush=True)
     print(Counter(row["state"] for row in rows))
-    if not options.only:
+    if options.only and options.update:
+        last = json.loads((RESULTS / "sweep.json").read_text(encoding="utf-8"))["results"]
+        done = {row["type"] for row in rows}
+        last = [{k: float(v) if v == "inf" else v for k, v in row.items()} for row in last if row["type"] not in done]
+        rows = sorted([*last, *rows], key=lambda row: row["type"])
+    if not options.only or options.update:
         # JSON has no infinity.
         save("sweep", [{k: "inf" if v == float("inf") else v for k, v in row.items()} for row in rows])
         # The section about layers of linear attention is that of linear_layers.py.

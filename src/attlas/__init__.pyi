@@ -53,6 +53,7 @@ from attlas.matrix.eye import eye as eye
 from attlas.matrix.kinds.pointwise import Pointwise as Pointwise
 from attlas.matrix.transport.function import transport as transport
 from attlas.recording import atlas as atlas
+from attlas.recording import lazily as lazily
 from attlas.recording import record as record
 from attlas.recording.atlas import Atlas as Atlas
 from attlas.recording.atlas import Entry as Entry
@@ -79,8 +80,8 @@ __all__ = [
     "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
     "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError",
     "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus",
-    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "load",
-    "record", "stats", "testing", "transport",
+    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "lazily",
+    "load", "record", "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

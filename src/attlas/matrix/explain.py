@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -10,16 +11,31 @@ from torch import Tensor
 from attlas.engine import operations
 from attlas.engine.dispatch import Choice
 from attlas.engine.work import count
+from attlas.matrix.handwritten.scope import DenseUses
 from attlas.matrix.matrix import AttentionMatrix
 
 
-def explain(matrix: AttentionMatrix, *, measure: bool = False) -> Choice:
+class HasDenseUses(Protocol):
+    """A recording, or a block of `lazily`."""
+
+    @property
+    def dense_uses(self) -> DenseUses:
+        """What was computed densely."""
+
+
+@overload
+def explain(matrix: AttentionMatrix, *, measure: bool = False) -> Choice: ...
+@overload
+def explain(matrix: HasDenseUses, *, measure: bool = False) -> DenseUses: ...
+def explain(matrix: Any, *, measure: bool = False) -> Any:
     """Say which backend computes ``A @ v``, why the others do not, and how much work it is; at top level `explain`.
+
+    Of a recording, and of a block of `lazily`, it says which attention was written out by hand and computed densely.
 
     Parameters
     ----------
-    matrix : AttentionMatrix
-        The matrix.
+    matrix : AttentionMatrix, Atlas or block of lazily
+        The matrix, or what holds `dense_uses`.
     measure : bool, default False
         Whether to run ``A @ v`` six times, with random values of the size of the queries, and compare its time with
         the limit of this processor.
@@ -29,6 +45,7 @@ def explain(matrix: AttentionMatrix, *, measure: bool = False) -> Choice:
     Choice
         With `backend`, `because`, `others`, the `costs` that were compared, and the `work`: products, exponentials,
         bytes, and the least time that they take, once ``attlas bench`` has measured this processor. Printed as text.
+        Of a recording or a block a tuple of `attlas.recording.DenseUse`: module, its class, operation, times.
 
     Raises
     ------
@@ -52,6 +69,8 @@ def explain(matrix: AttentionMatrix, *, measure: bool = False) -> Choice:
     work, with values of 8 numbers: 560 products, 35 exponentials, 768 bytes
       limit...
     """
+    if not isinstance(matrix, AttentionMatrix) and hasattr(matrix, "dense_uses"):
+        return matrix.dense_uses
     choice = operations.explain(matrix.problem, matrix.plan)
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
     model : nn.Module
         Any module; where no part of it is a model of transformers that can be switched, nothing happens.
     """
-    before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in _configs(model)}
+    before = {id(config): (config, getattr(config, ATTENTION_STORED)) for config in configurations(model)}
     try:
         if any(value != _NAME for _, value in before.values()):
             for part in _switchable(model):
@@ -49,7 +49,7 @@ def _switchable(model: nn.Module) -> list[Any]:
     return outermost
 
 
-def _configs(model: nn.Module) -> Iterator[Any]:
+def configurations(model: nn.Module) -> Iterator[Any]:
     """Yield each configuration of a model and of its parts that stores an attention function, once."""
     seen: set[int] = set()
     waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]

@@ -23,6 +23,7 @@ _ENCODER = re.compile(r"encoder|vision|visual|audio|image|speech")
 # The name by which code of transformers finds its attention function, and torch's own function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 SDPA = "scaled_dot_product_attention"
+_WITH_WEIGHTS = "multi_head_attention_forward"
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ def _is_attention(module: nn.Module, *, patched: bool) -> bool:
     """
     if isinstance(module, nn.MultiheadAttention) or mentions(module, INTERFACE):
         return True
-    return patched and mentions(module, SDPA)
+    return patched and (mentions(module, SDPA) or mentions(module, _WITH_WEIGHTS))
 
 
 def is_part_of(inner: str, outer: str) -> bool:

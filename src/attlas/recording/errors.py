@@ -18,7 +18,14 @@ _OWN = "let the module compute with attlas.attention(q, k, v), which needs nothi
 
 
 def no_attention(
-    model: nn.Module, attentions: ModelAttentions, ran: set[str], passes: int, *, patched: bool, where: str
+    model: nn.Module,
+    attentions: ModelAttentions,
+    ran: set[str],
+    passes: int,
+    *,
+    patched: bool,
+    where: str,
+    lazy: bool = False,
 ) -> RecordingError:
     """Return the error of a block in which no attention was heard of."""
     arguments = {"model": type(model).__name__}
@@ -34,14 +41,18 @@ def no_attention(
     found = _listed(unrecorded) if unrecorded else "no module that is called an attention"
     done = "recorded" if where == "record()" else "changed"
     rule = f"an attention that computes its weights by itself cannot be {done}, and this model has no other."
-    return RecordingError(rule, found, _fix(unrecorded, where, patched=patched), arguments=arguments, where=where)
+    return RecordingError(
+        rule, found, _fix(unrecorded, where, patched=patched, lazy=lazy), arguments=arguments, where=where
+    )
 
 
-def some_unrecorded(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> RecordingWarning:
+def some_unrecorded(
+    unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool, lazy: bool = False
+) -> RecordingWarning:
     """Return the warning about attentions that ran and were not heard of."""
     done = "are not in the atlas" if where == "record()" else "were not changed"
     rule = f"some attentions of the model computed their weights by themselves, and {done}."
-    error = RecordingError(rule, _listed(unrecorded), _fix(unrecorded, where, patched=patched), where=where)
+    error = RecordingError(rule, _listed(unrecorded), _fix(unrecorded, where, patched=patched, lazy=lazy), where=where)
     return RecordingWarning(error)
 
 
@@ -50,7 +61,7 @@ def _listed(unrecorded: Sequence[tuple[str, nn.Module]]) -> str:
     return listed((f"{type(module).__name__} at {path or 'the model itself'}" for path, module in unrecorded), most=4)
 
 
-def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool) -> str:
+def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bool, lazy: bool) -> str:
     """Return the fix of an error: how these attentions can be recorded or changed."""
     patch = f"{_CALLS[where]}, patch_sdpa=True)"
     modules = [module for _, module in unrecorded]
@@ -64,6 +75,8 @@ def _fix(unrecorded: Sequence[tuple[str, nn.Module]], where: str, *, patched: bo
     interface = [getattr(m, "config", None) for m in modules if mentions(m, INTERFACE)]
     if any(getattr(config, ATTENTION, None) != "attlas" for config in interface):
         return 'model.set_attn_implementation("attlas") on the model that holds it, after import attlas.huggingface.'
+    if where == "record()" and modules and not lazy and any(mentions(m, "softmax") for m in modules):
+        return f"{_CALLS[where]}, handwritten=True), which hears attention that is written out by hand; or {_OWN}."
     if not modules:
         first = "" if patched else f"{patch}, if it calls scaled_dot_product_attention; or "
         return f"{first}{_OWN}. State-space, linear and convolutional layers have no attention weights."

@@ -43,6 +43,7 @@ class ModelFollower(Listener):
     """
 
     where = "record()"
+    is_lazy = False  # whether attention that is written out by hand is heard
 
     def __init__(
         self,
@@ -128,13 +129,23 @@ class ModelFollower(Listener):
             selection.check(self._attentions, self._reused_sites)
         self._unrecorded = self._attentions.unrecorded(self._ran, self._recorded)
         if self._unrecorded:
-            warnings.warn(errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch), stacklevel=3)
+            warnings.warn(self._warning(), stacklevel=3)
+
+    def _warning(self) -> Warning:
+        """Return the warning of attentions that were not heard."""
+        return errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch, lazy=self.is_lazy)
 
     def _check_recorded(self) -> None:
         """Raise an error where no attention of the model was heard."""
         if not self._recorded:
             raise errors.no_attention(
-                self._model, self._attentions, self._ran, self._passes.number, patched=self._patch, where=self.where
+                self._model,
+                self._attentions,
+                self._ran,
+                self._passes.number,
+                patched=self._patch,
+                where=self.where,
+                lazy=self.is_lazy,
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,10 +20,13 @@ from attlas.foundation.autocast import cast
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix, observers
 from attlas.matrix.attend import attend
+from attlas.matrix.handwritten.scope import current
 from attlas.recording.hooks import is_changing, is_recording, offer, pooled_in, uncompiled
 
 _NAME = "scaled_dot_product_attention"
 _original = functional.scaled_dot_product_attention
+# torch's attention with weights, for models that call it themselves: WavLM, pooling heads.
+_original_with_weights = functional.multi_head_attention_forward
 _lock = threading.Lock()
 _finders: list[Callable[[], nn.Module | None]] = []
 _patch = ExitStack()  # open while a block is
@@ -85,25 +89,27 @@ def shown_matrices() -> Iterator[list[AttentionMatrix]]:
 
 @contextmanager
 def _replaced_everywhere() -> Iterator[None]:
-    """Replace torch's function in every loaded module that holds it, for the time of a ``with`` block."""
+    """Replace torch's functions in every loaded module that holds them, for the time of a ``with`` block."""
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    functions = ((_original, scaled_dot_product_attention), (_original_with_weights, multi_head_attention_forward))
     names = [
-        (module, name)
+        (module, name, own, ours)
         for module in modules
         for name, value in list(vars(module).items())
-        if value is _original and module.__name__ != __name__
+        for own, ours in functions
+        if value is own and module.__name__ != __name__
     ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    for module, name in names:
-        setattr(module, name, scaled_dot_product_attention)
+    for module, name, _, ours in names:
+        setattr(module, name, ours)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, name in names:
-            if getattr(module, name, None) is scaled_dot_product_attention:
-                setattr(module, name, _original)
+        for module, name, own, ours in names:
+            if getattr(module, name, None) is ours:
+                setattr(module, name, own)
 
 
 def scaled_dot_product_attention(
@@ -130,6 +136,53 @@ def scaled_dot_product_attention(
     out = compute()
     _offer(query, key, value, *options)
     return out
+
+
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+    """Return what torch's function of this name returns, and offer its weights where it is asked for them.
+
+    Without weights it calls torch's function for attention, where recordings hear it. A layer of torch is heard as a
+    whole, and attention that is lazy is heard by its products.
+    """
+    of_layer = sys._getframe(1).f_globals.get("__name__") == "torch.nn.modules.activation"
+    if of_layer or not is_recording() or _listens.get() or current() is not None or not _modules():
+        return _original_with_weights(*args, **kwargs)
+    given = inspect.signature(_original_with_weights).bind(*args, **kwargs)
+    given.apply_defaults()
+    options = given.arguments
+    if not options["need_weights"]:
+        return _original_with_weights(*args, **kwargs)
+
+    def ask(need_weights: bool) -> Any:
+        return _original_with_weights(**{**options, "need_weights": need_weights})
+
+    answer: Callable[..., Any] = uncompiled(answered)
+    return answer(ask, average=options["average_attn_weights"], batched=options["query"].ndim == 3)
+
+
+def answered(ask: Callable[[bool], Any], *, average: bool, batched: bool) -> tuple[Tensor, Tensor]:
+    """Return output and weights of a function of torch that is asked for its weights, and offer its matrix.
+
+    Parameters
+    ----------
+    ask : callable
+        Calls it with weights or without. Without, it calls torch's function for attention, where interventions change
+        it.
+    average : bool
+        Whether it returns the mean of the heads.
+    batched : bool
+        Whether its weights have a batch axis.
+    """
+    if is_changing():
+        with shown_matrices() as shown:
+            out, _ = ask(False)
+        weights = shown[-1].to_dense().to(out.dtype)
+        weights = weights.mean(dim=1) if average else weights
+        return out, weights if batched else weights.squeeze(0)
+    found: tuple[Tensor, Tensor] = ask(True)
+    with torch.no_grad(), listening():  # once more without weights: it then calls torch's function, which is heard
+        ask(False)
+    return found
 
 
 def _modules() -> list[nn.Module]:

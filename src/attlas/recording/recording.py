@@ -19,6 +19,8 @@ from attlas.errors import RecordingError, ShapeError, public
 from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.handwritten import Scope
+from attlas.matrix.handwritten.scope import DENSE_USES
 from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
@@ -30,7 +32,8 @@ from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
 from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
-from attlas.recording.hooks import AttentionCall, is_recording
+from attlas.recording.handwritten import handwritten as attention_by_hand
+from attlas.recording.hooks import AttentionCall, is_recording, offer
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall
 from attlas.recording.linear_recorder import LinearRecorder
@@ -63,6 +66,7 @@ def record(
     linear: bool = True,
     channels: slice | Sequence[int] | int | None = None,
     gates: bool = False,
+    handwritten: bool = False,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -112,6 +116,10 @@ def record(
     gates : bool, default False
         Whether the output gates are recorded, with ``values=True``: `Entry.gated` is then the matrix that reaches the
         output projection. They are measured: what enters the projection, divided by ``A @ v``.
+    handwritten : bool, default False
+        Whether attention that the model writes out by hand is recorded too, ``softmax(q @ k.mT + mask) @ v``: it is
+        lazy for the time of the block, as in `attlas.lazily`. ``attlas.explain(atlas)`` says what of it was computed
+        densely. Calls of torch's ``scaled_dot_product_attention`` are caught as well.
 
     Returns
     -------
@@ -229,7 +237,11 @@ def record(
         raise ShapeError(rule, found, 'gates=True, values=True, keep="cpu", without queries; then atlas.save(folder)')
     if channels is not None and not linear:
         raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
-    return Recording(model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates)
+    if not isinstance(handwritten, bool):
+        raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
+    return Recording(
+        model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten
+    )
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -259,9 +271,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         values: bool | Literal["norms"],
         linear: bool = True,
         gates: bool = False,
+        handwritten: bool = False,
     ) -> None:
-        channels = bool(selection.channels)
-        super().__init__(model, (selection,), patch_sdpa=patch_sdpa, linear=linear, channels=channels)
+        patched, channels = patch_sdpa or handwritten, bool(selection.channels)
+        super().__init__(model, (selection,), patch_sdpa=patched, linear=linear, channels=channels)
+        self.is_lazy = handwritten
+        self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
         self._values = values
         self.takes_values = bool(values)
         self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
@@ -308,8 +323,16 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 stack.enter_context(numbered([self._encoder]))
             if functions := self._attentions.linear_functions:
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
+            if self._scope is not None:
+                stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
+
+    def _offer(self, matrix: AttentionMatrix) -> None:
+        """Record weights that are written out by the module that runs."""
+        module = self._passes.innermost
+        if module is not None:
+            offer(module, matrix)
 
     def _handlers(self) -> dict[str, Handler]:
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
@@ -382,6 +405,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: unrecorded}
         other = self._attentions.of_other_kinds(empty)
         self.atlas.details |= {OTHER_KINDS: other} if other else {}
+        if self._scope is not None:
+            self.atlas.details[DENSE_USES] = [use._asdict() for use in self._scope.dense_uses]
 
     def _renumbered(self, entry: Entry) -> Entry:
         """Return an entry with the final number of its layer: an attention that was found late shifts later ones."""

@@ -8,11 +8,10 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from attlas.recording.hooks import is_changing, is_recording, uncompiled
-from attlas.recording.patch import listening, shown_matrices
+from attlas.recording.hooks import is_recording, uncompiled
+from attlas.recording.patch import answered
 
 _answering: ContextVar[bool] = ContextVar("attlas_answering", default=False)
 
@@ -95,16 +94,8 @@ def _answer(
         return ask(need_weights, mask, average, is_causal)  # type: ignore[no-any-return]  # as torch says
     token = _answering.set(True)
     try:
-        if is_changing():
-            # Without weights the layer calls torch's function for attention, where interventions change it.
-            with shown_matrices() as shown:
-                out, _ = ask(False, mask, average, is_causal)
-            weights = shown[-1].to_dense().to(out.dtype)
-            weights = weights.mean(dim=1) if average else weights
-            return out, weights if query.ndim == 3 else weights.squeeze(0)
-        found = ask(need_weights, mask, average, is_causal)
-        with torch.no_grad(), listening():  # once more without weights: it then calls torch's function, which is heard
-            ask(False, mask, average, is_causal)
-        return found  # type: ignore[no-any-return]  # as torch says
+        return answered(
+            lambda weights: ask(weights, mask, average, is_causal), average=average, batched=query.ndim == 3
+        )
     finally:
         _answering.reset(token)

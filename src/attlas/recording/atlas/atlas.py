@@ -12,6 +12,7 @@ from torch import Tensor
 import attlas
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, kind, listed, public
 from attlas.matrix import AttentionMatrix
+from attlas.matrix.handwritten.scope import DenseUses, uses_from
 from attlas.recording.atlas.averaging import mean_of
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.deserialization import read
@@ -144,6 +145,11 @@ class Atlas:
         """Return the numbers of the recorded layers of a kind, the main one by default, ascending."""
         name = self._main() if kind is None else kind
         return sorted({entry.layer for entry in self.entries if entry.kind == name})
+
+    @property
+    def dense_uses(self) -> DenseUses:
+        """What ``record(model, handwritten=True)`` had to compute densely: module, its class, operation, times."""
+        return uses_from(self.details)
 
     def missing_layers(self, kind: str | None = None) -> list[int]:
         """Return the numbers of the model's layers of which there is no attention of a kind, ascending.

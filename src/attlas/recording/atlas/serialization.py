@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attlas import masks as m
 from attlas import scores as s
 from attlas.errors import DtypeError, RecordingError, kind
+from attlas.matrix.handwritten.steps import StepScore
 from attlas.matrix.value_weighted import KeyWeighted
 from attlas.scores.placed import PlacedScore
 from attlas.stats import Largest, Moments
@@ -42,10 +43,11 @@ _SCORES: dict[str, type[s.Score]] = {
     **_exported_classes(s, s.Score),
     "MovedScore": PlacedScore,
     "KeyWeighted": KeyWeighted,
+    "StepScore": StepScore,
 }
 _MASKS: dict[str, type[m.Mask]] = _exported_classes(m, m.Mask)
 # Version 2 writes these two as it writes a score of the user's own.
-_STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore")
+_STORED_LIKE_USER_SCORES = ("ScaledByTensor", "MovedScore", "StepScore")
 _TUPLES: dict[str, type[Any]] = {"Largest": Largest, "Moments": Moments}
 
 

@@ -1,0 +1,385 @@
+"""Logits that are not computed: a product of queries and keys, and what code did with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attlas.foundation.autocast import autocast_dtype
+from attlas.masks import Mask
+from attlas.matrix.handwritten.lazy import Call, Uncomputed
+from attlas.matrix.handwritten.lowering import largest_of_rows, matrix_of
+from attlas.matrix.handwritten.scope import current
+from attlas.matrix.handwritten.state import Product, State
+from attlas.matrix.handwritten.steps import Step
+from attlas.matrix.handwritten.weights import LazyWeights
+
+
+class Logits(Uncomputed):
+    """The logits that a model computes with, as a lazy tensor.
+
+    Parameters
+    ----------
+    state : State
+        What all views share.
+    shape : tuple of int
+        The shape that the model sees.
+    """
+
+    label = "logits"
+    what = "logits"
+
+    def __init__(self, state: State, shape: tuple[int, ...]) -> None:
+        self.state = state
+        self.shape = torch.Size(shape)
+        self.device = state.product.q.device
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(step.kind for step in self.state.steps)
+        return f"Logits(shape={tuple(self.shape)}, {self.dtype}, steps=[{kinds}])"
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
+        """Dtype that the model sees."""
+        return self.state.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a graph is recorded."""
+        product = self.state.product
+        tensors = (product.q, product.k, *(t for step in self.state.steps for t in step.tensors))
+        return product.has_graph and any(t.requires_grad for t in tensors)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is counted where this is computed: any product of keys that were transposed for it."""
+        return self.state.product.is_certain
+
+    @property
+    def computed(self) -> Tensor | None:
+        found = self.state.computed
+        return found if found is None or found.shape == self.shape else found.view(self.shape)
+
+    def compute(self) -> Tensor:
+        state = self.state
+        state.check_unchanged()
+        with torch.set_grad_enabled(state.product.has_graph):
+            x = state.product.compute()
+        x = x.reshape(state.sizes)
+        for step in state.steps[state.product.included :]:
+            x = step(x)
+        # The numbers of the views are those of one tensor.
+        state.computed = x.reshape(self.shape).contiguous()
+        return state.computed
+
+    def returned(self) -> Any:
+        """Return the numbers, for a model that returns logits."""
+        return self.to_dense()
+
+    # --------------------------------------------------------------------------------------------- what it is made into
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the last two axes that the model sees are queries and keys."""
+        return len(self.shape) > 2 and tuple(self.shape[-2:]) == self.state.sizes[2:]
+
+    def viewed(self, shape: tuple[int, ...]) -> Logits:
+        view, state = Logits(self.state, shape), self.state
+        if not state.is_split and view.is_matrix and len(shape) == 4 and shape[0] * shape[1] == state.batch:
+            state.split(shape[0], shape[1])
+        return view
+
+    def copied(self) -> Logits:
+        return Logits(replace(self.state), tuple(self.shape))
+
+    def cast(self, dtype: torch.dtype) -> Logits:
+        return self.after(Step("cast", dtype=dtype), dtype)
+
+    def become(self, other: Any) -> None:
+        for name in ("product", "batch", "heads", "steps", "dtype", "is_split", "computed"):
+            setattr(self.state, name, getattr(other.state, name))
+
+    def after(self, step: Step, dtype: torch.dtype | None = None) -> Logits:
+        """Return the logits after one more step."""
+        state = replace(self.state, steps=(*self.state.steps, step), dtype=dtype or self.dtype)
+        return Logits(state, tuple(self.shape))
+
+    def operand(self, given: Any) -> Tensor | None:
+        """Return a tensor in the axes of the steps; None where it does not broadcast to the logits."""
+        if not _is_plain(given) or given.ndim > len(self.shape) or (given.ndim and given.device != self.device):
+            return None
+        t: Tensor = given
+        t = t if self.state.product.has_graph or torch.is_grad_enabled() else t.detach()
+        t = t.reshape((1,) * (len(self.shape) - t.ndim) + t.shape).to(self.device)
+        if any(size not in (1, full) for size, full in zip(t.shape, self.shape, strict=True)):
+            return None
+        batch, heads, m, n = self.state.sizes
+        if not self.is_matrix:
+            return t.expand(self.shape).reshape(batch, heads, m, n)
+        lead, full, rest = tuple(t.shape[:-2]), tuple(self.shape[:-2]), tuple(t.shape[-2:])
+        if all(size == 1 for size in lead):
+            return t.reshape(1, 1, *rest)
+        if lead != full and full[-1] == heads and lead[-1] == 1:
+            return t.expand(*full[:-1], 1, *rest).reshape(batch, 1, *rest)
+        if lead != full and full[-1] == heads and all(size == 1 for size in lead[:-1]):
+            return t.reshape(1, heads, *rest)
+        return t.expand(*full, *rest).reshape(batch, heads, *rest)
+
+    def promoted(self, t: Tensor) -> torch.dtype:
+        """Return the dtype of a result with a tensor."""
+        return self.dtype if t.ndim == 0 else torch.promote_types(self.dtype, t.dtype)
+
+    # ------------------------------------------------------------------------------------------------ operations
+
+    def _add(self, call: Call) -> Any:
+        """Add or subtract a number, a tensor, a mask or other logits."""
+        sides = _sides(call)
+        if sides is None:
+            return NotImplemented
+        a, b, alpha = sides
+        sign = -alpha if call.name == "sub" else alpha
+        if call.name == "rsub":  # b - a
+            a, b, sign = b, a, -alpha
+        if a is not self:  # b is: a ± sign * self
+            return _negated(self, a, sign)
+        return self._plus(b, sign)
+
+    def _plus(self, other: Any, sign: float) -> Any:
+        """Return the logits plus something times a number."""
+        if isinstance(other, Logits) and other.computed is None:
+            joined = _joined(self, other, sign)
+            if joined is not None:
+                return joined
+            other = other.written_out("add") if other.is_counted else other.to_dense()
+        elif isinstance(other, Uncomputed):
+            other = other.to_dense()
+        if _is_number(other):
+            return self.after(Step("shift", numbers=(float(other) * sign,)))
+        found = _mask_in(other)
+        if found is not None:
+            if sign == 1.0 and len(self.shape) == 4 and self.is_matrix and _fits(tuple(other.shape), self.state.sizes):
+                dtype = torch.promote_types(self.dtype, other.dtype)
+                return self.after(Step("hide", (other,), mask=found[0]), dtype)
+            other = torch.clone(other + 0.0)  # as numbers: one row of keys, or a form that a matrix does not have
+        t = self.operand(other)
+        return NotImplemented if t is None else self.after(Step("add", (t,), (sign,)), self.promoted(other))
+
+    def _multiply(self, call: Call) -> Any:
+        """Multiply with a number or a tensor."""
+        sides = _sides(call)
+        if sides is None or all(isinstance(side, Uncomputed) for side in sides[:2]):
+            return NotImplemented
+        other = sides[1] if sides[0] is self else sides[0]
+        if _is_number(other):
+            return self.after(Step("scale", numbers=(float(other),)))
+        if _is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
+            return self.after(Step("scale", numbers=(float(other),)))
+        t = self.operand(other)
+        return NotImplemented if t is None else self.after(Step("multiply", (t,)), self.promoted(other))
+
+    def _divide(self, call: Call) -> Any:
+        """Divide by a number or a tensor."""
+        sides = _sides(call)
+        if sides is None or sides[0] is not self or isinstance(sides[1], Uncomputed) or "rounding_mode" in call.kwargs:
+            return NotImplemented
+        other = sides[1]
+        if _is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
+            other = other.item()
+        if _is_number(other):
+            return NotImplemented if other == 0 else self.after(Step("part", numbers=(float(other),)))
+        t = self.operand(other)
+        return NotImplemented if t is None else self.after(Step("divide", (t,)), self.promoted(other))
+
+    def _negate(self, call: Call) -> Any:
+        """Change the sign."""
+        return self.after(Step("scale", numbers=(-1.0,)))
+
+    def _fill(self, call: Call) -> Any:
+        """Fill a number where a mask is True."""
+        args = (*call.args[1:], *(call.kwargs[name] for name in ("mask", "value") if name in call.kwargs))
+        if not call.args or call.args[0] is not self or len(args) != 2:
+            return NotImplemented
+        return self._filled(args[0], args[1])
+
+    def _filled(self, mask: Any, value: Any, *, inverted: bool = False) -> Any:
+        """Return the logits with a number, or the numbers of a tensor, where a mask is True."""
+        if isinstance(mask, Uncomputed) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            return NotImplemented
+        t = self.operand(mask)
+        if t is None:
+            return NotImplemented
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and _is_plain(value):
+            value = value.item()
+        if _is_number(value):
+            return self.after(Step("keep" if inverted else "fill", (t,), (float(value),)))
+        other = self.operand(value)
+        if other is None or not other.is_floating_point():
+            return NotImplemented
+        return self.after(Step("choose", (t if inverted else ~t, other)), self.promoted(value))
+
+    def _where(self, call: Call) -> Any:
+        """Choose between the logits and a number or a tensor."""
+        if call.kwargs or len(call.args) != 3:
+            return NotImplemented
+        first, second, third = call.args
+        if first is self:  # logits.where(condition, other)
+            return self._filled(second, third, inverted=True)
+        if second is self:
+            return self._filled(first, third, inverted=True)
+        return self._filled(first, second) if third is self else NotImplemented
+
+    def _clamp(self, call: Call) -> Any:
+        """Keep the logits between two numbers."""
+        names = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[call.name]
+        given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
+        bounds = [_bound(given.get(name)) for name in ("min", "max")]
+        if call.args[0] is not self or not given.keys() <= {"min", "max"} or NotImplemented in bounds:
+            return NotImplemented
+        return self.after(Step("clamp", numbers=tuple(bounds)))
+
+    def _larger(self, call: Call) -> Any:
+        """Keep the logits above a number, ``torch.max(logits, t)``, or return the largest of each row."""
+        sides = call.args[:2]
+        others = [part for part in sides if part is not self]
+        if not others or call.kwargs:
+            return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
+        if len(call.args) == 2 and not call.kwargs and _bound(others[0]) is not NotImplemented and _is_plain(others[0]):
+            bound = _bound(others[0])
+            return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
+        return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
+
+    def _tanh(self, call: Call) -> Any:
+        """Bound the logits."""
+        return self.after(Step("tanh"))
+
+    def _largest(self, call: Call) -> Any:
+        """Return the largest logit of each row, from one pass over the matrix."""
+        given = dict(zip(("dim", "keepdim"), call.args[1:], strict=False)) | call.kwargs
+        dim, keepdim = given.get("dim", given.get("axis")), bool(given.get("keepdim", False))
+        if dim not in (-1, (-1,), [-1], len(self.shape) - 1) or not self.is_matrix or self.requires_grad:
+            return NotImplemented
+        matrix = matrix_of(self.state, as_computed=True)
+        if matrix is None:
+            return NotImplemented
+        shape = (*self.shape[:-1], 1) if keepdim else tuple(self.shape[:-1])
+        values, keys = (part.reshape(shape) for part in largest_of_rows(matrix))
+        values = values.to(self.dtype)
+        return values if call.name == "amax" else torch.return_types.max((values, keys))
+
+    def _softmax(self, call: Call) -> Any:
+        """Return the weights of a softmax over the keys."""
+        names = ("dim", "_stacklevel", "dtype") if len(call.args) != 3 else ("dim", "dtype")
+        given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
+        dim, dtype = given.get("dim"), given.get("dtype")
+        if dim not in (-1, len(self.shape) - 1) or not self.is_matrix or not given.keys() <= {*names, "dtype"}:
+            return NotImplemented
+        if dtype is None and autocast_dtype(torch.empty(0, dtype=self.dtype, device=self.device)) is not None:
+            dtype = torch.float32  # as autocast computes softmax
+        state = self.state
+        scope = current()
+        if not state.is_split and scope is not None and (heads := scope.heads(state.batch)) > 1:
+            state.split(state.batch // heads, heads)
+        matrix = matrix_of(state)
+        if matrix is None:
+            return NotImplemented
+        return LazyWeights.of(matrix, tuple(self.shape), dtype or self.dtype)
+
+    known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
+        **dict.fromkeys(("add", "sub", "rsub"), _add),
+        "mul": _multiply,
+        "div": _divide,
+        "neg": _negate,
+        "masked_fill": _fill,
+        "where": _where,
+        **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
+        **dict.fromkeys(("max", "maximum", "minimum"), _larger),
+        "amax": _largest,
+        "tanh": _tanh,
+        **dict.fromkeys(("softmax", "_softmax"), _softmax),
+    }
+
+
+def _negated(logits: Logits, other: Any, sign: float) -> Any:
+    """Return something plus a number times the logits."""
+    own = logits if sign == 1.0 else logits.after(Step("scale", numbers=(sign,)))
+    return own._plus(other, 1.0)
+
+
+def _sides(call: Call) -> tuple[Any, Any, float] | None:
+    """Return both sides of a sum or product, and the factor of the second; None for other arguments."""
+    args = (*call.args, *([call.kwargs["other"]] if "other" in call.kwargs else []))
+    alpha = call.kwargs.get("alpha", 1)
+    if len(args) != 2 or not call.kwargs.keys() <= {"other", "alpha"} or not _is_number(alpha):
+        return None
+    return args[0], args[1], float(alpha)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_plain(t: Any) -> bool:
+    """Return whether something is a stored tensor of torch itself."""
+    return type(t) in (Tensor, nn.Parameter, nn.Buffer) and t.layout is torch.strided and not t.is_complex()
+
+
+def _bound(value: Any) -> Any:
+    """Return a bound as a number, or None; NotImplemented for anything else."""
+    if value is None or _is_number(value):
+        return None if value is None else float(value)
+    if _is_plain(value) and value.numel() == 1 and not value.requires_grad:
+        return float(value)
+    return NotImplemented
+
+
+def _mask_in(t: Any) -> tuple[Mask | None] | None:
+    """Return the mask that a lazy mask of transformers holds; None for any other tensor."""
+    if not isinstance(t, Tensor) or not hasattr(t, "mask") or not t.is_floating_point():
+        return None
+    mask = t.mask
+    return (mask,) if mask is None or isinstance(mask, Mask) else None
+
+
+def _fits(given: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Return whether a lazy mask has the queries and keys of logits."""
+    return len(given) == 4 and given[0] in (1, sizes[0]) and given[1] in (1, sizes[1]) and given[2:] == sizes[2:]
+
+
+def _joined(a: Logits, b: Logits, sign: float) -> Logits | None:
+    """Return the sum of two plain products as one product of longer tokens; None where either is more than that."""
+    first, second = a.state, b.state
+    factors = [_factor(state) for state in (first, second)]
+    same = a.shape == b.shape and first.sizes == second.sizes and first.dtype is second.dtype
+    if not same or None in factors or first.product.lead != second.product.lead:
+        return None
+    one, other = first.product, second.product
+    if one.has_graph != other.has_graph or one.q.dtype is not other.q.dtype:
+        return None
+
+    def wide(t: Tensor) -> Tensor:
+        return t.expand(*one.lead, *t.shape[-2:])
+
+    q = torch.cat([wide(one.q) * factors[0], wide(other.q) * (factors[1] * sign)], dim=-1)  # type: ignore[operator]
+    k = torch.cat([wide(one.k), wide(other.k)], dim=-1)
+
+    def compute() -> Tensor:
+        x, y = (Logits(replace(state, computed=None), tuple(a.shape)).compute() for state in (first, second))
+        return torch.add(x, y, alpha=sign) if sign != 1.0 else x + y
+
+    product = Product(q, k, compute, one.lead, first.dtype, is_certain=one.is_certain or other.is_certain)
+    return Logits(replace(first, product=product, steps=()), tuple(a.shape))
+
+
+def _factor(state: State) -> float | None:
+    """Return the number that a product was multiplied with; None where more was done with it."""
+    factor = 1.0
+    for step in state.steps:
+        if step.kind not in ("scale", "part") or step.numbers[0] is None:
+            return None
+        factor = factor * step.numbers[0] if step.kind == "scale" else factor / step.numbers[0]
+    return factor if math.isfinite(factor) else None

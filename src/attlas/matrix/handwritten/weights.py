@@ -1,0 +1,336 @@
+"""Weights of lazy logits: an attention matrix, and what code does with weights before it pools values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attlas.engine.dropout import Dropout
+from attlas.foundation.autocast import autocast_dtype, cast_values
+from attlas.foundation.checks import check_values
+from attlas.foundation.compat import changes
+from attlas.foundation.indexing import Axes
+from attlas.matrix import observers
+from attlas.matrix.handwritten.lazy import Call, Uncomputed
+from attlas.matrix.handwritten.scope import current, left
+from attlas.matrix.matrix import AttentionMatrix
+from attlas.matrix.protocol import OPERATIONS
+
+
+@dataclass(eq=False)
+class WeightState:
+    """What all views of the same weights share.
+
+    Parameters
+    ----------
+    matrix : AttentionMatrix, shape (batch, heads, m, n)
+        The weights of the softmax.
+    dtype : torch.dtype
+        That the model sees.
+    dropout : Dropout, optional
+        Which weights are dropped: the same in each product.
+    of_rows, of_keys : Tensor, optional, shape (batch or 1, heads or 1, m or 1, 1) and (batch or 1, heads or 1, 1, n)
+        Factors of the weights.
+    computed : Tensor, optional
+        The numbers.
+    """
+
+    matrix: AttentionMatrix
+    dtype: torch.dtype
+    dropout: Dropout | None = None
+    of_rows: Tensor | float = 1.0
+    of_keys: Tensor | None = None
+    computed: Tensor | None = None
+    changes: int = 0  # how often the numbers were changed in place when they were computed
+    is_heard: bool = False  # whether a recording has the matrix
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was done with the weights of the softmax but to drop some."""
+        return self.of_keys is None and isinstance(self.of_rows, float) and self.of_rows == 1.0
+
+
+class LazyWeights(Uncomputed):
+    """The weights that a model computes with, as a lazy tensor.
+
+    Parameters
+    ----------
+    state : WeightState
+        What all views share.
+    shape : tuple of int
+        The shape that the model sees.
+    """
+
+    label = "weights"
+    what = "weights"
+
+    def __init__(self, state: WeightState, shape: tuple[int, ...]) -> None:
+        self.state = state
+        self.shape = torch.Size(shape)
+        self.device = state.matrix.device
+
+    @classmethod
+    def of(cls, matrix: AttentionMatrix, shape: tuple[int, ...], dtype: torch.dtype) -> LazyWeights:
+        """Return the weights of a matrix in the shape and dtype that the model sees."""
+        return cls(WeightState(matrix, dtype), shape)
+
+    def __repr__(self) -> str:
+        return f"LazyWeights(shape={tuple(self.shape)}, {self.dtype}, {self.state.matrix!r})"
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
+        """Dtype that the model sees."""
+        return self.state.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a graph is recorded."""
+        return self.state.matrix.requires_grad
+
+    @property
+    def computed(self) -> Tensor | None:
+        found = self.state.computed
+        return found if found is None or found.shape == self.shape else found.view(self.shape)
+
+    def compute(self) -> Tensor:
+        state = self.state
+        x = state.matrix.to_dense(limit=None)
+        if state.dropout is not None:  # dropped as in products: those with the values 1 of each key
+            x = self._multiplied(
+                torch.eye(x.shape[-1], dtype=state.matrix.weights.keys.dtype, device=x.device)[None, None]
+            )
+        x = x.to(state.dtype) * state.of_rows if not state.is_plain else x.to(state.dtype)
+        x = x if state.of_keys is None else x * state.of_keys
+        state.computed = x.reshape(self.shape).contiguous()
+        state.changes = 0 if state.computed.is_inference() else changes(state.computed)
+        return state.computed
+
+    def written_out(self, operation: str) -> Tensor:
+        scope = current()
+        if not self.state.is_heard and self.computed is None and scope is not None and scope.offer is not None:
+            self.state.is_heard = True
+            scope.offer(self.state.matrix)
+        return super().written_out(operation)
+
+    def returned(self) -> Any:
+        """Return the attention matrix, for a model that returns its weights."""
+        state, matrix = self.state, self.as_matrix()
+        found = state.computed
+        is_changed = found is not None and (found.is_inference() or changes(found) != state.changes)
+        return self.written_out("return") if matrix is None or is_changed or not state.is_plain else matrix
+
+    def as_matrix(self) -> AttentionMatrix | None:
+        """Return the weights as a matrix with the axes that the model sees; None where it has no such axes."""
+        matrix, lead = self.state.matrix, tuple(self.shape[:-2])
+        if self.state.of_keys is not None or tuple(self.shape[-2:]) != tuple(matrix.shape[-2:]):
+            return None
+        batch, heads = matrix.weights.shape[:2]
+        if lead == (batch, heads):
+            return matrix
+        if (len(lead) > 2 and lead[-1] == heads) or (lead == (batch,) and heads == 1):
+            return matrix.with_weights(matrix.weights, Axes(lead, (True,) * len(lead)))
+        return None
+
+    # --------------------------------------------------------------------------------------------- what it is made into
+
+    def viewed(self, shape: tuple[int, ...]) -> LazyWeights:
+        return LazyWeights(self.state, shape)
+
+    def copied(self) -> LazyWeights:
+        return LazyWeights(replace(self.state), tuple(self.shape))
+
+    def cast(self, dtype: torch.dtype) -> LazyWeights:
+        return self._with(dtype=dtype)
+
+    def become(self, other: Any) -> None:
+        vars(self.state).update(vars(other.state))
+
+    def _with(self, **changed: Any) -> LazyWeights:
+        """Return weights of which something is changed."""
+        return LazyWeights(replace(self.state, **changed), tuple(self.shape))
+
+    def _factor(self, given: Any) -> Tensor | None:
+        """Return a factor in the axes of the matrix; None where it is no factor of rows or keys."""
+        if not isinstance(given, Tensor) or given.device != self.device or given.ndim > len(self.shape):
+            return None
+        t: Tensor = given
+        t = t.reshape((1,) * (len(self.shape) - t.ndim) + t.shape)
+        m, n = self.state.matrix.shape[-2:]
+        fits = all(size in (1, full) for size, full in zip(t.shape, self.shape, strict=True))
+        if not fits or tuple(self.shape[-2:]) != (m, n) or (t.shape[-1] != 1 and t.shape[-2] != 1):
+            return None
+        lead, full, rest = tuple(t.shape[:-2]), tuple(self.shape[:-2]), t.shape[-2:]
+        batch, heads = self.state.matrix.shape[:2]
+        if all(size == 1 for size in lead):
+            return t.reshape(1, 1, *rest)
+        return t.expand(*full, *rest).reshape(batch, heads, *rest)
+
+    def _scaled(self, t: Tensor | float) -> LazyWeights:
+        """Return weights times a factor of rows or of keys."""
+        state = self.state
+        if isinstance(t, Tensor) and t.shape[-1] != 1:
+            of_keys = t if state.of_keys is None else state.of_keys * t
+            return self._with(of_keys=of_keys, dtype=_promoted(self.dtype, t))
+        return self._with(of_rows=state.of_rows * t, dtype=_promoted(self.dtype, t))
+
+    # ------------------------------------------------------------------------------------------------ operations
+
+    def _multiply(self, call: Call) -> Any:
+        """Multiply with a number, or a factor of each head, query or key."""
+        if call.kwargs or len(call.args) != 2:
+            return NotImplemented
+        other = call.args[1] if call.args[0] is self else call.args[0]
+        if isinstance(other, int | float):
+            return self._scaled(float(other))
+        t = self._factor(other)
+        return NotImplemented if t is None else self._scaled(t)
+
+    def _divide(self, call: Call) -> Any:
+        """Divide by a number."""
+        fits = (
+            not call.kwargs and len(call.args) == 2 and call.args[0] is self and isinstance(call.args[1], int | float)
+        )
+        return self._scaled(1.0 / call.args[1]) if fits and call.args[1] else NotImplemented
+
+    def _fill(self, call: Call) -> Any:
+        """Set the weights of whole rows or keys to 0."""
+        args = (*call.args[1:], *(call.kwargs[name] for name in ("mask", "value") if name in call.kwargs))
+        if len(args) != 2 or call.args[0] is not self or not isinstance(args[0], Tensor):
+            return NotImplemented
+        t = self._factor(args[0])
+        is_zero = isinstance(args[1], int | float) and args[1] == 0
+        return (
+            self._scaled((~t).to(self.dtype)) if is_zero and t is not None and t.dtype is torch.bool else NotImplemented
+        )
+
+    def _dropout(self, call: Call) -> Any:
+        """Drop weights when values are pooled."""
+        given = dict(zip(("p", "training", "inplace"), call.args[1:], strict=False)) | call.kwargs
+        given["training"] = given.pop("train", given.get("training", True))
+        p = given.get("p", 0.5)
+        if not given["training"] or p == 0:
+            return self
+        again = self.state.dropout is not None or not 0 <= p <= 1
+        return NotImplemented if again else self._with(dropout=Dropout.draw(float(p)))
+
+    def _same(self, call: Call) -> Any:
+        """Return the weights, which are finite."""
+        return self if len(call.args) == 1 and not call.kwargs else NotImplemented
+
+    def _product(self, call: Call) -> Any:
+        """Return the weights times values."""
+        if call.kwargs.keys() - {"other", "mat2"} or len(call.args) + len(call.kwargs) != 2:
+            return NotImplemented
+        first, second = (*call.args, *call.kwargs.values())
+        if first is self and isinstance(second, Tensor):
+            return self.pooled(second)
+        if second is self and isinstance(first, Tensor) and (matrix := self._pure()) is not None:
+            return first @ matrix
+        return NotImplemented
+
+    def pooled(self, v: Tensor) -> Any:
+        """Return the weights times values of any axes that fit."""
+        state, lead = self.state, tuple(self.shape[:-2])
+        batch, heads, m, n = state.matrix.shape
+        own = tuple(v.shape[:-2])
+        fits = v.ndim > 1 and tuple(self.shape[-2:]) == (m, n) and v.shape[-2] == n and len(own) <= len(lead)
+        if not fits or any(a not in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False)):
+            return NotImplemented
+        e = v.shape[-1]
+        own = (1,) * (len(lead) - len(own)) + own
+        v4 = v.reshape(*own, n, e)
+        if len(lead) > 1 and lead[-1] == heads and own[-1] == 1:
+            v4 = v4.expand(*lead[:-1], 1, n, e).reshape(batch, 1, n, e)
+        else:
+            v4 = v4.expand(*lead, n, e).reshape(batch, heads, n, e)
+        v4 = v4 if state.of_keys is None else v4 * state.of_keys.mT
+        tokens = state.matrix.weights.keys.dtype
+        if v4.dtype is not tokens and autocast_dtype(v4) is None:
+            v4 = v4.to(tokens)
+        out = self._multiplied(v4)
+        if not (isinstance(state.of_rows, float) and state.of_rows == 1.0):
+            out = out * state.of_rows
+        wanted = autocast_dtype(v) or v.dtype
+        return out.to(wanted).reshape(*lead, m, e).contiguous()
+
+    def _multiplied(self, values: Tensor) -> Tensor:
+        """Return the weights of the softmax, some dropped, times values (batch or 1, heads or 1, n, e)."""
+        matrix, dropout = self.state.matrix, self.state.dropout
+        values, dtype = cast_values(values, matrix.weights.keys)
+        values = check_values(values, matrix.weights.keys, matrix.axes, matrix.weights.shape[1])
+        self.state.is_heard = True
+        with left():
+            multiply = observers.product if observers.active else observers.unobserved_product
+            out = multiply(matrix, values, dropout)
+        return out if dtype is None else out.to(dtype)
+
+    def __matmul__(self, v: Any) -> Any:
+        return called_matmul(self, v)
+
+    def _einsum(self, call: Call) -> Any:
+        """Return an einsum that sums over keys or queries."""
+        return OPERATIONS["einsum"](torch.einsum, call.args, call.kwargs)
+
+    def _pure(self) -> AttentionMatrix | None:
+        """Return the weights as a matrix where nothing was done with them, and the model sees its dtype."""
+        matrix = self.as_matrix()
+        if matrix is None or not self.state.is_plain or self.state.dropout is not None or self.dtype != matrix.dtype:
+            return None
+        return matrix
+
+    def _transposed(self, call: Call) -> Any:
+        """Return the transposed matrix, for ``v @ weights.mT``."""
+        matrix, last = self._pure(), {len(self.shape) - 1, len(self.shape) - 2}
+        axes = call.args[1:]
+        if call.name == "permute":
+            axes = tuple(axes[0]) if len(axes) == 1 and not isinstance(axes[0], int) else axes
+            wanted = (*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2)
+            swaps = tuple(axis % len(self.shape) for axis in axes) == wanted
+        else:
+            swaps = len(axes) == 2 and {axis % len(self.shape) for axis in axes} == last
+        return matrix.mT if matrix is not None and swaps else NotImplemented
+
+    @property
+    def mT(self) -> Any:
+        """The transposed matrix, for ``v @ weights.mT``."""
+        matrix = self._pure()
+        return self.written_out("mT").mT if matrix is None else matrix.mT
+
+    def _read(self, call: Call) -> Any:
+        """Return what a matrix computes without all numbers."""
+        matrix = self._pure()
+        if matrix is None or call.args[0] is not self:
+            return NotImplemented
+        with left():
+            return getattr(matrix, "__getitem__" if call.name == "getitem" else call.name)(
+                *call.args[1:], **call.kwargs
+            )
+
+    known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
+        "mul": _multiply,
+        "div": _divide,
+        "masked_fill": _fill,
+        "dropout": _dropout,
+        "nan_to_num": _same,
+        **dict.fromkeys(("matmul", "bmm"), _product),
+        "einsum": _einsum,
+        **dict.fromkeys(("transpose", "permute", "swapaxes"), _transposed),
+        **dict.fromkeys(("sum", "mean", "amax", "argmax", "topk", "getitem"), _read),
+    }
+
+
+def called_matmul(weights: LazyWeights, v: Any) -> Any:
+    """Return the weights times values: by the matrix where that can be, else from all numbers."""
+    found = weights.pooled(v) if isinstance(v, Tensor) and weights.computed is None else NotImplemented
+    if found is not NotImplemented:
+        return found
+    v = v.to_dense() if isinstance(v, Uncomputed) else v
+    return weights.written_out("matmul") @ v
+
+
+def _promoted(dtype: torch.dtype, t: Tensor | float) -> torch.dtype:
+    return torch.promote_types(dtype, t.dtype) if isinstance(t, Tensor) and t.ndim else dtype

@@ -1,0 +1,118 @@
+"""Models of transformers that write their attention out by hand: outputs and weights are those of eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.tiny_models import FALCON, SIZES, SPECIAL, VOCABULARY, lively
+from torch import nn
+
+import attlas
+from attlas.recording import record
+
+GPT = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, **SPECIAL}
+BERT = {name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "head_dim")}
+MODELS: dict[str, tuple[type[nn.Module], Any]] = {
+    "bloom": (
+        transformers.BloomForCausalLM,
+        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, **SPECIAL),
+    ),
+    "gptj": (transformers.GPTJForCausalLM, transformers.GPTJConfig(rotary_dim=4, **GPT)),
+    "gpt_neo": (
+        transformers.GPTNeoForCausalLM,
+        transformers.GPTNeoConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=64, window_size=5,
+            attention_types=[[["global", "local"], 1]], **SPECIAL,
+        ),
+    ),
+    "deberta": (
+        transformers.DebertaV2ForMaskedLM,
+        transformers.DebertaV2Config(
+            relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=16, position_buckets=8, **BERT
+        ),
+    ),
+    "mpnet": (transformers.MPNetForMaskedLM, transformers.MPNetConfig(**BERT)),
+    "falcon": (transformers.FalconForCausalLM, transformers.FalconConfig(alibi=True, **FALCON)),
+    "longformer": (transformers.LongformerForMaskedLM, transformers.LongformerConfig(attention_window=4, **BERT)),
+}  # fmt: skip
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(4)
+    kind, config = MODELS[name]
+    model = lively(kind(config)).eval()
+    if name not in ("falcon", "deberta"):
+        model.config._attn_implementation = "eager"
+    return model
+
+
+def inputs(side: str | None) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    if side is not None:
+        mask[1, slice(0, 4) if side == "left" else slice(8, 12)] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+# Of DeBERTa the products with the table of distances, whose numbers are then a bias; of Longformer its windows.
+DENSE = {"deberta": {"gather of logits"}, "longformer": {"pad of logits", "softmax of numbers"}}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("side", [None, "left"])
+def test_outputs_and_weights_are_those_of_eager(name: str, side: str | None) -> None:
+    model, given = make(name), inputs(side)
+    text = given["attention_mask"].bool()
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        wanted = model(**given, output_attentions=True)
+        with attlas.lazily(model) as block:
+            found = model(**given, output_attentions=True)
+    assert model.config._attn_implementation == before
+    torch.testing.assert_close(found.logits[text], wanted.logits[text], rtol=1e-4, atol=2e-5)
+    assert {use.operation for use in block.dense_uses} == DENSE.get(name, set())
+    for a, b in zip(found.attentions, wanted.attentions, strict=True):
+        if name != "longformer":
+            assert isinstance(a, attlas.AttentionMatrix)
+            b = b.masked_fill(~text[:, None, :, None], 0.0)
+            a = a.to_dense().masked_fill(~text[:, None, :, None], 0.0)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bloom", "deberta"])
+def test_gradients_are_those_of_eager(name: str) -> None:
+    model, given = make(name), inputs(None)
+    found = []
+    for lazily in (False, True):
+        model.zero_grad()
+        if lazily:
+            with attlas.lazily(model):
+                model(**given).logits.square().mean().backward()
+        else:
+            model(**given).logits.square().mean().backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_generation_is_recorded() -> None:
+    model, given = make("gptj"), inputs("left")
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = model.generate(**given, **options)
+    with record(model, handwritten=True) as atlas:
+        found = model.generate(**given, **options)
+    assert torch.equal(found, wanted)
+    assert len(atlas.entries) == 2
+    assert not atlas.dense_uses
+    mask = torch.cat([given["attention_mask"], torch.ones(2, 4, dtype=torch.int64)], 1)
+    with torch.no_grad():
+        dense = model(found[:, :-1], attention_mask=mask, output_attentions=True).attentions
+    rows = mask.bool()[:, None, :, None]
+    for entry, weights in zip(atlas.entries, dense, strict=True):
+        difference = (entry.matrix.to_dense() - weights).masked_fill(~rows, 0.0)
+        assert difference.abs().max() < 1e-5
