@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NoReturn
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from attlas.engine import given, outputs
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
@@ -212,16 +213,47 @@ def _collected(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[A
 @torch.no_grad()
 def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     """Run statistics over the tiles in one pass, without a graph."""
-    carries = [statistic.start(weights.outline) for statistic in statistics]
+    outline = weights.outline
+    asked = outputs.asked_outputs(outline, statistics, given.NAMES)
+    by_tiles = [number for number, wanted in enumerate(asked) if wanted is None]
+    rest: list[Any] = []
+
+    def read(wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None) -> dict[str, Tensor] | None:
+        sums = given.cell_sums(outline, wanted)
+        if sums is None:
+            return None
+        found = _passed(weights, [statistics[number] for number in by_tiles], sums)
+        rest[:] = found or []
+        return None if found is None else sums.results()
+
+    # The numbers that a kernel adds up, and in the same pass what is left to the tiles. No log-sum-exp is asked for.
+    found = outputs.collect(outline, read, statistics, empty_lse((0,), weights.device), given.NAMES)
+    if found is None:
+        return _passed(weights, statistics, None) or []
+    results = found.results
+    for number, result in zip(by_tiles, rest, strict=True):
+        results[number] = result
+    return results
+
+
+def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -> list[Any] | None:
+    """Show the tiles to statistics, and to what adds them up; None where it cannot, as a weight is NaN or infinite."""
+    outline = weights.outline
+    carries = [statistic.start(outline) for statistic in statistics]
     whole_rows = any(statistic.whole_rows for statistic in statistics)
     # Hidden cells add nothing to a sum. Any other statistic counts them as weights of 0.
     sums_alone = all(is_sum(statistic) or statistic.is_mean for statistic in statistics)
     space = Workspace(weights.dtype, weights.device)
     for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone):
         for number, (block, cells) in enumerate(zip(blocks, weights.row_tiles(at, blocks), strict=True)):
-            ends = number == 0, number == len(blocks) - 1
-            part = _part(weights, at.narrow(block.columns), block, cells, space, *ends)
-            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
+            tile = at.narrow(block.columns)
+            if sums is not None and not sums.add(tile, cells):
+                return None
+            if statistics:
+                part = _part(weights, tile, block, cells, space, number == 0, number == len(blocks) - 1)
+                carries = [s.step(carry, part, tile) for s, carry in zip(statistics, carries, strict=True)]
+        if sums is not None:
+            sums.end_rows(at, [block.columns for block in blocks])
     return [statistic.finish(carry) for statistic, carry in zip(statistics, carries, strict=True)]
 
 
