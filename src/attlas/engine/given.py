@@ -15,6 +15,11 @@ from attlas.engine.problem import Problem
 NAMES = cells.NAMES
 
 
+def cell_sums_unsupported(problem: Problem) -> str | None:
+    """Return why no kernel adds up the weights of a matrix; None where one does."""
+    return cells.CellSums.unsupported(problem)
+
+
 def cell_sums(problem: Problem, wanted: Mapping[str, Any]) -> cells.CellSums | None:
     """Return what adds up tiles of weights; None where no kernel does.
 
@@ -25,7 +30,7 @@ def cell_sums(problem: Problem, wanted: Mapping[str, Any]) -> cells.CellSums | N
     wanted : mapping
         Names of `NAMES` and what they need.
     """
-    return cells.CellSums(problem, wanted) if cells.CellSums.unsupported(problem) is None else None
+    return cells.CellSums(problem, wanted) if cell_sums_unsupported(problem) is None else None
 
 
 def transport_rows(

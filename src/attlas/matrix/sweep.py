@@ -54,6 +54,8 @@ class SweptWeights(Weights):
 
     counts_other_keys = False
     are_signed = True
+    #: Size of the tiles that a kernel adds up.
+    tile_plan = _PLAN
     _whole: WeightGradient | None = None
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
@@ -69,6 +71,10 @@ class SweptWeights(Weights):
         some = self.part(_slice(at.batches), _slice(at.heads)).detach()
         for block in blocks:
             yield some.cells(at.rows, block.columns)
+
+    def tile_factors(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield the same, or pairs of factors ``(left, right)`` with the weights ``left @ right.mT``."""
+        return self.row_tiles(at, blocks)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
@@ -166,7 +172,14 @@ class SweptWeights(Weights):
         self.check_unchanged()
         self.check_numbers()
         self.check_statistics(statistics)
-        results = [self.without_sweep(statistic) for statistic in statistics]
+        # Where a kernel sees the tiles anyway, it adds up their weights too.
+        swept = not self.needs_graph and not all(is_sum(s) or s.is_mean for s in statistics)
+        swept = swept and given.cell_sums_unsupported(self.outline) is None
+        asked = outputs.asked_outputs(self.outline, statistics, given.NAMES if swept else ())
+        results = [
+            self.without_sweep(statistic) if wanted is None else MISSING
+            for statistic, wanted in zip(statistics, asked, strict=True)
+        ]
         rest = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
         found = iter(_collected(self, rest))
         return [next(found) if result is MISSING else result for result in results]
@@ -244,8 +257,10 @@ def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -
     # Hidden cells add nothing to a sum. Any other statistic counts them as weights of 0.
     sums_alone = all(is_sum(statistic) or statistic.is_mean for statistic in statistics)
     space = Workspace(weights.dtype, weights.device)
-    for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone):
-        for number, (block, cells) in enumerate(zip(blocks, weights.row_tiles(at, blocks), strict=True)):
+    alone = not statistics and sums is not None
+    plan, tiles = (weights.tile_plan, weights.tile_factors) if alone else (_PLAN, weights.row_tiles)
+    for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone, plan=plan):
+        for number, (block, cells) in enumerate(zip(blocks, tiles(at, blocks), strict=True)):
             tile = at.narrow(block.columns)
             if sums is not None and not sums.add(tile, cells):
                 return None
@@ -258,11 +273,11 @@ def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -
 
 
 def _row_blocks(
-    weights: SweptWeights, *, whole_rows: bool, hidden: bool
+    weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _PLAN
 ) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
     """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
     outline, (batch, heads, m, n) = weights.outline, weights.shape
-    size = sizes(outline, _PLAN, whole_rows=whole_rows, wide=False)
+    size = sizes(outline, plan, whole_rows=whole_rows, wide=False)
     group = heads // max(weights.key_heads, 1)
     for batches, own, rows in product(
         cut(batch, size.batches), list(cut_heads(range(heads), size.heads, group)), cut(m, size.rows)

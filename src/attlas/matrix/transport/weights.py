@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from attlas.engine import given
 from attlas.engine.dropout import Dropout
+from attlas.engine.plan import Plan
 from attlas.engine.problem import Version, full_precision, version_of
 from attlas.engine.statistic import Statistic
 from attlas.engine.tiling import ColumnBlock
@@ -54,6 +55,8 @@ class TransportWeights(SweptWeights):
     """
 
     are_shares = False
+    # One block of columns, of few enough rows for a tile to be in the cache when it is added up.
+    tile_plan = Plan(rows=512, columns=512, cells=1 << 22)
 
     def __init__(
         self,
@@ -263,6 +266,15 @@ class TransportWeights(SweptWeights):
         return self._transitions
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        for found in self._row_tiles(at, blocks, factored=False):
+            yield found if isinstance(found, Tensor) else found[0] @ found[1].mT
+
+    def tile_factors(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        yield from self._row_tiles(at, blocks, factored=True)
+
+    def _row_tiles(
+        self, at: Tile, blocks: Sequence[ColumnBlock], *, factored: bool
+    ) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         key = at.batches, at.heads
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = None  # two at once would take twice the memory
@@ -272,8 +284,9 @@ class TransportWeights(SweptWeights):
         _, tokens, of_columns = self._blocks
         rows = _within(self.rows, at.rows)
         spans = [_within(self.columns, block.columns) for block in blocks]
-        for span, found in zip(spans, tiles.row_tiles(tokens, of_columns, rows, spans), strict=True):
-            yield self._with_diagonal(found, tokens, rows, span)
+        found = tiles.row_tiles(tokens, of_columns, rows, spans, factored=factored)
+        for span, tile in zip(spans, found, strict=True):  # factors are those of tiles before the diagonal
+            yield self._with_diagonal(tile, tokens, rows, span) if isinstance(tile, Tensor) else tile
 
     @staticmethod
     def _with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:

@@ -65,9 +65,20 @@ class CellSums:
             return "there is no kernel for their device or dtype"
         return library.current().why_not
 
-    def add(self, at: Tile, cells: Tensor) -> bool:
-        """Add a tile; those of some rows come from left to right. False where a weight is NaN or infinite."""
-        return self._run(at, cells, at.columns, None)
+    def add(self, at: Tile, cells: Tensor | tuple[Tensor, Tensor]) -> bool:
+        """Add a tile; those of some rows come from left to right. False where a weight is NaN or infinite.
+
+        Parameters
+        ----------
+        at : Tile
+            Its place.
+        cells : Tensor, or pair of Tensor
+            The weights, shape (batches, heads, rows, columns), or two factors ``(left, right)`` with the weights
+            ``left @ right.mT``.
+        """
+        if isinstance(cells, Tensor):
+            return self._run(at, at.columns, cells=cells)
+        return self._run(at, at.columns, left=cells[0], right=cells[1])
 
     def end_rows(self, at: Tile, seen: Sequence[range]) -> None:
         """End some rows: the columns that no tile had, which are all but those that were seen, have weights 0."""
@@ -82,24 +93,26 @@ class CellSums:
         if self.k and unseen:
             keys = torch.cat([torch.arange(own.start, min(own.stop, own.start + self.k)) for own in unseen])
             empty = torch.empty(len(at.batches), len(at.heads), len(at.rows), 0, dtype=self.problem.dtype)
-            self._run(at, empty, range(0), keys[: self.k].to(torch.int32))
+            self._run(at, range(0), keys[: self.k].to(torch.int32), cells=empty)
 
     def results(self) -> dict[str, Tensor]:
         """Return what was found of all tiles, by the names of results."""
         found = {name: t.to(self.problem.dtype) if name in _SUMS else t for name, t in self.found.items()}
         return {name: t.to(torch.int64) if name == "top_keys" else t for name, t in found.items()}
 
-    def _run(self, at: Tile, cells: Tensor, columns: range, zero_keys: Tensor | None) -> bool:
-        batch, heads, m, n = self.problem.shape
-        cells = cells.expand(len(at.batches), len(at.heads), -1, -1)
-        cells = cells if cells.stride(-1) == 1 or cells.shape[-1] < 2 else cells.contiguous()
+    def _run(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
+        _, heads, m, n = self.problem.shape
+        for name, t in tensors.items():
+            t = t.expand(len(at.batches), len(at.heads), -1, -1)
+            tensors[name] = t if t.stride(-1) == 1 or t.shape[-1] < 2 else t.contiguous()
         first = at.batches.start * heads + at.heads.start
         places = {name: t.data_ptr() + first * t.stride(1) * t.element_size() for name, t in self.found.items()}
         status = self.kernels.call(
             "cell_sums",
-            **self.kernels.tensors4(cells=cells),
+            **self.kernels.tensors4(**tensors),
             **places,
             batch=len(at.batches), heads=len(at.heads), rows=len(at.rows), columns=len(columns),
+            d=tensors["left"].shape[-1] if "left" in tensors else 0,
             type=self.kernels.codes[_TYPES[self.problem.dtype]], threads=torch.get_num_threads(),
             all_heads=heads, m=m, n=n, first_row=at.rows.start, first_column=columns.start, k_largest=self.k,
             row_edges=self.edges[0].data_ptr(), column_edges=self.edges[1].data_ptr(),

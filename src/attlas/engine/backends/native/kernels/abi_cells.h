@@ -10,7 +10,9 @@ namespace attlas {
 // at the first batch and head of the tile, and one batch has the results of `all_heads` heads.
 struct CellSums {
   int64_t batch, heads, rows, columns;
-  Tensor4 cells;
+  Tensor4 cells;        // the tile, or null where it is a product of its rows and columns, of d numbers each
+  Tensor4 left, right;  // (batch, heads, rows, d) and (batch, heads, columns, d)
+  int64_t d;
   int32_t type, threads;
   int64_t all_heads, m, n, first_row, first_column;
   double* mass;          // (m,), always wanted

@@ -1,6 +1,9 @@
 // Statistics of weights that are handed over tile by tile, signed ones too: each weight is read once, where plain torch
 // takes some ten passes over a tile.
 //
+// A tile may also be given as a product of two factors: then a task multiplies its rows, and reads the weights while they
+// are in the cache.
+//
 // A task has a strip of rows of one head. What it finds of columns, diagonals and blocks is a partial sum; those of a tile
 // are added up in the order of the strips, in float64. The division into strips does not depend on the number of threads,
 // so neither do results.
@@ -14,6 +17,7 @@
 
 #include "largest.h"
 #include "parallel.h"
+#include "whole.h"
 
 namespace ATTLAS_ISA {
 
@@ -21,9 +25,13 @@ namespace {
 
 using attlas::CellSums;
 
-constexpr int64_t STRIP = 64;   // rows of a task
+constexpr int64_t STRIP = 60;   // rows of a task
+constexpr int64_t CHUNK = 128;  // columns that are multiplied with all rows of a strip before the next ones
 constexpr int TOGETHER = 4;     // rows whose sums are added to those of columns at once
 constexpr int64_t SEGMENTS = 16;  // segments of a row whose largest weights are looked at together, as many as KLargest takes
+
+template <class T>
+using Multiply = Whole<T, VECTOR_BYTES == 64 ? 1 : 2>;
 
 // The one of two weights that is larger by its size; the first where both are alike.
 template <class T>
@@ -44,16 +52,52 @@ struct Found {
   std::vector<Band> bands;
 };
 
+// The right factors of all heads, as products read them.
+template <class T>
+class Right {
+  using M = Multiply<T>;
+
+ public:
+  explicit Right(const CellSums& p)
+      : size_(p.cells.data ? 0 : int64_t(M::right_size(p.d, p.columns, 1))), packed_(size_t(p.batch * p.heads * size_)) {
+    if (!size_) return;
+    const int64_t blocks = round_up(p.columns, M::COLUMNS) / M::COLUMNS;
+    attlas::share(size_t(p.batch * p.heads * blocks), p.threads, [&](size_t task, int) {
+      const int64_t head = int64_t(task) / blocks, first = int64_t(task) % blocks * M::COLUMNS;
+      const T* from = static_cast<const T*>(p.right.data) + head / p.heads * p.right.batch + head % p.heads * p.right.head;
+      T* to = packed_.at(size_t(head * size_ + first * p.d));
+      const int64_t d = p.d, row = p.right.row, count = std::min<int64_t>(M::COLUMNS, p.columns - first);
+      from += first * row;
+      for (int64_t t = 0; t < d; ++t, to += M::COLUMNS) {
+        if (count == M::COLUMNS) {
+#pragma GCC unroll 16
+          for (int64_t j = 0; j < M::COLUMNS; ++j) to[j] = from[j * row + t];
+        } else {
+          for (int64_t j = 0; j < M::COLUMNS; ++j) to[j] = j < count ? from[j * row + t] : T(0);
+        }
+      }
+    });
+  }
+  const T* of(int64_t head) const { return packed_.at(size_t(head * size_)); }
+
+ private:
+  const int64_t size_;
+  const Aligned<T> packed_;
+};
+
 // Runs one strip after the other.
 template <class T>
 class StripPass {
   using V = Vec<T>;
+  using M = Multiply<T>;
+  static_assert(STRIP % M::ROWS == 0);
   static constexpr int W = WIDTH<T>;
   static constexpr int64_t SEGMENT = VECTOR_BYTES == 64 ? 8 * W : 32 * W;  // columns; KLargest takes so many of a lane
 
  public:
-  explicit StripPass(const CellSums& p)
+  StripPass(const CellSums& p, const Right<T>& right)
       : p_(p),
+        right_(right),
         size_((p.columns + W - 1) / W * W),
         segments_((p.columns + SEGMENT - 1) / SEGMENT),
         slant_(size_ + STRIP + W),
@@ -62,6 +106,9 @@ class StripPass {
         sums_(size_t(size_)),
         high_(size_t(extremes_ ? size_ : 0)),
         low_(size_t(extremes_ ? size_ : 0)),
+        stride_(p.cells.data ? p.cells.row : round_up(p.columns, M::COLUMNS) + 16),
+        left_(size_t(p.cells.data ? 0 : STRIP * p.d)),
+        products_(size_t(p.cells.data ? 0 : STRIP * stride_)),
         peaks_(size_t(extremes_ ? TOGETHER * segments_ * W : 0)),
         slants_(size_t(p.offsets ? TOGETHER * slant_ : 0)) {}
 
@@ -69,8 +116,7 @@ class StripPass {
   bool run(int64_t head, int64_t first, int64_t count, Found<T>& found) {
     first_ = first;
     count_ = count;
-    cells_ = static_cast<const T*>(p_.cells.data) + head / p_.heads * p_.cells.batch + head % p_.heads * p_.cells.head +
-             first * p_.cells.row;
+    cells_ = p_.cells.data ? at(p_.cells, head) : multiply(head);
     place_ = (head / p_.heads * p_.all_heads + head % p_.heads) * p_.m + p_.first_row + first;
     found.columns.assign(size_t(size_), T(0));
     if (p_.column_max) found.maxima.assign(size_t(size_), -INF<T>);
@@ -97,6 +143,26 @@ class StripPass {
   }
 
  private:
+  // The first row of the strip in a tensor.
+  const T* at(const attlas::Tensor4& t, int64_t head) const {
+    return static_cast<const T*>(t.data) + head / p_.heads * t.batch + head % p_.heads * t.head + first_ * t.row;
+  }
+
+  // Computes the weights of the strip.
+  const T* multiply(int64_t head) const {
+    const T *rows = at(p_.left, head), *right = right_.of(head);
+    const int64_t whole = round_up(count_, M::ROWS);
+    for (int64_t i = 0; i < count_; ++i) std::copy_n(rows + i * p_.left.row, p_.d, left_.at(size_t(i * p_.d)));
+    std::fill_n(left_.at(size_t(count_ * p_.d)), (whole - count_) * p_.d, T(0));
+    // Some columns stay in the second cache for all rows.
+    for (int64_t start = 0; start < p_.columns; start += CHUNK)
+      for (int64_t i = 0; i < whole; i += M::ROWS)
+        for (int64_t j = start; j < std::min(start + CHUNK, p_.columns); j += M::COLUMNS)
+          M::template multiply<false>(left_.at(size_t(i * p_.d)), 1, p_.d, right + j * p_.d, 1, p_.d,
+                                      products_.at(size_t(i * stride_ + j)), stride_);
+    return products_.data;
+  }
+
   int64_t band_of(int64_t row) const {
     if (row < p_.row_edges[0]) return -1;
     return std::upper_bound(p_.row_edges, p_.row_edges + p_.picture_rows + 1, row) - p_.row_edges - 1;
@@ -127,7 +193,7 @@ class StripPass {
     T* diagonal[R];
     V total[R] = {};
     for (int r = 0; r < R; ++r) {
-      row[r] = cells_ + (i + r) * p_.cells.row;
+      row[r] = cells_ + (i + r) * stride_;
       // Rows next to each other have sums of their own: none is read right after the row before has stored it.
       diagonal[r] = OFFSETS ? slants_.at(size_t((i + r) % TOGETHER * slant_ + STRIP - 1 - (i + r))) : nullptr;
     }
@@ -232,11 +298,14 @@ class StripPass {
   }
 
   const CellSums& p_;
+  const Right<T>& right_;
   const int64_t size_;      // columns, in whole vectors
   const int64_t segments_;  // of the columns
   const int64_t slant_;     // room for the diagonals of every fourth row
   const bool picture_, extremes_;
   const Aligned<T> sums_, high_, low_;  // of the columns, over the rows of one row of the picture
+  const int64_t stride_;                // from one row of weights to the next
+  const Aligned<T> left_, products_;    // the rows of the strip, and their products
   const Aligned<T> peaks_, slants_;     // the largest weights of each lane of a segment; sums of diagonals
   int64_t first_ = 0, count_ = 0;       // the strip: rows of the tile
   const T* cells_ = nullptr;
@@ -280,10 +349,11 @@ int32_t sums(const CellSums& p) {
   const int64_t strips = (p.rows + STRIP - 1) / STRIP, heads = p.batch * p.heads;
   std::vector<Found<T>> found(size_t(heads * strips));
   std::vector<std::unique_ptr<StripPass<T>>> workers(size_t(std::max(p.threads, 1)));
+  const Right<T> right(p);
   std::atomic<bool> finite{true};
   attlas::share(found.size(), p.threads, [&](size_t task, int thread) {
     auto& worker = workers[size_t(thread)];
-    if (!worker) worker = std::make_unique<StripPass<T>>(p);
+    if (!worker) worker = std::make_unique<StripPass<T>>(p, right);
     const int64_t first = int64_t(task) % strips * STRIP;
     if (!worker->run(int64_t(task) / strips, first, std::min(STRIP, p.rows - first), found[task])) finite = false;
   });
