@@ -264,7 +264,7 @@ def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -
             tile = at.narrow(block.columns)
             if sums is not None and not sums.add(tile, cells):
                 return None
-            if statistics:
+            if statistics and isinstance(cells, Tensor):
                 part = _part(weights, tile, block, cells, space, number == 0, number == len(blocks) - 1)
                 carries = [s.step(carry, part, tile) for s, carry in zip(statistics, carries, strict=True)]
         if sums is not None:

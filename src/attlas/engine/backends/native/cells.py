@@ -12,8 +12,8 @@ from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.foundation.tiles import Tile
 
-#: The names of `attlas.engine.outputs` that are found. Weights are taken as they are: ``picture_max`` is the weight of a
-#: block that is the largest by its size, and weights that no tile has count as 0.
+#: The names of `attlas.engine.outputs` that are found. Weights are taken as they are: ``picture_max`` is the weight of
+#: a block that is the largest by its size, and weights that no tile has count as 0.
 NAMES = frozenset({"mass", "largest", "column_mass", "column_max", "offsets", "picture_sum", "picture_max"})
 
 _TYPES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64"}

@@ -34,8 +34,8 @@ def rows(
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Queries ``q``, keys ``k`` and gates ``decay``, ``write``, ``erase``, ``p`` and ``r``, those that there are, each of
-        shape (batch or 1, own heads, n or 1, size); what is missing counts nowhere.
+        Queries ``q``, keys ``k`` and gates ``decay``, ``write``, ``erase``, ``p`` and ``r``, those that there are, each
+        of shape (batch or 1, own heads, n or 1, size). Others are left out.
     heads : int
         Heads of the matrix, which the heads of each tensor divide.
     dtype : torch.dtype
@@ -53,7 +53,7 @@ def rows(
     """
     kernels = library.current()
     k, places = tensors["k"], torch.tensor(list(rows), dtype=torch.int64)
-    batch, _, n, d = k.shape
+    batch, _, _, d = k.shape
     q = tensors["q"].index_select(2, places).to(dtype) * scale
     q = q.repeat_interleave(heads // q.shape[1], dim=1).expand(batch, -1, -1, -1).contiguous()
     kept: list[Tensor] = []

@@ -23,7 +23,7 @@ using V = Vec<double>;
 
 constexpr int W = WIDTH<double>;
 constexpr int TOGETHER = 4;     // rows of a task
-constexpr int64_t AHEAD = 8;    // tokens that are fetched before they are needed
+constexpr int64_t AHEAD = 24;   // tokens that are fetched before they are needed
 constexpr int64_t SOME = 512;   // tokens whose gates are computed at a time
 
 // A vector of numbers that lie together, as float64.
@@ -62,6 +62,7 @@ class RowPass {
         size_(vectors_ * W),
         u_(size_t(TOGETHER * size_)),
         key_(size_t(size_)),
+        second_(size_t(size_)),
         p_row_(size_t(size_)),
         r_row_(size_t(size_)),
         decays_(size_t(size_)),
@@ -93,6 +94,27 @@ class RowPass {
       // Processors foresee that the next token is read, not the one before.
       if (j - AHEAD >= p_.first) fetch(keys + (j - AHEAD) * p_.k.of.row);
       read(keys + j * p_.k.of.row, key_.data);
+      if (erase && !of_channels && j > known && !(first > 0 && rows[first - 1] == j - 1)) {
+        // Two tokens at once: the vector is read and written half as often.
+        fetch(keys + std::max(j - AHEAD - 1, p_.first) * p_.k.of.row);
+        read(keys + (j - 1) * p_.k.of.row, second_.data);
+        const double k1 = logs ? factors_[size_t(j - known)] : 1.0, k2 = logs ? factors_[size_t(j - 1 - known)] : 1.0;
+        const double e1 = double(erase[j * p_.erase.of.row]), e2 = double(erase[(j - 1) * p_.erase.of.row]);
+        const double w1 = write ? double(write[j * p_.write.of.row]) : 1.0;
+        const double w2 = write ? double(write[(j - 1) * p_.write.of.row]) : 1.0;
+        for (int64_t row = first; row < count; ++row) {
+          double* u = u_.at(size_t(row * size_));
+          double one, two, both;
+          dots(u, one, two, both);
+          two = k1 * (two - e1 * one * both);
+          T* to = out + row * width + j - p_.first;
+          if (j < p_.stop) to[0] = T(w1 * one);
+          if (j - 1 < p_.stop) to[-1] = T(w2 * two);
+          turn(u, k1 * k2, -k1 * k2 * e1 * one, -k2 * e2 * two);
+        }
+        --j;
+        continue;
+      }
       if (p) {
         if (j - AHEAD >= p_.first) fetch(p + (j - AHEAD) * p_.p.of.row), fetch(r + (j - AHEAD) * p_.r.of.row);
         read(p + j * p_.p.of.row, p_row_.data);
@@ -101,7 +123,8 @@ class RowPass {
       if (of_channels) {
         if (j - AHEAD >= p_.first) fetch(logs + (j - AHEAD) * p_.decay.of.row);
         read(logs + j * p_.decay.of.row, decays_.data);
-        for (int64_t c = 0; c < size_; c += W) store(decays_.at(size_t(c)), decay_of(load(decays_.at(size_t(c)))));
+        double* decays = decays_.data;
+        for (int64_t c = 0, size = size_; c < size; c += W) store(decays + c, decay_of(load(decays + c)));
       }
       const double written = write ? double(write[j * p_.write.of.row]) : 1.0;
       const double kept = logs && !of_channels ? factors_[size_t(j - known)] : 1.0;
@@ -141,6 +164,7 @@ class RowPass {
     const int64_t d = p_.d, size = size_;  // what is stored below might be these, for all that a compiler knows
     int64_t c = 0;
     if constexpr (sizeof(X) >= 4) {
+#pragma GCC unroll 4
       for (; c + W <= d; c += W) store(to + c, wide(from + c));
     } else {
       float some[WIDTH<float>];
@@ -175,21 +199,49 @@ class RowPass {
     return sum<double>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
+  // The products of u with this key and the next one to be met, and that of both keys.
+  ATTLAS_INLINE void dots(const double* u, double& one, double& two, double& both) const {
+    const double *x = key_.data, *y = second_.data;
+    const int64_t size = size_;
+    V a[2] = {}, b[2] = {}, c[2] = {};
+    int64_t i = 0;
+    for (; i + 2 * W <= size; i += 2 * W) {
+#pragma GCC unroll 2
+      for (int n = 0; n < 2; ++n) {
+        const V from = load(u + i + n * W), first = load(x + i + n * W), second = load(y + i + n * W);
+        a[n] += from * first, b[n] += from * second, c[n] += first * second;
+      }
+    }
+    for (; i < size; i += W) a[0] += load(u + i) * load(x + i), b[0] += load(u + i) * load(y + i), c[0] += load(x + i) * load(y + i);
+    one = sum<double>(a[0] + a[1]), two = sum<double>(b[0] + b[1]), both = sum<double>(c[0] + c[1]);
+  }
+
+  // u = kept u + s x + t y for the same keys
+  ATTLAS_INLINE void turn(double* u, double kept, double s, double t) const {
+    const double *x = key_.data, *y = second_.data;
+    const V scale = all(kept), by = all(s), other = all(t);
+    const int64_t size = size_;
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < size; c += W) store(u + c, scale * load(u + c) + by * load(x + c) + other * load(y + c));
+  }
+
   // u = diag(decay) (u + s y)
   ATTLAS_INLINE void turn(double* u, double s, const double* y, double kept, bool of_channels) const {
     const V by = all(s), scale = all(kept);
     const double* decays = decays_.data;
     const int64_t size = size_;
     if (of_channels) {
+#pragma GCC unroll 4
       for (int64_t c = 0; c < size; c += W) store(u + c, load(decays + c) * (load(u + c) + by * load(y + c)));
     } else {
+#pragma GCC unroll 4
       for (int64_t c = 0; c < size; c += W) store(u + c, scale * (load(u + c) + by * load(y + c)));
     }
   }
 
   const TransportRows& p_;
   const int64_t vectors_, size_;
-  Aligned<double> u_, key_, p_row_, r_row_, decays_, factors_;
+  Aligned<double> u_, key_, second_, p_row_, r_row_, decays_, factors_;
 };
 
 template <class T, class Source>
