@@ -27,6 +27,7 @@ from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.masks.base import BlockState, Mask
 from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.totals import Totals
 from attlas.matrix.weights import Weights
 from attlas.scores.dot import ScaledDot
 from attlas.stats.columns import ColumnMass
@@ -377,7 +378,7 @@ class _Swept(torch.autograd.Function):
         found, inputs = ctx.saved_tensors[: len(slopes)], ctx.saved_tensors[len(slopes) :]
         results = list(found)
         cells = _cell_gradient(weights, ctx.statistics, [rebuilt(form, results) for form in ctx.forms], slopes)
-        totals = _Totals(inputs)
+        totals = Totals(inputs)
         space = Workspace(weights.dtype, weights.device)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             with torch.enable_grad():
@@ -534,7 +535,7 @@ class _Pooled(torch.autograd.Function):
         weights.check_unchanged()
         v, *inputs = ctx.saved_tensors
         d_v = torch.zeros_like(v) if ctx.needs_input_grad[3] else None
-        totals = _Totals(inputs)
+        totals = Totals(inputs)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             b, h, rows = at.place
             place = (b, h, rows)
@@ -552,23 +553,3 @@ class _Pooled(torch.autograd.Function):
                     d_v[b, h] += torch.matmul(kept.mT, grad[place])
             totals.add(cells, slope * keep)
         return None, None, None, d_v, *totals.of_each()
-
-
-class _Totals:
-    """Gradients of the tensors that weights depend on, added up over parts of the matrix."""
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = inputs
-        self.wanted = [t for t in inputs if t.requires_grad]
-        self.grads: list[Tensor | None] = [None] * len(self.wanted)
-
-    def add(self, cells: Tensor, slope: Tensor) -> None:
-        """Add the gradients that flow back from some cells, recorded with a graph."""
-        if cells.requires_grad:
-            found = torch.autograd.grad(cells, self.wanted, slope, allow_unused=True)
-            self.grads = [t if g is None else g if t is None else t + g for t, g in zip(self.grads, found, strict=True)]
-
-    def of_each(self) -> list[Tensor | None]:
-        """Return the gradient of each input; None for those that want none."""
-        own = iter(self.grads)
-        return [next(own) if t.requires_grad else None for t in self.inputs]
