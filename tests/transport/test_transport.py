@@ -76,9 +76,17 @@ def test_every_read_equals_the_recurrence(kind: str, strong: float) -> None:
     check_all(attlas.transport(**{name: cast(value, torch.float32) for name, value in given.items()}), full)
 
 
+@pytest.mark.parametrize("kind", ["gla", "gated delta, grouped", "pair"])
+def test_every_read_without_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTLAS_NATIVE", "none")
+    given = arguments(kind, 270)
+    check_all(attlas.transport(**given), dense(**given))
+
+
 @pytest.mark.parametrize("kind", ["gla", "kda", "gated delta, grouped", "pair", "one decay"])
 def test_far_tiles_of_long_texts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way from rows to columns takes transitions of many chunks."""
+    """The way from rows to columns takes transitions of many chunks, where no kernel carries rows token by token."""
+    monkeypatch.setenv("ATTLAS_NATIVE", "none")
     monkeypatch.setattr(tokens, "TURNING_CHUNK", 8)
     given = arguments(kind, 1500, strong=0.01)
     full, A = dense(**given), attlas.transport(**given)

@@ -161,7 +161,7 @@ def collect(
     """
     # A read takes one set of values: `v`, or those of one statistic. Of a part of a matrix it takes none, since
     # backends would normalize the weights over the keys of the part alone.
-    asked = _asked_outputs(problem, statistics, names, takes_values=v is None and not problem.partial)
+    asked = asked_outputs(problem, statistics, names, takes_values=v is None and not problem.partial)
     made = [outputs for outputs in asked if outputs is not None]
     if not made:
         return None
@@ -181,8 +181,8 @@ def collect(
     return Collected(results, lse, None if v is None else found["out"])
 
 
-def _asked_outputs(
-    problem: Problem, statistics: Sequence[Statistic], names: Collection[str], *, takes_values: bool
+def asked_outputs(
+    problem: Problem, statistics: Sequence[Statistic], names: Collection[str] = OUTPUTS, *, takes_values: bool = False
 ) -> list[Mapping[str, Any] | None]:
     """Return the outputs that each statistic asks for; None for one that must see the tiles, or needs other names."""
     asked: list[Mapping[str, Any] | None] = []
@@ -229,12 +229,20 @@ def _select(found: Mapping[str, Tensor], outputs: Mapping[str, Any], merged: Map
 
 
 def _pool_blocks(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> Tensor:
-    """Pool blocks into larger ones whose edges are among theirs; what lies outside of those is left out."""
+    """Pool blocks into larger ones whose edges are among theirs; what lies outside of those is left out.
+
+    The largest of several is the largest by its size: of weights that are not negative, simply the largest.
+    """
     for axis, have, want in ((-2, fine[0], coarse[0]), (-1, fine[1], coarse[1])):
         if list(have) == list(want):
             continue
         places = [bisect_left(have, edge) for edge in want]
         inside = table.narrow(axis, places[0], places[-1] - places[0])
         parts = inside.split([stop - start for start, stop in pairwise(places)], dim=axis)
-        table = torch.stack([part.amax(axis) if largest else part.sum(axis) for part in parts], dim=axis)
+        table = torch.stack([_largest(part, axis) if largest else part.sum(axis) for part in parts], dim=axis)
     return table
+
+
+def _largest(x: Tensor, axis: int) -> Tensor:
+    high, low = x.amax(axis), x.amin(axis)
+    return torch.where(-low > high, low, high)

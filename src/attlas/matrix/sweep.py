@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NoReturn
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from attlas.engine import given, outputs
 from attlas.engine.autodiff import graph
 from attlas.engine.dropout import Dropout
 from attlas.engine.gradient import CellGradient
@@ -26,6 +27,7 @@ from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import rebuilt, tensors_in
 from attlas.masks.base import BlockState, Mask
 from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.totals import Totals
 from attlas.matrix.weights import Weights
 from attlas.scores.dot import ScaledDot
 from attlas.stats.columns import ColumnMass
@@ -53,6 +55,8 @@ class SweptWeights(Weights):
 
     counts_other_keys = False
     are_signed = True
+    #: Size of the tiles that a kernel adds up.
+    tile_plan = _PLAN
     _whole: WeightGradient | None = None
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
@@ -68,6 +72,10 @@ class SweptWeights(Weights):
         some = self.part(_slice(at.batches), _slice(at.heads)).detach()
         for block in blocks:
             yield some.cells(at.rows, block.columns)
+
+    def tile_factors(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield the same, or pairs of factors ``(left, right)`` with the weights ``left @ right.mT``."""
+        return self.row_tiles(at, blocks)
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
@@ -165,7 +173,14 @@ class SweptWeights(Weights):
         self.check_unchanged()
         self.check_numbers()
         self.check_statistics(statistics)
-        results = [self.without_sweep(statistic) for statistic in statistics]
+        # Where a kernel sees the tiles anyway, it adds up their weights too.
+        swept = not self.needs_graph and not all(is_sum(s) or s.is_mean for s in statistics)
+        swept = swept and given.cell_sums_unsupported(self.outline) is None
+        asked = outputs.asked_outputs(self.outline, statistics, given.NAMES if swept else ())
+        results = [
+            self.without_sweep(statistic) if wanted is None else MISSING
+            for statistic, wanted in zip(statistics, asked, strict=True)
+        ]
         rest = [s for s, result in zip(statistics, results, strict=True) if result is MISSING]
         found = iter(_collected(self, rest))
         return [next(found) if result is MISSING else result for result in results]
@@ -212,25 +227,58 @@ def _collected(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[A
 @torch.no_grad()
 def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     """Run statistics over the tiles in one pass, without a graph."""
-    carries = [statistic.start(weights.outline) for statistic in statistics]
+    outline = weights.outline
+    asked = outputs.asked_outputs(outline, statistics, given.NAMES)
+    by_tiles = [number for number, wanted in enumerate(asked) if wanted is None]
+    rest: list[Any] = []
+
+    def read(wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None) -> dict[str, Tensor] | None:
+        sums = given.cell_sums(outline, wanted)
+        if sums is None:
+            return None
+        found = _passed(weights, [statistics[number] for number in by_tiles], sums)
+        rest[:] = found or []
+        return None if found is None else sums.results()
+
+    # The numbers that a kernel adds up, and in the same pass what is left to the tiles. No log-sum-exp is asked for.
+    found = outputs.collect(outline, read, statistics, empty_lse((0,), weights.device), given.NAMES)
+    if found is None:
+        return _passed(weights, statistics, None) or []
+    results = found.results
+    for number, result in zip(by_tiles, rest, strict=True):
+        results[number] = result
+    return results
+
+
+def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -> list[Any] | None:
+    """Show the tiles to statistics, and to what adds them up; None where it cannot, as a weight is NaN or infinite."""
+    outline = weights.outline
+    carries = [statistic.start(outline) for statistic in statistics]
     whole_rows = any(statistic.whole_rows for statistic in statistics)
     # Hidden cells add nothing to a sum. Any other statistic counts them as weights of 0.
     sums_alone = all(is_sum(statistic) or statistic.is_mean for statistic in statistics)
     space = Workspace(weights.dtype, weights.device)
-    for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone):
-        for number, (block, cells) in enumerate(zip(blocks, weights.row_tiles(at, blocks), strict=True)):
-            ends = number == 0, number == len(blocks) - 1
-            part = _part(weights, at.narrow(block.columns), block, cells, space, *ends)
-            carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
+    alone = not statistics and sums is not None
+    plan, tiles = (weights.tile_plan, weights.tile_factors) if alone else (_PLAN, weights.row_tiles)
+    for at, blocks in _row_blocks(weights, whole_rows=whole_rows, hidden=not sums_alone, plan=plan):
+        for number, (block, cells) in enumerate(zip(blocks, tiles(at, blocks), strict=True)):
+            tile = at.narrow(block.columns)
+            if sums is not None and not sums.add(tile, cells):
+                return None
+            if statistics and isinstance(cells, Tensor):
+                part = _part(weights, tile, block, cells, space, number == 0, number == len(blocks) - 1)
+                carries = [s.step(carry, part, tile) for s, carry in zip(statistics, carries, strict=True)]
+        if sums is not None:
+            sums.end_rows(at, [block.columns for block in blocks])
     return [statistic.finish(carry) for statistic, carry in zip(statistics, carries, strict=True)]
 
 
 def _row_blocks(
-    weights: SweptWeights, *, whole_rows: bool, hidden: bool
+    weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _PLAN
 ) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
     """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
     outline, (batch, heads, m, n) = weights.outline, weights.shape
-    size = sizes(outline, _PLAN, whole_rows=whole_rows, wide=False)
+    size = sizes(outline, plan, whole_rows=whole_rows, wide=False)
     group = heads // max(weights.key_heads, 1)
     for batches, own, rows in product(
         cut(batch, size.batches), list(cut_heads(range(heads), size.heads, group)), cut(m, size.rows)
@@ -330,7 +378,7 @@ class _Swept(torch.autograd.Function):
         found, inputs = ctx.saved_tensors[: len(slopes)], ctx.saved_tensors[len(slopes) :]
         results = list(found)
         cells = _cell_gradient(weights, ctx.statistics, [rebuilt(form, results) for form in ctx.forms], slopes)
-        totals = _Totals(inputs)
+        totals = Totals(inputs)
         space = Workspace(weights.dtype, weights.device)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             with torch.enable_grad():
@@ -487,7 +535,7 @@ class _Pooled(torch.autograd.Function):
         weights.check_unchanged()
         v, *inputs = ctx.saved_tensors
         d_v = torch.zeros_like(v) if ctx.needs_input_grad[3] else None
-        totals = _Totals(inputs)
+        totals = Totals(inputs)
         for at, (block,) in reversed(list(_row_blocks(weights, whole_rows=True, hidden=True))):
             b, h, rows = at.place
             place = (b, h, rows)
@@ -505,23 +553,3 @@ class _Pooled(torch.autograd.Function):
                     d_v[b, h] += torch.matmul(kept.mT, grad[place])
             totals.add(cells, slope * keep)
         return None, None, None, d_v, *totals.of_each()
-
-
-class _Totals:
-    """Gradients of the tensors that weights depend on, added up over parts of the matrix."""
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = inputs
-        self.wanted = [t for t in inputs if t.requires_grad]
-        self.grads: list[Tensor | None] = [None] * len(self.wanted)
-
-    def add(self, cells: Tensor, slope: Tensor) -> None:
-        """Add the gradients that flow back from some cells, recorded with a graph."""
-        if cells.requires_grad:
-            found = torch.autograd.grad(cells, self.wanted, slope, allow_unused=True)
-            self.grads = [t if g is None else g if t is None else t + g for t, g in zip(self.grads, found, strict=True)]
-
-    def of_each(self) -> list[Tensor | None]:
-        """Return the gradient of each input; None for those that want none."""
-        own = iter(self.grads)
-        return [next(own) if t.requires_grad else None for t in self.inputs]

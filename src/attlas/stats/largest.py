@@ -252,6 +252,10 @@ class ArgMax(TopK):
         # Stated again, because an inherited `outputs` is not used in a class that overrides `finish` (`describes`).
         return super().outputs(problem)
 
+    def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        found = super().carry_from(results, problem)
+        return found._replace(values=torch.ones_like(found.values)) if problem.signed else found
+
 
 class TailMass(TopK):
     """Mass of each row outside its k largest weights.

@@ -83,10 +83,10 @@ def transport(
     that need shares of a row, such as the entropy, log-weights and the log-sum-exp are refused.
 
     Cost: some ten microseconds, and one look at `decay`. ``A @ v`` and ``A.mT @ x``, and with them the sums of rows and
-    columns, take ``O(n d (d + e))`` time and linear memory, and so do their gradients. A row takes ``O(n d)`` memory, a
-    tile far from the diagonal a logarithmic number of steps, once the state's transitions over many tokens are known,
-    which are made by the first. The tensors are kept, not copied: once one was changed in place, every read raises a
-    ModifiedError.
+    columns, take ``O(n d (d + e))`` time and linear memory, and so do their gradients. A row takes ``O(n d)`` time and
+    memory: on a CPU a kernel carries a few rows token by token, in float64. A tile far from the diagonal takes a
+    logarithmic number of steps, once the state's transitions over many tokens are known, which are made by the first.
+    The tensors are kept, not copied: once one was changed in place, every read raises a ModifiedError.
 
     Examples
     --------

@@ -51,7 +51,9 @@ def blocks_of(tokens: GatedTokens) -> Blocks:
     return Blocks(torch.cat(writes, 2), torch.cat(moves, 2) if moves else None)
 
 
-def row_tiles(tokens: GatedTokens, blocks: Blocks, rows: range, spans: Sequence[range]) -> Iterator[Tensor]:
+def row_tiles(
+    tokens: GatedTokens, blocks: Blocks, rows: range, spans: Sequence[range], *, factored: bool = False
+) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
     """Yield the tiles of some rows, without the diagonal that is added to the matrix.
 
     Parameters
@@ -64,10 +66,13 @@ def row_tiles(tokens: GatedTokens, blocks: Blocks, rows: range, spans: Sequence[
         The rows.
     spans : sequence of range
         Runs of columns, from left to right.
+    factored : bool, default False
+        Whether the tile of a whole block may be yielded as a pair ``(left, right)``, with the tile ``left @ right.mT``.
 
     Yields
     ------
     Tensor, shape (batch, heads, len(rows), len(span))
+        Or the pair of its factors.
 
     Notes
     -----
@@ -82,6 +87,10 @@ def row_tiles(tokens: GatedTokens, blocks: Blocks, rows: range, spans: Sequence[
         ends.append(x)
         x = _back(x, None if blocks.moves is None else blocks.moves[:, :, block], tokens.turns)
     for span in spans:
+        if factored and span.start % size == 0 and len(span) == size and span.stop <= corner:  # one block
+            block = span.start // size
+            yield ends[corner // size - 1 - block], blocks.writes[:, :, block]
+            continue
         found = x.new_zeros(*x.shape[:2], len(rows), len(span))
         for block in range(span.start // size, -(-min(span.stop, corner) // size)):
             low, high = max(span.start, block * size), min(span.stop, (block + 1) * size)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.engine import given
 from attlas.engine.dropout import Dropout
+from attlas.engine.plan import Plan
 from attlas.engine.problem import Version, full_precision, version_of
 from attlas.engine.statistic import Statistic
 from attlas.engine.tiling import ColumnBlock
@@ -30,6 +32,9 @@ from attlas.matrix.transport.tokens import NAMES, GatedTokens
 from attlas.matrix.weights import check_kind
 
 _FEW_ROWS = 16  # so many are carried chunk by chunk without the transitions of many chunks, which take longer to make
+# Rows that a kernel carries token by token in the time in which the factors of as many tokens are made, with a rank one
+# part and without; and rows times tokens that it passes in the time of a few steps over many chunks. Measured on a CPU.
+_TURNING_ROWS, _ROWS, _STEPS = 100, 4, 1 << 17
 
 
 class TransportWeights(SweptWeights):
@@ -50,6 +55,8 @@ class TransportWeights(SweptWeights):
     """
 
     are_shares = False
+    # One block of columns, of few enough rows for a tile to be in the cache when it is added up.
+    tile_plan = Plan(rows=512, columns=512, cells=1 << 22)
 
     def __init__(
         self,
@@ -209,7 +216,9 @@ class TransportWeights(SweptWeights):
         if 0 in self.shape or not own or above == len(i):
             found = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self.dtype, device=self.device)
         else:
-            found = functional.pad(self._sorted_cells(i[above:], j[:own]), (0, len(j) - own, above, 0))
+            found = self._sorted_cells(i[above:], j[:own])
+            if found.shape[2:] != (len(i), len(j)):
+                found = functional.pad(found, (0, len(j) - own, above, 0))
         for order, axis in ((i_order, 2), (j_order, 3)):
             found = found if order is None else found.index_select(axis, to_device(order, self.device))
         return found
@@ -217,8 +226,11 @@ class TransportWeights(SweptWeights):
     def _sorted_cells(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Return the cells of rows and columns in ascending order, counted from the first token."""
         tokens, span = self.tokens, rows[-1] + 1 - columns[0]
-        busy = sum(len(walk.by_chunk(places, tokens.chunk)) for places in (rows, columns)) * tokens.chunk
-        if (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
+        busy = sum(_count_chunks(places, tokens.chunk) for places in (rows, columns)) * tokens.chunk
+        found = self._few_rows(rows, columns, busy)
+        if found is not None:
+            pass
+        elif (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
             some = tokens.narrow(columns[0], rows[-1] + 1)
             picks = torch.zeros(1, 1, span, len(columns), dtype=self.dtype, device=self.device)
             at = torch.tensor(columns, device=self.device) - columns[0]
@@ -233,6 +245,18 @@ class TransportWeights(SweptWeights):
         own = tokens.diagonal if tokens.is_constant(tokens.diagonal) else tokens.diagonal.index_select(2, i)
         return torch.where(i.unsqueeze(-1) == j, found + spread_values(own.to(self.dtype), tokens), found)
 
+    def _few_rows(self, rows: Sequence[int], columns: Sequence[int], busy: int) -> Tensor | None:
+        """Return `_sorted_cells` of so few rows that a kernel is the faster way; None elsewhere."""
+        tokens, hull = self.tokens, range(columns[0], columns[-1] + 1)
+        most = (_TURNING_ROWS if tokens.turns else _ROWS) * busy + _STEPS
+        steps = len(rows) < _FEW_ROWS and tokens.turns and self._transitions is None  # chunk by chunk, if not here
+        if self.needs_graph or not (steps or len(rows) * (rows[-1] + 1 - hull.start) <= most):
+            return None
+        found = given.transport_rows(tokens.tensors, tokens.heads, tokens.dtype, tokens.scale, rows, hull)
+        if found is None or len(hull) == len(columns):
+            return found
+        return found[..., torch.tensor(columns) - hull.start]
+
     def transitions(self) -> walk.Transitions:
         """Return what many chunks of tokens do to the state; kept where no graph is recorded."""
         if self.needs_graph:
@@ -242,6 +266,15 @@ class TransportWeights(SweptWeights):
         return self._transitions
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        for found in self._row_tiles(at, blocks, factored=False):
+            yield found if isinstance(found, Tensor) else found[0] @ found[1].mT
+
+    def tile_factors(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        yield from self._row_tiles(at, blocks, factored=True)
+
+    def _row_tiles(
+        self, at: Tile, blocks: Sequence[ColumnBlock], *, factored: bool
+    ) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         key = at.batches, at.heads
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = None  # two at once would take twice the memory
@@ -251,8 +284,9 @@ class TransportWeights(SweptWeights):
         _, tokens, of_columns = self._blocks
         rows = _within(self.rows, at.rows)
         spans = [_within(self.columns, block.columns) for block in blocks]
-        for span, found in zip(spans, tiles.row_tiles(tokens, of_columns, rows, spans), strict=True):
-            yield self._with_diagonal(found, tokens, rows, span)
+        found = tiles.row_tiles(tokens, of_columns, rows, spans, factored=factored)
+        for span, tile in zip(spans, found, strict=True):  # factors are those of tiles before the diagonal
+            yield self._with_diagonal(tile, tokens, rows, span) if isinstance(tile, Tensor) else tile
 
     @staticmethod
     def _with_diagonal(found: Tensor, tokens: GatedTokens, rows: range, columns: range) -> Tensor:
@@ -353,6 +387,13 @@ def _count_below(places: Sequence[int], limit: int) -> int:
     if isinstance(places, range):
         return min(max(limit - places.start, 0), len(places))
     return sum(place < limit for place in places)
+
+
+def _count_chunks(places: Sequence[int], size: int) -> int:
+    """Return in how many chunks of a size some places in ascending order lie."""
+    if isinstance(places, range):
+        return -(-places.stop // size) - places.start // size
+    return len({place // size for place in places})
 
 
 def _ascending(places: range | Tensor, start: int) -> tuple[Sequence[int], Tensor | None]:

@@ -11,7 +11,9 @@
 
 #include "abi.h"
 #include "abi_additive.h"
+#include "abi_cells.h"
 #include "abi_distance.h"
+#include "abi_transport.h"
 #include "interrupt.h"
 #include "parallel.h"
 
@@ -123,6 +125,12 @@ ATTLAS_FUNCTION(additive_backward, AdditiveBackward, ATTLAS_AVX512)
 #if defined(ATTLAS_FAMILY_DISTANCE)
 ATTLAS_FUNCTION(distance, Distance, ATTLAS_AVX512)
 ATTLAS_FUNCTION(distance_backward, DistanceBackward, ATTLAS_AVX512)
+#endif
+#if defined(ATTLAS_FAMILY_CELLS)
+ATTLAS_FUNCTION(cell_sums, CellSums, ATTLAS_AVX512)
+#endif
+#if defined(ATTLAS_FAMILY_TRANSPORT)
+ATTLAS_FUNCTION(transport_rows, TransportRows, ATTLAS_AVX512)
 #endif
 
 namespace {

@@ -66,6 +66,18 @@ struct KLargest {
     }
   }
 
+  // Inserts a logit into the k largest unless it is smaller than all; of equal logits the smaller key comes first.
+  void insert(T x, int32_t key) const {
+    if (!(x > -INF<T>) || x < values[k - 1] || (x == values[k - 1] && key > keys[k - 1])) return;
+    int rank = k - 1;
+    for (; rank > 0 && (values[rank - 1] < x || (values[rank - 1] == x && keys[rank - 1] > key)); --rank) {
+      values[rank] = values[rank - 1];
+      keys[rank] = keys[rank - 1];
+    }
+    values[rank] = x;
+    keys[rank] = key;
+  }
+
  private:
   // One bit for each lane whose largest logit is above the floor and not below the bound.
   static ATTLAS_INLINE uint32_t candidate_lanes(V x, T floor, T bound) { return above<T>(x, all(floor)) & ~above<T>(all(bound), x); }
@@ -83,18 +95,6 @@ struct KLargest {
     }
     for (; x * step < size; ++x) candidates |= uint64_t(logits[x * step] >= bound) << x;
     return candidates;
-  }
-
-  // Inserts a logit into the k largest unless it is smaller than all; of equal logits the smaller key comes first.
-  void insert(T x, int32_t key) const {
-    if (!(x > -INF<T>) || x < values[k - 1] || (x == values[k - 1] && key > keys[k - 1])) return;
-    int rank = k - 1;
-    for (; rank > 0 && (values[rank - 1] < x || (values[rank - 1] == x && keys[rank - 1] > key)); --rank) {
-      values[rank] = values[rank - 1];
-      keys[rank] = keys[rank - 1];
-    }
-    values[rank] = x;
-    keys[rank] = key;
   }
 
 #if defined(__AVX512F__)
