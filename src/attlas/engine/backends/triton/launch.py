@@ -244,7 +244,9 @@ def _weighed(
     pairs, device = batch * heads, of.q.device
     picture: Blocks | None = wanted.get("picture_sum") or wanted.get("picture_max")
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
-    shape = shape_of("diagonals" if diagonals else "weights", of.q.dtype, of.width, longest)
+    moments = "mean" in wanted or "variance" in wanted
+    kind = "diagonals" if diagonals else "moments" if moments else "weights"
+    shape = shape_of(kind, of.q.dtype, of.width, longest)
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
@@ -258,7 +260,6 @@ def _weighed(
     def rows(on: bool) -> Tensor | None:
         return torch.zeros(splits, pairs, m, dtype=torch.float32, device=device) if on else None
 
-    moments = "mean" in wanted or "variance" in wanted
     found = {name: rows(name in wanted) for name in ("entropy", "squares", "mass")}
     largest, floor = rows("max_logit" in wanted), rows(top > 0)
     count, mean, spread = rows(moments), rows(moments), rows(moments)

@@ -41,14 +41,15 @@ def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int) -> Shape:
     The sizes are those for which the machine code has no spill in its loop and fits the shared memory of each GPU;
     ``benchmarks/gpu_model.py`` reads it.
     """
+    wide = width > 128
     if dtype is torch.float32:  # without matrix units, from registers
-        found = Shape(32, 32, 4, 1 if width > 128 else 2)
-    elif kernel in ("online", "diagonals"):
-        found = Shape(64, 64 if width <= 128 else 32, 4 if width <= 128 else 8, 2)
+        found = Shape(32, 32, 4, 1 if wide else 2)
+    elif kernel in ("weights", "select"):
+        found = Shape(64, 64, 4, 1) if wide else Shape(128, 64, 4, 2)
     elif kernel == "cells":
         found = Shape(64, 64, 4, 1)
-    else:
-        found = Shape(128, 64, 4, 2) if width <= 128 else Shape(64, 64, 4, 1)
+    else:  # "online", "moments" and "diagonals", which hold more numbers of each row
+        found = Shape(64, 32, 4, 1) if wide else Shape(64, 64, 4, 2)
     if kernel == "diagonals":
         return found._replace(rows=found.columns)
     while found.rows > 16 and found.rows >= 2 * m:
