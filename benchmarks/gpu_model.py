@@ -78,8 +78,11 @@ INTEGERS = {"FIRST", "STOP", "STRIPS", "PLACES", "ROWS_AT", "COLUMNS_AT"}
 TOKENS = {"Q", "K", "V", "OUT"}
 
 
-def build(case, d, arch, top=8):
-    """Compile a case for tokens of d bfloat16 numbers and a causal mask; pointers and strides are multiples of 16."""
+def build(case, d, arch, dtype="bf16", asked=(), **further):
+    """Compile a case for tokens of d numbers and a causal mask; pointers and strides are multiples of 16.
+
+    `asked` names further pointers that are given, and `further` gives constants.
+    """
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -87,26 +90,29 @@ def build(case, d, arch, top=8):
 
     from attlas.engine.backends.triton.sizes import shape_of
 
-    kernel, kind, asked = CASES[case]
+    kernel, kind, own = CASES[case]
+    asked = own | set(asked)
     fn = getattr(import_module(f"attlas.engine.backends.triton.kernels.{kernel}"), kernel)
-    shape = shape_of(kind, torch.bfloat16, d, 1 << 14)
+    width = 1 << (d - 1).bit_length()
+    shape = shape_of(kind, torch.float32 if dtype == "fp32" else torch.bfloat16, width, 1 << 14)
     has_floor, has_values = "FLOOR" in asked, "V" in asked
     constants = {
-        **dict.fromkeys({"KEYS", "DISTANCES", "STRIPS"} | (OPTIONAL[kernel] - asked)),
-        "D": d,
+        **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS"} | OPTIONAL[kernel]) - asked),
+        "D": width,
         "SIZE": d,
-        "E": d if has_values else 16,
+        "E": width if has_values else 16,
         "VALUES": d if has_values else 1,
         "CAP": False,
         "LOG": False,
         "ROWS": shape.rows,
         "COLS": shape.columns,
         "CLASSES": 32 if has_floor else 1,
-        "SLOTS": top,
-        "TOP": top if has_floor else 0,
+        "SLOTS": 8,
+        "TOP": 8 if has_floor else 0,
+        **further,
     }
     constants = {name: value for name, value in constants.items() if name in fn.arg_names}
-    types = {name: _type(name) for name in fn.arg_names if name not in constants}
+    types = {name: _type(name, dtype) for name in fn.arg_names if name not in constants}
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
     aligned = {"m", "n"} | {f"{t}_{axis}" for t in "qkv" for axis in ("batch", "head", "row")}
     attrs = {
@@ -119,9 +125,9 @@ def build(case, d, arch, top=8):
     return triton.compile(source, target=target, options=shape.settings), shape
 
 
-def _type(name):
+def _type(name, dtype):
     if name in TOKENS:
-        return "*bf16"
+        return f"*{dtype}"
     if name in INTEGERS:
         return "*i32"
     if name in ("scale2", "rate"):
@@ -267,9 +273,9 @@ def hidden(path):
     return under / max(total, 1)
 
 
-def read(case, d, arch):
+def read(case, d, arch, **further):
     """Return what the machine code of a case says."""
-    kernel, shape = build(case, d, arch)
+    kernel, shape = build(case, d, arch, **further)
     found = {
         "case": case,
         "d": d,

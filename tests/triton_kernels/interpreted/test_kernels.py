@@ -48,6 +48,15 @@ class Setting:
         return self.splits
 
 
+CALL = launch._call
+
+
+def call(name: str, grid: tuple[int, int], shape: sizes.Shape, arguments: dict[str, Any]) -> None:
+    """Call a kernel with exactly its arguments: the interpreter ignores others, and a GPU does not."""
+    assert {*arguments, "ROWS", "COLS"} == set(launch.kernel(name).arg_names)
+    CALL(name, grid, shape, arguments)
+
+
 @pytest.fixture(autouse=True)
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """Let the kernels run on the CPU, in small tiles."""
@@ -57,6 +66,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     monkeypatch.setattr(launch, "shape_of", found.shape_of)
     monkeypatch.setattr(launch, "splits_of", found.splits_of)
     monkeypatch.setattr(launch, "CLASSES", 8)
+    monkeypatch.setattr(launch, "_call", call)
     monkeypatch.setattr(trusted, "_fault_of", lambda *_: None)
     for cache in (dispatch.backends_of, dispatch.allowed_backends):
         cache.cache_clear()
@@ -243,6 +253,13 @@ def test_a_part_of_the_keys() -> None:
     own, other = (M.window(range(5, 30), range(10, 40)).collect(*statistics) for M in (A, right))
     agree(own[:3], other[:3])
     agree(own[3].values, other[3].values)
+
+
+def test_gradients_of_an_output_are_those_of_tiles() -> None:
+    q, k, v = (t.requires_grad_() for t in tokens(12, 20))
+    found = torch.autograd.grad((attlas.attend(q, k, mask=C, plan=TRITON) @ v).square().sum(), (q, k, v))
+    right = torch.autograd.grad((attlas.attend(q, k, mask=C, plan=TILED) @ v).square().sum(), (q, k, v))
+    agree(found, right)
 
 
 def test_what_the_kernels_do_not_read() -> None:
