@@ -94,7 +94,11 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
     asked = own | set(asked)
     fn = getattr(import_module(f"attlas.engine.backends.triton.kernels.{kernel}"), kernel)
     width = 1 << (d - 1).bit_length()
-    shape = shape_of(kind, torch.float32 if dtype == "fp32" else torch.bfloat16, width, 1 << 14)
+    major = 9 if isinstance(arch, str) else arch // 10
+    changed = bool({"KEYS", "DISTANCES"} & asked or further.get("CAP"))
+    shape = shape_of(
+        kind, torch.float32 if dtype == "fp32" else torch.bfloat16, width, 1 << 14, changed=changed, major=major
+    )
     has_floor, has_values = "FLOOR" in asked, "V" in asked
     constants = {
         **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS"} | OPTIONAL[kernel]) - asked),

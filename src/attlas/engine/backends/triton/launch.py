@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, padded
-from attlas.engine.backends.triton.sizes import Shape, shape_of, splits_of
+from attlas.engine.backends.triton.sizes import Shape, major_of, shape_of, splits_of
 from attlas.engine.outputs import Blocks
 from attlas.foundation.devices import to_device
 
@@ -57,7 +57,9 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
     batch, heads, m, n = of.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
-    shape = shape_of("online", of.q.dtype, max(of.width, padded(e) if e else 0), m)
+    shape = shape_of(
+        "online", of.q.dtype, max(of.width, padded(e) if e else 0), m, changed=of.changed, major=major_of(of.q.device)
+    )
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
 
@@ -246,7 +248,7 @@ def _weighed(
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
     moments = "mean" in wanted or "variance" in wanted
     kind = "diagonals" if diagonals else "moments" if moments else "weights"
-    shape = shape_of(kind, of.q.dtype, of.width, longest)
+    shape = shape_of(kind, of.q.dtype, of.width, longest, changed=of.changed, major=major_of(of.q.device))
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
@@ -361,7 +363,7 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     """
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
-    shape = shape_of("select", of.q.dtype, of.width, m)
+    shape = shape_of("select", of.q.dtype, of.width, m, changed=of.changed, major=major_of(of.q.device))
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
     logits = torch.empty(splits, pairs, m, k, dtype=torch.float32, device=device)

@@ -65,6 +65,11 @@ class Operands:
         return batch, heads, m, self.k.shape[2]
 
     @property
+    def changed(self) -> bool:
+        """Whether more is done to a dot product than to scale it."""
+        return self.cap or self.keys is not None or self.distances is not None
+
+    @property
     def width(self) -> int:
         """Numbers of a token as the kernels read it: a power of 2."""
         return padded(self.q.shape[-1])
