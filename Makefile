@@ -46,12 +46,22 @@ demo: $(VENV)/.demo-ready ## See the attention of a small trained model on real 
 	@$(BIN)/attlas demo --out "$(OUT)"
 
 .PHONY: test
-test: current ## Run every test and every documented example, but for those of compiled programs
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore=tests/compiled $(PYTEST_ARGS)
+test: current ## Run every test and documented example, but for those of compiled programs and of GPU kernels
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore=tests/compiled --ignore=tests/triton_kernels $(PYTEST_ARGS)
 
 .PHONY: test-compiled
 test-compiled: current ## Run the tests of torch.compile and torch.export: torch takes long to compile
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/compiled $(PYTEST_ARGS)
+
+# The interpreter of Triton is chosen for a whole process, and its compiler for another one.
+.PHONY: test-triton
+test-triton: current ## Run the tests of the GPU kernels, in Triton's interpreter and by its compiler; no GPU is needed
+	@if ! $(BIN)/python -c 'import triton' 2>/dev/null && ! $(INSTALL) triton; then \
+	  echo "No triton for this system: the tests of its kernels are skipped."; exit 0; \
+	fi; \
+	tests="$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)"; \
+	$(ONE_THREAD) TRITON_INTERPRET=1 $$tests tests/triton_kernels/interpreted; \
+	$(ONE_THREAD) $$tests tests/triton_kernels/compiled
 
 FAST := tests/contracts --ignore=tests/contracts/test_testing.py
 

@@ -38,9 +38,9 @@ VERSION = PYPROJECT["project"]["version"]
 # which the budget does not count, nor what a matrix computes by them.
 CORE = ("errors.py", "foundation/tiles.py", "foundation/indexing.py", "foundation/checks.py", "scores/base.py",
         "masks/base.py", "engine/", "matrix/views.py", "matrix/weights.py", "matrix/attend.py")  # fmt: skip
-BESIDE_CORE = ("engine/autodiff/", "engine/backends/flex/", "engine/backends/native/", "engine/costs.py",
-               "engine/fused.py", "engine/given.py", "engine/held.py", "engine/limits.py", "engine/outputs.py",
-               "engine/trust.py", "engine/work.py")  # fmt: skip
+BESIDE_CORE = ("engine/autodiff/", "engine/backends/flex/", "engine/backends/native/", "engine/backends/triton/",
+               "engine/costs.py", "engine/fused.py", "engine/given.py", "engine/held.py", "engine/limits.py",
+               "engine/outputs.py", "engine/trust.py", "engine/work.py")  # fmt: skip
 # Packages that are no part of the public surface; every other entry of src/attlas is (docs/stability.md).
 PRIVATE = {"foundation", "engine", "matrix", "cli"}
 # A fifth of it is the texts of errors.

@@ -389,8 +389,8 @@ MASKS: dict[str, MaskCase] = {
 
 # --------------------------------------------------------------------------------------------------------------- plans
 
-# Native kernels, SDPA and FlexAttention take some problems only, and have tests of their own in tests/engine.
-PLANS: dict[str, Plan] = {name: Plan(name) for name in BACKENDS if name not in ("native", "sdpa", "flex")} | {
+# Native kernels, SDPA, FlexAttention and Triton kernels take some problems only, and have tests of their own.
+PLANS: dict[str, Plan] = {name: Plan(name) for name in BACKENDS if name not in ("native", "sdpa", "flex", "triton")} | {
     "auto": Plan(),
     "auto 5x7": Plan(rows=5, columns=7),
     "auto 16 cells": Plan(cells=16),

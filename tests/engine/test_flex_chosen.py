@@ -376,6 +376,9 @@ def test_on_a_cpu_it_is_refused_and_not_imported() -> None:
         A = attlas.attend(q, q, mask=attlas.Window(3, 3))
         A @ q, attlas.explain(A)
         assert not {"torch.nn.attention.flex_attention", "attlas.engine.backends.flex"} & sys.modules.keys()
+        assert "attlas.engine.backends.triton" not in sys.modules
+        import attlas.engine.backends.triton
+        assert "triton" not in sys.modules  # it is imported when a kernel first runs
     """
     subprocess.check_call([sys.executable, "-W", "error", "-c", textwrap.dedent(code)])
 

@@ -169,6 +169,24 @@ def _of_flex(problem: Problem, operation: Operation, instruction_set: str) -> fl
     return FLEX if m >= UNPACKED and batch * heads * m * n >= FLEX_CELLS else FLEX_SMALL
 
 
+# -------------------------------------------------------------------------------------------------- our Triton kernels
+
+#: No time of them was measured: these are predictions from their machine code, of ``benchmarks/gpu_model.py``, rounded
+#: up. An output is set behind FlexAttention, which gives gradients too, and before tiles. Matrices of few tiles would
+#: take longer to compile a kernel.
+TRITON, TRITON_SMALL = 1.0, 5.0
+TRITON_OUTPUT = 1.6
+TRITON_CELLS = 1 << 22
+
+
+def _of_triton(problem: Problem, operation: Operation, instruction_set: str) -> float:
+    """Return the cost of an operation by the Triton kernels."""
+    batch, heads, m, n = problem.shape
+    if batch * heads * m * n < TRITON_CELLS:
+        return TRITON_SMALL
+    return TRITON_OUTPUT if operation == "output" else TRITON
+
+
 # ------------------------------------------------------------------------------------------------------ all backends
 
 Cost: TypeAlias = float | Callable[[Problem, Operation, str], float]
@@ -180,6 +198,7 @@ ROWS: Mapping[str, Cost] = {
     "pairs": _of_pairs,
     "sdpa": 1.0,  # the measure of all others
     "flex": _of_flex,
+    "triton": _of_triton,
     "tiled": 2.5,  # a round number of the same measurement: two products and three passes over each tile
     "reference": 10.0,  # a round number: whole matrices, several times; never chosen for its speed
 }

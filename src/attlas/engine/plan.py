@@ -15,6 +15,7 @@ BACKENDS: Mapping[str, frozenset[str] | None] = {
     "native": frozenset({"cpu"}),
     "sdpa": None,
     "flex": frozenset({"cuda", "xpu"}),
+    "triton": frozenset({"cuda"}),
     "reference": None,
     "tiled": None,
 }
@@ -26,12 +27,12 @@ class Plan:
 
     Parameters
     ----------
-    backend : {"auto", "native", "sdpa", "flex", "tiled", "reference"}, default "auto"
+    backend : {"auto", "native", "sdpa", "flex", "triton", "tiled", "reference"}, default "auto"
         ``"auto"`` takes the fastest that runs; a named backend that cannot run raises, it never falls back.
         ``"native"``, the compiled kernels of attlas for dot products on a CPU, counts for reads too: those
         that the kernels do not compute are done tile by tile, exact as well.
         ``"flex"``, torch's FlexAttention, exists on GPUs only, and is compiled for each kind of mask and score when
-        it is first needed.
+        it is first needed. ``"triton"``, the kernels of attlas for GPUs, counts for reads too, as ``"native"``.
         A plan is refused for the problem, never for its numbers: where NaN or infinity is more than a kernel
         can sum, tiles give what ``"reference"`` gives, whichever backend is named.
     rows, columns : int, optional

@@ -1,0 +1,5 @@
+"""Triton kernels of attlas: statistics, outputs and cells of dot products on a GPU."""
+
+from attlas.engine.backends.triton.backend import Triton
+
+BACKENDS = (Triton(),)

@@ -1,0 +1,128 @@
+"""Triton kernels as a backend: statistics, outputs and cells of dot products on a GPU.
+
+Values that are NaN or infinite are summed as torch's kernels do it in an output: they may reach a row of the same block
+whose mask hides them. Statistics of numbers that are not finite are left to tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine import outputs
+from attlas.engine.backend import Backend, Form, Request
+from attlas.engine.backends.triton import launch, trusted
+from attlas.engine.backends.triton.launch import MOST_LARGEST
+from attlas.engine.backends.triton.operands import MOST, operands_of, unsupported
+from attlas.engine.backends.triton.reading import found_by, with_row
+from attlas.engine.costs import Operation
+from attlas.engine.online import exact, finite_shift
+from attlas.engine.statistic import Statistic
+from attlas.foundation.checks import all_finite
+from attlas.foundation.compat import tracing
+from attlas.foundation.tiles import Tile
+
+
+class Triton(Backend):
+    """Kernels of attlas for GPUs: whatever statistics are made from, and outputs and cells, of dot products."""
+
+    name = row = "triton"
+    computes = frozenset({"output", "statistics", "cells"})
+    reads = frozenset(outputs.OUTPUTS) - {"coverage"}
+    measured = False
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        if (reason := not_available()) is not None:
+            return reason
+        if request.dropout is not None:
+            return "dropout has to be the same when it is recomputed"
+        if tracing():
+            return "a program of torch is being traced"
+        return unsupported(request) or trusted.known_fault(request)
+
+    def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        if v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype:
+            return None
+        if not trusted.is_right(request, {}, v):
+            return None
+        found = launch.online(operands_of(request), (), v, 0)
+        return found.results["out"].to(v.dtype), with_row(operands_of(request), found.lse)
+
+    def statistics(
+        self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
+    ) -> tuple[list[Any], Tensor | None] | None:
+        few = [s for s in statistics if s.k <= MOST_LARGEST]
+        found = super().statistics(request, few, lse) if few else None
+        return None if found is None else (_in_place(found[0], statistics), found[1])
+
+    def output_and_statistics(
+        self, request: Request, v: Tensor, statistics: Sequence[Statistic]
+    ) -> tuple[Tensor, Tensor, list[Any]] | None:
+        few = [s for s in statistics if s.k <= MOST_LARGEST]
+        found = super().output_and_statistics(request, v, few) if few else None
+        return None if found is None else (*found[:2], _in_place(found[2], statistics))
+
+    def read(
+        self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        problem = request.problem
+        if v is not None and (v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype):
+            return None
+        if lse is not None and not problem.partial and (lse := exact(lse, math.inf)) is None:
+            return None
+        if not trusted.is_right(request, wanted, v, lse_known=lse is not None):
+            return None
+        of = operands_of(request)
+        # The weights of a row then sum to 1, or to 0 where it sees no key: nothing has to be summed.
+        complete = problem.sink is None and not problem.partial
+        found = found_by(of, wanted, v, lse, request.plan.budget(problem.device.type), complete=complete)
+        if found is None:
+            return None
+        numbers = [t for name, t in found.items() if name not in ("lse", "max_logit", "top_keys")]
+        return found if all_finite(of.q, of.k, finite_shift(found["lse"]), *numbers) else None
+
+    def log_sum_exp(self, request: Request) -> Tensor | None:
+        if not trusted.is_right(request, {"lse": True}):
+            return None
+        of = operands_of(request)
+        lse = with_row(of, launch.online(of, (), None, 0).lse)
+        return lse if all_finite(of.q, of.k, finite_shift(lse)) else None
+
+    def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
+        problem = request.problem
+        if len(at.batches) != problem.shape[0] or len(at.heads) != problem.shape[1]:
+            return None
+        if not trusted.is_right(request, {form: True}):
+            return None
+        of = operands_of(request)
+        rows = at.rows if at.row_index is None else at.row_index
+        columns = at.columns if at.column_index is None else at.column_index
+        if form == "logits":
+            return launch.cells(of, rows, columns, None)
+        if lse is None and (lse := self.log_sum_exp(request)) is None:
+            return None
+        return launch.cells(of, rows, columns, launch.without_row(of, lse), log=form == "log weights")
+
+
+def _in_place(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:
+    """Return the results of statistics, of which those of too many largest weights are missing."""
+    given = iter(results)
+    return [next(given) if s.k <= MOST_LARGEST else outputs.MISSING for s in statistics]
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def not_available() -> str | None:
+    """Return why no kernel can run here, as a part of a sentence; None where one can."""
+    if not _is_installed():
+        return "not available: triton is not installed"
+    return None if torch.cuda.is_available() else "not available: torch sees no GPU"

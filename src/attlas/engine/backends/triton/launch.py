@@ -1,0 +1,442 @@
+"""Calls of the kernels: memory for the results, the grid, and the joining of what several programs have found.
+
+A kernel is imported, and with it triton, when it is first called. No number is read on the host.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, padded
+from attlas.engine.backends.triton.sizes import Shape, major_of, shape_of, splits_of
+from attlas.engine.outputs import Blocks
+from attlas.foundation.devices import to_device
+
+#: Numbers of rows that `sums_of_rows` and `sums_of_weights` find.
+ROW_NAMES = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
+CLASSES = 32  # of keys, for the floor of the largest weights
+MOST_LARGEST = 32
+
+
+def kernel(name: str) -> Any:
+    """Return a kernel by its name, which is that of its module too."""
+    return getattr(importlib.import_module(f"attlas.engine.backends.triton.kernels.{name}"), name)
+
+
+def _call(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
+    kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
+
+
+class Online(NamedTuple):
+    """What one pass without the log-sum-exp gives.
+
+    Parameters
+    ----------
+    lse : Tensor, shape (batch, heads, m)
+        Exact log-sum-exp, float64, with the sink and the constant of each row.
+    results : dict of str to Tensor
+        Numbers of rows, and ``out``.
+    floor : Tensor or None, shape (batch, heads, m)
+        A base-2 logit that the largest ones reach.
+    """
+
+    lse: Tensor
+    results: dict[str, Tensor]
+    floor: Tensor | None
+
+
+def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> Online:
+    """Return log-sum-exp, numbers of rows by name, the product with values, and a floor for the `top` largest."""
+    batch, heads, m, n = of.shape
+    pairs = batch * heads
+    e = 0 if v is None else v.shape[-1]
+    shape = shape_of(
+        "online", of.q.dtype, max(of.width, padded(e) if e else 0), m, changed=of.changed, major=major_of(of.q.device)
+    )
+    strips = -(-m // shape.rows)
+    splits = splits_of(strips * pairs, n, of.q)
+
+    def rows(wanted: bool = True) -> Tensor | None:
+        return torch.empty(splits, pairs, m, dtype=torch.float32, device=of.q.device) if wanted else None
+
+    moments = "mean" in names or "variance" in names
+    peak, total, moment, squares = rows(), rows(), rows("entropy" in names), rows("squares" in names)
+    count, mean, spread, floor = rows(moments), rows(moments), rows(moments), rows(top > 0)
+    values: dict[str, Any] = dict.fromkeys(("v_batch", "v_head", "v_row"), 0) | {"values_group": 1}
+    out = None
+    if v is not None:
+        v = v if v.stride(-1) == 1 else v.contiguous()
+        values = dict(zip(("v_batch", "v_head", "v_row"), v.stride(), strict=False))
+        values["values_group"] = heads // v.shape[1]
+        out = torch.empty(splits, pairs, m, e, dtype=v.dtype if splits == 1 else torch.float32, device=v.device)
+    _call(
+        "online",
+        (strips * pairs, splits),
+        shape,
+        {
+            **of.arguments(),
+            "V": v,
+            "OUT": out,
+            "PEAK": peak,
+            "TOTAL": total,
+            "MOMENT": moment,
+            "SQUARES": squares,
+            "COUNT": count,
+            "MEAN": mean,
+            "SPREAD": spread,
+            "FLOOR": floor,
+            **values,
+            "strips": strips,
+            "splits": splits,
+            "E": padded(max(e, 1)),
+            "VALUES": max(e, 1),
+            "CLASSES": min(CLASSES, shape.columns) if top else 1,
+            "TOP": top,
+        },
+    )
+    return _joined(of, names, peak, total, moment, squares, _moments(count, mean, spread), out, floor)
+
+
+def _joined(
+    of: Operands,
+    names: Sequence[str],
+    peak: Any,
+    total: Any,
+    moment: Tensor | None,
+    squares: Tensor | None,
+    moments: tuple[Tensor, Tensor] | None,
+    out: Tensor | None,
+    floor: Tensor | None,
+) -> Online:
+    """Join the running sums of the programs that share a row, and of the sink, and make results of them."""
+    whole = (*of.shape[:3],)
+    peak, total = peak.double(), total.double()
+    highest = peak.amax(0)
+    top = highest if of.sink is None else torch.maximum(highest, _of_heads(of, of.sink).flatten(0, 1))
+    shift = top.masked_fill(top == -math.inf, 0.0)
+    down = peak - shift  # -inf where a program saw no key
+    factor = torch.exp2(down)
+    seen = (total * factor).sum(0)
+    every = seen
+    if of.sink is not None:
+        every = seen + torch.exp2(_of_heads(of, of.sink).flatten(0, 1) - shift)
+    nothing = every == 0
+    safe = every.masked_fill(nothing, 1.0)
+    lse2 = torch.where(nothing, -math.inf, shift + torch.log2(safe))
+    mass = seen / safe
+    found: dict[str, Tensor] = {}
+    if "mass" in names:
+        found["mass"] = mass.float()
+    if moment is not None:
+        # In float64 the logarithm of a sum loses nothing to the difference.
+        own = factor * (moment + total * down.clamp(min=-1e4))
+        entropy = (mass * torch.log2(safe) - own.sum(0) / safe) * LN2
+        found["entropy"] = entropy.clamp_(min=0.0).float()
+    if squares is not None:
+        found["squares"] = ((squares * factor * factor).sum(0) / (safe * safe)).float()
+    if "max_logit" in names:
+        found["max_logit"] = (highest * LN2).float()
+    if moments is not None:
+        found |= zip(("mean", "variance"), moments, strict=True)
+    found = {name: t.view(whole) for name, t in found.items()}
+    if out is not None:
+        if len(out) == 1 and of.sink is None:
+            found["out"] = out.view(*whole, -1)
+        else:
+            shares = (total * factor / safe).unsqueeze(-1).float()
+            found["out"] = (out * shares).sum(0).view(*whole, -1)
+    floor = None if floor is None else floor.amax(0)
+    return Online((lse2 * LN2).view(whole), _with_row(of, found), floor)
+
+
+def _of_heads(of: Operands, t: Tensor) -> Tensor:
+    """Return a number of each head as one of each row."""
+    return t.view(1, -1, 1).expand(of.shape[:3])
+
+
+def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return numbers of rows with the constant of each row, where logits are meant."""
+    for name in ("max_logit", "mean"):
+        if of.row is not None and name in found:
+            found[name] = (found[name] + of.row).to(found[name].dtype)
+    return found
+
+
+def _moments(count: Tensor | None, mean: Tensor | None, spread: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return mean and variance of logits from those of the parts of each row."""
+    if count is None or mean is None or spread is None:
+        return None
+    total = count.sum(0).clamp(min=1.0)
+    middle = (count * mean).sum(0) / total
+    return middle, (spread + count * (mean - middle).square()).sum(0) / total
+
+
+def without_row(of: Operands, lse: Tensor) -> Tensor:
+    """Return a log-sum-exp without the constant of each row, which the kernels do not see."""
+    return lse if of.row is None else lse - of.row
+
+
+def in_base_2(lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a log-sum-exp as two numbers of float32, whose sum is it in base 2; -inf, 0 where a row sees nothing."""
+    exact = lse.double() * LOG2E
+    high = exact.float()
+    return high.contiguous(), (exact - high).nan_to_num(0.0, 0.0, 0.0).float().contiguous()
+
+
+class Weighed(NamedTuple):
+    """What one pass with the log-sum-exp gives.
+
+    Parameters
+    ----------
+    results : dict of str to Tensor
+        By the names of `attlas.engine.outputs`.
+    floor : Tensor or None, shape (batch * heads, m)
+        A base-2 logit that the largest ones reach.
+    """
+
+    results: dict[str, Tensor]
+    floor: Tensor | None
+
+
+def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budget: int) -> Weighed | None:
+    """Return numbers of rows, columns, diagonals and pictures, given the log-sum-exp; None where they take too much.
+
+    Parameters
+    ----------
+    of : Operands
+        What is read.
+    wanted : mapping
+        Names, and what goes with them.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp, without the constant of each row.
+    top : int
+        How many of the largest weights a floor is for, 0 for none.
+    budget : int
+        Numbers of scratch memory.
+    """
+    rest = {name: value for name, value in wanted.items() if name != "offsets"}
+    high, low = in_base_2(lse)
+    results: dict[str, Tensor] = {}
+    floor = None
+    if rest or top:
+        first = _weighed(of, rest, high, low, top, budget, diagonals=False)
+        if first is None:
+            return None
+        results, floor = first
+    if "offsets" in wanted:
+        second = _weighed(of, {"offsets": True}, high, low, 0, budget, diagonals=True)
+        if second is None:
+            return None
+        results |= second.results
+    return Weighed(_with_row(of, results), floor)
+
+
+def _weighed(
+    of: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
+) -> Weighed | None:
+    """Return what one launch for each group of heads gives."""
+    batch, heads, m, n = of.shape
+    pairs, device = batch * heads, of.q.device
+    picture: Blocks | None = wanted.get("picture_sum") or wanted.get("picture_max")
+    longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
+    moments = "mean" in wanted or "variance" in wanted
+    kind = "diagonals" if diagonals else "moments" if moments else "weights"
+    shape = shape_of(kind, of.q.dtype, of.width, longest, changed=of.changed, major=major_of(of.q.device))
+    edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
+    table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
+    strips = len(edges) - (picture is not None)
+    per_pair = strips * (m + n - 1 if diagonals else n)
+    has_columns = wanted.keys() & {"column_mass", "column_max", "picture_sum", "picture_max"} or diagonals
+    together = max(min(budget // per_pair, pairs), 1) if has_columns else pairs
+    if has_columns and strips > max(64, m // 8) and per_pair > budget:
+        return None  # blocks of a few rows each: whole matrices would be stored
+    splits = 1 if diagonals else splits_of(strips * together, n, of.q)
+
+    def rows(on: bool) -> Tensor | None:
+        return torch.zeros(splits, pairs, m, dtype=torch.float32, device=device) if on else None
+
+    found = {name: rows(name in wanted) for name in ("entropy", "squares", "mass")}
+    largest, floor = rows("max_logit" in wanted), rows(top > 0)
+    count, mean, spread = rows(moments), rows(moments), rows(moments)
+    kinds = {"SUMS": {"column_mass", "picture_sum"}, "MAXIMA": {"column_max", "picture_max"}}
+    columns: dict[str, list[Tensor]] = {name: [] for name in wanted if name not in ROW_NAMES}
+    for start in range(0, pairs, together):
+        some = min(together, pairs - start)
+        scratch: dict[str, Tensor | None] = {
+            kind: torch.zeros(some, strips, n, device=device) if names & wanted.keys() else None
+            for kind, names in kinds.items()
+        }
+        scratch["OFFSETS"] = torch.zeros(some, strips, m + n - 1, device=device) if diagonals else None
+        _call(
+            "weights",
+            (strips * some, splits),
+            shape,
+            {
+                **of.arguments(),
+                "LSE": high,
+                "LOWS": low,
+                "STRIPS": table,
+                "ENTROPY": found["entropy"],
+                "SQUARES": found["squares"],
+                "MASS": found["mass"],
+                "LARGEST": largest,
+                "COUNT": count,
+                "MEAN": mean,
+                "SPREAD": spread,
+                "FLOOR": floor,
+                **scratch,
+                "strips": strips,
+                "splits": splits,
+                "pairs": pairs,
+                "first_pair": start,
+                "CLASSES": min(CLASSES, shape.columns) if top else 1,
+                "TOP": top,
+            },
+        )
+        for name, parts in columns.items():
+            kind = "OFFSETS" if name == "offsets" else next(k for k, names in kinds.items() if name in names)
+            parts.append(_of_strips(name, scratch[kind], picture, edges))
+    results = {name: t.sum(0).view(batch, heads, m) for name, t in found.items() if t is not None}
+    if largest is not None:
+        results["max_logit"] = largest.amax(0).view(batch, heads, m)
+    if (both := _moments(count, mean, spread)) is not None:
+        results |= {name: t.view(batch, heads, m) for name, t in zip(("mean", "variance"), both, strict=True)}
+    results |= {name: torch.cat(parts).unflatten(0, (batch, heads)) for name, parts in columns.items()}
+    return Weighed(results, None if floor is None else floor.amax(0))
+
+
+def _edges_of_strips(edges: Sequence[int], rows: int) -> list[int]:
+    """Return where strips of up to `rows` rows begin, none of which crosses an edge; and the end of the last.
+
+    Examples
+    --------
+    >>> _edges_of_strips([0, 5, 7], 3)
+    [0, 3, 5, 7]
+    """
+    return [start for a, b in pairwise(edges) for start in range(a, b, rows)] + [edges[-1]]
+
+
+def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Sequence[int]) -> Tensor:
+    """Return a result from the sums or maxima of each strip."""
+    if t is None:
+        raise TypeError("there are no strips")
+    largest = name in ("column_max", "picture_max")
+    if name in ("column_mass", "column_max", "offsets") or picture is None:
+        return t.amax(1) if largest else t.sum(1)
+    pooled = _pooled(t, picture[1], 2, largest=largest)
+    return _pooled(pooled, [edges.index(edge) for edge in picture[0]], 1, largest=largest)
+
+
+def _pooled(t: Tensor, edges: Sequence[int], axis: int, *, largest: bool) -> Tensor:
+    """Return the sums or maxima of the parts of an axis between edges."""
+    reduced: Tensor
+    sizes = {b - a for a, b in pairwise(edges)}
+    inside = t.narrow(axis, edges[0], edges[-1] - edges[0])
+    if len(sizes) == 1:
+        parts = inside.unflatten(axis, (-1, sizes.pop()))
+        reduced = parts.amax(axis + 1) if largest else parts.sum(axis + 1)
+        return reduced
+    cut = inside.split([b - a for a, b in pairwise(edges)], dim=axis)
+    return torch.stack([part.amax(axis) if largest else part.sum(axis) for part in cut], dim=axis)
+
+
+def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the k largest weights of each row in descending order, and their keys; 0 and -1 where there are fewer.
+
+    Parameters
+    ----------
+    of : Operands
+        What is read.
+    k : int
+        How many.
+    lse : Tensor, shape (batch, heads, m)
+        Log-sum-exp, without the constant of each row.
+    floor : Tensor, optional, shape (batch * heads, m)
+        A base-2 logit that the k largest reach.
+    """
+    batch, heads, m, n = of.shape
+    pairs, device = batch * heads, of.q.device
+    shape = shape_of("select", of.q.dtype, of.width, m, changed=of.changed, major=major_of(of.q.device))
+    strips = -(-m // shape.rows)
+    splits = splits_of(strips * pairs, n, of.q)
+    logits = torch.empty(splits, pairs, m, k, dtype=torch.float32, device=device)
+    places = torch.empty(splits, pairs, m, k, dtype=torch.int32, device=device)
+    arguments = {
+        **of.arguments(),
+        "FLOOR": floor,
+        "LOGITS": logits,
+        "PLACES": places,
+        "strips": strips,
+        "splits": splits,
+        "SLOTS": 1 << (k - 1).bit_length(),
+        "TOP": k,
+    }
+    _call("select", (strips * pairs, splits), shape, arguments)
+    logits, places = (t.movedim(0, 2).reshape(batch, heads, m, splits * k) for t in (logits, places))
+    best = logits.topk(k, dim=-1)
+    keys = places.gather(-1, best.indices).long()
+    high, low = (t.unsqueeze(-1) for t in in_base_2(lse))
+    shift = high.masked_fill(high == -math.inf, 0.0)
+    weights = torch.where(keys < 0, 0.0, torch.exp2(best.values - shift - low))
+    return torch.where(high == -math.inf, 0.0, weights), keys
+
+
+def _numbers(at: Tensor, device: torch.device) -> Tensor:
+    return to_device(at, device, torch.int32).contiguous()
+
+
+def cells(
+    of: Operands,
+    rows: range | Tensor,
+    columns: range | Tensor,
+    lse: Tensor | None,
+    *,
+    log: bool = False,
+) -> Tensor:
+    """Return cells of all batches and heads: logits without a log-sum-exp, else weights or with `log` their logarithm.
+
+    Parameters
+    ----------
+    of : Operands
+        What is read.
+    rows, columns : range or Tensor
+        Which rows and columns.
+    lse : Tensor, optional, shape (batch, heads, m)
+        Log-sum-exp, without the constant of each row.
+    log : bool, default False
+        Whether to return logarithms of weights.
+    """
+    batch, heads, _, _ = of.shape
+    device, pairs = of.q.device, batch * heads
+    shape = shape_of("cells", of.q.dtype, of.width, len(rows))
+    high, low = (None, None) if lse is None else in_base_2(lse)
+    out = torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device)
+    strips, blocks = -(-len(rows) // shape.rows), -(-len(columns) // shape.columns)
+    places: dict[str, Any] = {}
+    for name, at in (("rows", rows), ("columns", columns)):
+        places[f"{name}_first"] = at.start if isinstance(at, range) else 0
+        places[f"{name.upper()}_AT"] = None if isinstance(at, range) else _numbers(at, device)
+    arguments = {
+        **of.arguments(),
+        **places,
+        "LSE": high,
+        "LOWS": low,
+        "OUT": out,
+        "chosen": len(rows),
+        "width": len(columns),
+        "strips": strips,
+        "LOG": log,
+    }
+    if out.numel():
+        _call("cells", (strips * pairs, blocks), shape, arguments)
+    if of.row is not None and lse is None:
+        own: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else to_device(rows, device)
+        out += of.row[:, :, own].unsqueeze(-1).to(out.dtype)
+    return out

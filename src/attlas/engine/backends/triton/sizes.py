@@ -1,0 +1,86 @@
+"""How a matrix is cut: rows and keys of a tile, warps of a program, and how many programs share a row."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Programs below which several share the keys of a row, for each multiprocessor; and fewest keys of a share.
+_PROGRAMS, _KEYS = 2, 512
+_MULTIPROCESSORS = 132  # where torch cannot tell how many there are
+
+
+class Shape(NamedTuple):
+    """Size of a tile, and how a program computes it.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Queries of a program, and keys that it reads at a time.
+    warps, stages : int
+        Of a program; and how many loads are under way at a time.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings of a launch, by the names that Triton gives them."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int, *, changed: bool = False, major: int = 9) -> Shape:
+    """Return the shape that a kernel runs in, for tokens of a dtype and width, and m queries.
+
+    `changed` says that more is done to a dot product than to scale it, which takes registers for each cell. `major` is
+    the compute capability of the device: products of 8 and 12 are in the registers of a warp, so that more warps share
+    a tile.
+
+    The sizes are those for which the machine code has no spill in its loop and fits the shared memory of each GPU;
+    ``benchmarks/gpu_model.py`` reads it.
+    """
+    wide = width > 128
+    if dtype is torch.float32:  # without matrix units, from registers
+        found = Shape(32, 32, 4, 1 if wide else 2)
+    elif changed and kernel != "cells":
+        found = Shape(64, 32, 4, 1)
+    elif kernel in ("weights", "select"):
+        found = Shape(64, 64, 4, 1) if wide else Shape(128, 64, 4, 2)
+    elif kernel == "cells":
+        found = Shape(64, 64, 4, 1)
+    else:  # "online", "moments" and "diagonals", which hold more numbers of each row
+        found = Shape(64, 32, 4, 1) if wide else Shape(64, 64, 4, 2)
+    if major in (8, 12) and kernel not in ("cells", "moments"):
+        found = found._replace(warps=8)
+    if kernel == "diagonals":
+        return found._replace(rows=found.columns)
+    while found.rows > 16 and found.rows >= 2 * m:
+        found = found._replace(rows=found.rows // 2)
+    return found
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def major_of(device: torch.device) -> int:
+    """Return the first number of a device's compute capability; 9 where torch cannot tell."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 9
+    return int(torch.cuda.get_device_capability(device)[0])
+
+
+def splits_of(programs: int, n: int, like: Tensor) -> int:
+    """Return how many programs share the keys of a row: more than one where there are few rows and many keys."""
+    wanted = -(-_PROGRAMS * _multiprocessors(like.device) // max(programs, 1))
+    return max(min(wanted, n // _KEYS), 1)

@@ -1,0 +1,222 @@
+"""Kernels are trusted once they were compared: each kind, when it is first used on a device, on a small problem.
+
+What runs are the same compiled kernels, with the same constants, for a small matrix of random tokens; it is compared
+with the definition. A kind that differs, or that raises, is not used again in this process.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attlas.engine.backend import Request
+from attlas.engine.backends.triton import launch
+from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, operands_of, padded
+from attlas.engine.backends.triton.reading import found_by
+from attlas.engine.plan import Plan
+from attlas.engine.problem import spread_heads
+from attlas.errors import BackendError
+
+#: How far a result may be from the definition, as a part of its largest number.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+# Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
+_BATCH, _HEADS, _M, _N = 1, 4, 144, 208
+_FORMS = ("weights", "logits", "log weights")
+
+#: Faults by device and kind; None where the kernels were right.
+_faults: dict[tuple[torch.device, str], str | None] = {}
+
+
+def known_fault(request: Request) -> str | None:
+    """Return in one sentence why the kernels for these tokens are not used, as far as that is known."""
+    start = _words(operands_of(request))
+    return next((f for (device, kind), f in _faults.items() if f and device == request.device and start in kind), None)
+
+
+def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = None, *, lse_known: bool = False) -> bool:
+    """Return whether the kernels for what is wanted are right on the device of a request; they are compared once.
+
+    Raises
+    ------
+    BackendError
+        If they are not, and the plan asks for them.
+    """
+    of = operands_of(request)
+    e = 0 if v is None else v.shape[-1]
+    names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
+    also = [f"output of {padded(e)} numbers"] * (v is not None) + ["lse known"] * lse_known
+    kind = f"{', '.join(names + also)}: {_words(of)}"
+    return _fault_of(kind, request.device, partial(compare, of, wanted, e, lse_known=lse_known), request.plan) is None
+
+
+def _words(of: Operands) -> str:
+    """Return what constants the kernels are compiled for, but for what is wanted."""
+    parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
+    also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
+    return ", ".join([str(of.q.dtype).removeprefix("torch."), f"d {of.q.shape[-1]}", *also])
+
+
+def _fault_of(kind: str, device: torch.device, check: Callable[[], str | None], plan: Plan) -> str | None:
+    """Return why a kind is not used; it is compared when this is first asked."""
+    key, warn = (device, kind), False
+    if key not in _faults:
+        try:
+            fault = check()
+        except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver raises, tiles compute
+            fault = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        warn = fault is not None
+        _faults[key] = fault and f"triton ({kind}) failed on {device}: {fault}"
+    found = _faults[key]
+    if found is not None and plan.backend == "triton":
+        rule, fix = "the plan asks for a backend that fails here.", "leave the plan out, or Plan(backend='tiled')."
+        raise BackendError(rule, found, fix, arguments={"plan": repr(plan)}, where="A @ v")
+    if warn:
+        warnings.warn(
+            f"{found}. attlas computes this in tiles instead: the results are right, and slower. Please open an issue "
+            "of attlas with this text and the output of `python -m torch.utils.collect_env`.",
+            stacklevel=2,
+        )
+    return found
+
+
+def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
+    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
+    small, tolerance = _small(of), _TOLERANCE[of.q.dtype]
+    v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
+    logits, lse, weights = definition(small)
+    if wanted.keys() & set(_FORMS):
+        (form,) = wanted
+        found = {
+            form: launch.cells(small, range(3, _M), range(5, _N), None if form == "logits" else lse, log=form[0] == "l")
+        }
+        cells = {"weights": weights, "logits": logits, "log weights": logits - finite(lse).unsqueeze(-1)}
+        right = {form: cells[form][:, :, 3:, 5:]}
+    else:
+        edges = [0, 2 * _M // 3, _M], [0, _N // 4, 2 * _N // 3, _N]
+        asked = {name: edges if name.startswith("picture") else value for name, value in wanted.items()}
+        some = found_by(small, asked, v, lse if lse_known else None, 1 << 24, complete=of.sink is None)
+        if some is None:
+            return "nothing was found"
+        found = some
+        right = numbers_of(asked, logits, lse, weights, v)
+    for name, wanted_numbers in right.items():
+        error = _error(found[name], wanted_numbers)
+        if not error <= tolerance:
+            return f"{name} differs from the definition by {error:.1g} of its largest number"
+    return None
+
+
+def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
+    _, heads, _, n = of.shape
+    s = of.q.double() @ spread_heads(of.k, heads).double().mT
+    logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
+    if of.keys is not None:
+        logits = logits + of.keys.double().unsqueeze(-2) * LN2
+    if of.distances is not None:
+        logits = logits + of.distances.double().unfold(-1, n, 1).flip(-2) * LN2
+    if of.first is not None and of.stop is not None:
+        at = torch.arange(n, device=of.q.device)
+        hidden = (at < of.first.unsqueeze(-1)) | (at >= of.stop.unsqueeze(-1))
+        logits = logits.masked_fill(hidden, -math.inf)
+    every = logits
+    if of.sink is not None:
+        sink = (of.sink * LN2).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        every = torch.cat([logits, sink], dim=-1)
+    lse = torch.logsumexp(every, dim=-1)
+    weights = torch.exp(logits - finite(lse).unsqueeze(-1))
+    return logits, lse, weights
+
+
+def numbers_of(
+    wanted: Mapping[str, Any], logits: Tensor, lse: Tensor, weights: Tensor, v: Tensor | None
+) -> dict[str, Tensor]:
+    """Return numbers of a matrix by their definition, by the names of `attlas.engine.outputs`."""
+    seen = logits > -math.inf
+    keys = seen.sum(-1).clamp(min=1)
+    mean = torch.where(seen, logits, 0.0).sum(-1) / keys
+    spread = torch.where(seen, logits - mean.unsqueeze(-1), 0.0).square().sum(-1) / keys
+    m, n = weights.shape[-2:]
+    found = {
+        "lse": lse,
+        "entropy": -torch.special.xlogy(weights, weights).sum(-1),
+        "squares": weights.square().sum(-1),
+        "mass": weights.sum(-1),
+        "max_logit": logits.amax(-1),
+        "mean": mean,
+        "variance": spread,
+        "column_mass": weights.sum(-2),
+        "column_max": weights.amax(-2),
+    }
+    if "largest" in wanted:
+        found["top_values"] = weights.topk(wanted["largest"], dim=-1).values
+    if "offsets" in wanted:
+        places = torch.stack([weights.diagonal(d, -2, -1).sum(-1) for d in range(1 - m, n)], dim=-1)
+        found["offsets"] = places
+    for name in ("picture_sum", "picture_max"):
+        if name in wanted:
+            rows, columns = ([b - a for a, b in pairwise(edges)] for edges in wanted[name])
+            bands = [band.split(columns, -1) for band in weights.split(rows, -2)]
+            cells = [[p.sum((-2, -1)) if name == "picture_sum" else p.amax((-2, -1)) for p in band] for band in bands]
+            found[name] = torch.stack([torch.stack(row, -1) for row in cells], -2)
+    own = {"top_values": "largest"}
+    found = {name: t for name, t in found.items() if own.get(name, name) in wanted}
+    if v is not None:
+        found["out"] = weights @ spread_heads(v, weights.shape[1]).double()
+    return found
+
+
+def finite(lse: Tensor) -> Tensor:
+    """Return a log-sum-exp with 0 for a row that sees nothing."""
+    return lse.masked_fill(lse == -math.inf, 0.0)
+
+
+def _small(of: Operands) -> Operands:
+    """Return a small problem for which the same kernels are compiled."""
+    dtype, device, size = of.q.dtype, of.q.device, of.q.shape[-1]
+    group = 1 if of.q.shape[1] == of.k.shape[1] else 2
+    rows = torch.arange(_M, device=device)
+    first = (rows - 40).clamp(min=0).to(torch.int32).view(1, 1, -1)
+    stop = (rows + 50).clamp(max=_N).to(torch.int32).view(1, 1, -1).clone()
+    stop[..., 7] = 0  # a query without a key
+    masked, scale = of.first is not None, 2.0 / math.sqrt(size)
+
+    def table(like: Tensor | None, length: int) -> Tensor | None:
+        return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
+
+    return Operands(
+        _random((_BATCH, _HEADS, _M), size, dtype, device, 1),
+        _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2),
+        scale2=(2.0 if of.cap else scale) * LOG2E,
+        rate=scale * LOG2E if of.cap else 0.0,
+        cap=of.cap,
+        first=first if masked else None,
+        stop=stop if masked else None,
+        keys=table(of.keys, _N),
+        distances=table(of.distances, _M + _N - 1),
+        row=None,
+        sink=None if of.sink is None else torch.linspace(-1, 3, _HEADS, dtype=torch.float64, device=device),
+    )
+
+
+def _random(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Return the same random numbers on each device."""
+    made = torch.randn(*lead, size, generator=torch.Generator().manual_seed(seed))
+    return made.to(device).to(dtype)
+
+
+def _error(found: Tensor, right: Tensor) -> float:
+    """Return the largest difference, as a part of the largest finite number; infinity where special numbers differ."""
+    found, right = found.double(), right.double()
+    is_finite = right.isfinite()
+    same = is_finite | (found == right)
+    gap = torch.where(is_finite, (found - right).abs(), 0.0).amax()
+    error = gap / torch.where(is_finite, right.abs(), 0.0).amax().clamp(min=1e-30)
+    return float(torch.where(same.all(), error, math.inf))
