@@ -264,14 +264,15 @@ def test_pointing_at_a_token_shows_its_row_at_once(open_page: Any, atlas: Atlas)
 
 def test_subject_list_and_colours_change_together(browse: Any, address: str, atlas: Atlas) -> None:
     held: list[Any] = []
-    routes = {"**/row?*": lambda route: held.append(route)}
-    page = browse(f"{address}#e=1&h=2", wait=".attlas-ready", routes=routes, expected="status of 409")
+    options = {"routes": {"**/row?*": held.append}, "expected": "status of 409"}
+    page = browse(f"{address}#e=1&h=2", wait=".attlas-ready", **options)
     page.evaluate(
         """() => {
           window.seen = new Set();
           const part = document.querySelector(".slot-text");
-          const texts = (selector) => [...part.querySelectorAll(selector)].map((each) => each.textContent.trim()).join();
-          const owns = () => [...part.querySelectorAll(".t.own")].map((each) => each.dataset.position).join();
+          const all = (name, of) => [...part.querySelectorAll(name)].map(of).join();
+          const texts = (name) => all(name, (each) => each.textContent.trim());
+          const owns = () => all(".t.own", (each) => each.dataset.position);
           const look = () => window.seen.add([texts(".subject .place"), owns(), texts(".largest .place")].join("|"));
           new MutationObserver(look).observe(part, { subtree: true, childList: true, attributes: true });
         }"""
@@ -284,7 +285,8 @@ def test_subject_list_and_colours_change_together(browse: Any, address: str, atl
         held.pop().continue_()
         until(page, f"document.querySelector('.subject .place')?.textContent.trim() === '{query}'")
         until(page, "document.querySelector('.loading') === null")
-    assert set(page.evaluate("[...window.seen]")) <= {"||", "75||", *(f"{i}|{i}|{shown}" for i, shown in places.items())}
+    whole = {f"{query}|{query}|{shown}" for query, shown in places.items()}
+    assert set(page.evaluate("[...window.seen]")) <= {"||", "75||", *whole}
     # Where the row cannot be had, none is shown.
     with page.expect_request("**/row?*"):
         page.locator('.t[data-position="90"]').hover()
