@@ -8,7 +8,7 @@ import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
 import { createFlow } from "./flow.js";
 import { isEqual } from "../data/state.js";
 import { showWhitespace } from "../data/tokens.js";
-import { formatAmount, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
+import { areShares, formatAmount, isSigned, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const initialCount = 8; // entries of the list at first
@@ -16,22 +16,24 @@ const expandedCount = 48; // and after "more"
 const maxCachedLines = 24;
 /** @type {Side[]} */
 const SIDES = ["query", "key"];
+const SIGNED_INK_OCTAVES = 12; // octaves below the largest size that the text shows of weights of both signs
 const HOVER_DELAY = 40; // ms of hover before the row of a token is requested
 
 /**
- * The indices of the `count` largest numbers in descending order, in one pass without sorting all.
+ * The indices of the `count` numbers of largest size in descending order, in one pass without sorting all.
  *
  * @param {Float32Array} values
  * @param {number} count
  */
 export function findLargest(values, count) {
   /** @type {number[]} */
-  const best = []; // ascending by value, at most `count` places
+  const best = []; // ascending by size, at most `count` places
+  const getSize = (/** @type {number} */ index) => Math.abs(values[index]);
   for (let index = 0; index < values.length; index++) {
-    const value = values[index];
-    if (!(value > 0) || (best.length === count && value <= values[best[0]])) continue;
+    const size = getSize(index);
+    if (!(size > 0) || (best.length === count && size <= getSize(best[0]))) continue;
     let rank = 0;
-    while (rank < best.length && values[best[rank]] < value) rank++;
+    while (rank < best.length && getSize(best[rank]) < size) rank++;
     best.splice(rank, 0, index);
     if (best.length > count) best.shift();
   }
@@ -47,19 +49,20 @@ export function findLargest(values, count) {
 const isSameCell = (before, state) => before !== null && /** @type {(keyof State)[]} */ (["entry", "head", "batch", "variant", "pin"]).every((field) => isEqual(before[field], state[field]));
 
 /** @param {number} weight */
-const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
+const isKnown = (weight) => Math.abs(weight) > 0; // weights that a page without a server does not hold are NaN
 /** @param {Float32Array} weights */
 const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
 /**
  * Describe the weights that are not in the list.
  *
- * @param {Pick<State, "by" | "variant">} state
+ * @param {State} state
  * @param {number} remaining
  * @param {number | null} total
  * @param {number} named
  */
-function describeOthers({ by, variant }, remaining, total, named) {
-  if (by === "key" || isWeighted({ variant })) {
+function describeOthers(state, remaining, total, named) {
+  const { by } = state;
+  if (by === "key" || isWeighted(state) || !areShares(state)) {
     const kind = by === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
     return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} other {1}; {2} in all.", formatInteger(remaining), kind, formatNumber(total));
   }
@@ -252,13 +255,14 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const pair = `${formatInteger(firstQuery + i)}, ${formatInteger(firstKey + j)}`;
     const weight = cell.weight === null ? `≤ ${formatNumber(cell.below)}` : cell.rounded ? `≈ ${formatNumber(cell.weight)}` : formatNumber(cell.weight, 4);
     /** @type {[name: string, value: string, title: string][]} */
-    const lineCache = [[t("cell"), pair, t("query and key of the pinned cell")], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
+    const lineCache = [[t("cell"), pair, t("query and key of the pinned cell")], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : isSigned(state) ? t("weight of this pair, which may be negative") : t("attention weight of this pair")]];
     if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber((cell.weight ?? 0) / cell.share, 4), t("norm of the key’s value")]);
     if (cell.allowed !== false) {
-      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), t("place of the weight in its row, 1 is the largest")]);
+      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), isSigned(state) ? t("place of the weight in its row by size, 1 is the largest") : t("place of the weight in its row, 1 is the largest")]);
       if (cell.logit !== null) lineCache.push([t("logit"), formatNumber(cell.logit), t("before softmax, in nats")]);
     }
-    lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
+    if (areShares(state)) lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
+    else if (cell.row_mass !== undefined) lineCache.push([t("row sum"), formatNumber(cell.row_mass), t("sum of the query’s weights")]);
     if (cell.column_mass !== null && cell.column_mass !== undefined) lineCache.push([t("key’s mass"), formatNumber(cell.column_mass), t("sum of the weights that all queries give to this key")]);
     facts.replaceChildren(...lineCache.map(([name, value, title]) => make("div", { title }, make("dt", {}, name), make("dd", {}, value))));
   }
@@ -293,8 +297,8 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     list.replaceChildren(
       ...places.map((place) => {
         const weight = weights[place];
-        const bar = make("i", { class: "largest-bar" });
-        bar.style.width = `${(100 * weight) / scale}%`;
+        const bar = make("i", { class: `largest-bar${isSigned(state) ? (weight < 0 ? " below" : " above") : ""}` });
+        bar.style.width = `${Math.abs((100 * weight) / scale)}%`;
         const button = make(
           "button",
           { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", formatNumber(weight, rounded ? 3 : 5), formatInteger(first + place)) },
@@ -344,8 +348,9 @@ export function mountText(element, { store, transport, map, texts, announce, uid
       if (!hasSide(getOther(shown.state))) background = ""; // the other text is coloured
       else if (weight === null || weight === 0) classes.push("masked");
       else {
-        const share = getColourShare(weight);
-        if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
+        const share = getColourShare(Math.abs(weight));
+        const colour = !isSigned(shown.state) ? "--glow" : weight < 0 ? "--below" : "--above";
+        if (share >= 0.005) background = `color-mix(in srgb, var(${colour}) ${(100 * share).toFixed(1)}%, transparent)`;
       }
       if (hasSide(shown.state.by) && position === getOwnPosition(shown.state, shown.cell)) classes.push("own");
     }
@@ -362,14 +367,14 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const { first, count } = getOtherSide(shown.state);
     return position >= first && position < first + count ? shown.weights[position - first] : null;
   }
-  // The share of colour of a weight: none at 0, full at the largest weight of the row.
+  // The share of colour of the size of a weight: none at 0, full at the largest weight of the row.
   /** @param {number} weight */
   function getColourShare(weight) {
     if (!shown) return 0;
     const { weights } = shown;
-    if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
+    if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (Math.abs(b) > a ? Math.abs(b) : a), 0) };
     if (store.state.ink === "linear") return weight / rowMaximum.value;
-    const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(shown.state));
+    const low = (isSigned(shown.state) ? -SIGNED_INK_OCTAVES : getDefaultRange("log", weights.length).low) + Math.log2(getUnit(shown.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
   }
   /**
