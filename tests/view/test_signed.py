@@ -11,7 +11,7 @@ import torch
 from tests.atlases import atlas_of
 
 import attlas
-from attlas.view import Service, export
+from attlas.view import Service, export, preview, still
 from attlas.view.codes import FIRST, LAST_POSITIVE, MASKED, PENDING, ZERO, decode_signed, encode_signed
 from attlas.view.exact import Head
 from attlas.view.pyramid import Pass, layout
@@ -158,3 +158,12 @@ def test_a_page_of_both_kinds_of_layers(tmp_path: Path) -> None:
     assert "track:1:0:entropy" in data["parts"]
     dense = MATRICES["delta"].to_dense()[0, 1, 200, 1:]
     assert f"cell:0:1:200:{1 + int(dense.abs().argmax())}" in data["parts"]
+
+
+@pytest.mark.parametrize("picture", [still._sampled, still._pooled], ids=["sampled", "pooled"])
+def test_a_preview_shows_sizes_and_says_so(picture: Any) -> None:
+    A = MATRICES["softmax"][:, :1]
+    above, below = (picture(each, 50).astype(int) for each in (A, -1.0 * A))
+    assert np.abs(above - below).max() <= 1  # a code, of rounding
+    assert above.max() > FIRST
+    assert "sizes of weights, some of which are negative · .view() has their signs" in preview(-1.0 * A)
