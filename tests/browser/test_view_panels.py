@@ -264,7 +264,11 @@ def test_pointing_at_a_token_shows_its_row_at_once(open_page: Any, atlas: Atlas)
 
 def test_subject_list_and_colours_change_together(browse: Any, address: str, atlas: Atlas) -> None:
     held: list[Any] = []
-    options = {"routes": {"**/row?*": held.append}, "expected": "status of 409"}
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    options = {"routes": {"**/row?*": hold}, "expected": "status of 409"}
     page = browse(f"{address}#e=1&h=2", wait=".attlas-ready", **options)
     page.evaluate(
         """() => {
