@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
+TRAINING = IMAGES.parent.parent / "training"
 SIZE = {"width": 1280, "height": 800}
 COLOURS = 256  # of a picture that is stored: no pixel is farther than 10 of 255 from what it was
 DIFFERENT = 48  # of 255: a pixel that has changed
@@ -73,6 +74,7 @@ SHOTS = (
     Shot("viewer", "live", f"{PAIR}&r=140.5&c=131.5&z=4.3923174&p=max&hm=pair"),
     Shot("report", "report", f"{PAIR}&r=146.5&c=139.5&z=4.857981&a=text"),
     Shot("compare", "live", "e=2&h=4&s=3.3&m=triangle&r=160.5&c=150.5&z=2&p=max", ("light",)),
+    Shot("hybrid", "hybrid", "e=1&h=1&pin=18.6&f=linear", ("light",)),
 )
 
 
@@ -128,7 +130,20 @@ def pages() -> Iterator[dict[str, str]]:
         atlas = attlas.load(folder / "run.atlas")
         service = Service(atlas, title=title_of(atlas, folder / "run.atlas"), folder=folder / "run.atlas")
         with contextlib.closing(service), Server(service, port=0) as server:
-            yield {"live": server.url, "report": (folder / "report.html").as_uri()}
+            with hybrid() as address:
+                yield {"live": server.url, "report": (folder / "report.html").as_uri(), "hybrid": address}
+
+
+@contextlib.contextmanager
+def hybrid() -> Iterator[str]:
+    """Yield the address of the viewer on one text of the small hybrid, whose weights `training/hybrid.py` has written."""
+    from attlas.view import Server, Service
+
+    sys.path.insert(0, str(TRAINING))
+    from hybrid import recorded
+
+    with contextlib.closing(Service(recorded(), title="hybrid 3:1")) as service, Server(service, port=0) as server:
+        yield server.url
 
 
 def photograph(browser: Any, address: str, theme: str, language: str) -> Image.Image:

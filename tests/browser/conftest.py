@@ -176,6 +176,7 @@ def serious_faults(page: Any, axe: str, views: list[View]) -> dict[View, list[st
         page.emulate_media(color_scheme=scheme)
         page.evaluate("(hash) => { location.hash = hash; }", hash_)
         page.wait_for_timeout(700)
+        page.wait_for_selector(".loading", state="detached")  # numbers on their way are pale
         found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         faults[hash_, (width, height), scheme] = [
             f"{each['id']}: {[(node['target'], node['failureSummary']) for node in each['nodes'][:3]]}"

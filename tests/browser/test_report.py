@@ -108,6 +108,7 @@ def test_a_token_tells_where_the_head_looks(tab: Any, atlas: Atlas) -> None:
     tab.locator('.t[data-position="80"]').hover()
     tab.wait_for_function("() => document.querySelector('.subject .place').textContent.trim() === '80'")
     row = atlas[1][0, 0, 80]
+    assert told(tab)[0][0] == 79
     for key, share in told(tab):
         assert share == pytest.approx(float(row[key]), abs=6e-4)
     assert rgb(tab, 79) != rgb(tab, 60) == "rgba(0, 0, 0, 0)"

@@ -110,6 +110,7 @@ def heard(page: Any) -> dict[str, Any]:
           places: [...document.querySelectorAll(".tip .place")].map((place) => place.textContent),
           bar: document.querySelector(".bar-read").textContent,
           swatch: document.querySelector(".patch").style.background,
+          badges: (window.written ?? []).slice(-2),
         })"""
     )
 
@@ -131,11 +132,11 @@ def test_a_block_and_its_largest_cell_are_what_everything_speaks_of(show: Callab
     for dx, dy in ((-60, 40), (-111, 77), (-20, 90)):
         page.evaluate("window.written = []")
         page.mouse.move(box["x"] + box["width"] / 2 + dx, box["y"] + box["height"] / 2 + dy)
+        until(page, "window.written.length >= 2")  # the crosshair and what goes with it are at this place
         first = heard(page)
-        badges = page.evaluate("window.written.slice(-2)")
         # Before the largest cell is known, badges and tooltip name the same block.
         if "–" in first["places"][0]:
-            assert sorted(badges) == sorted(first["places"])
+            assert sorted(first["badges"]) == sorted(first["places"])
             assert number(first["tip"]) == pytest.approx(number(first["bar"]), rel=1e-2)
         until(page, "!document.querySelector('.tip .place').textContent.includes('–')")
         page.wait_for_timeout(80)

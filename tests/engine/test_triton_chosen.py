@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 import attlas
 from attlas import BackendError, Plan, stats
-from attlas.engine import costs
+from attlas.engine import costs, trust
 from attlas.engine.backends.flex import backend as flex
 from attlas.engine.backends.triton import backend, trusted
 from attlas.engine.backends.triton.operands import Operands
@@ -51,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     found = Gpu()
     monkeypatch.setattr(backend, "not_available", lambda: None)
     monkeypatch.setattr(backend, "found_by", found.found_by)
-    monkeypatch.setattr(trusted, "_fault_of", lambda *_: None)
+    monkeypatch.setattr(trust, "fault_of", lambda *_: None)
     monkeypatch.setattr(flex, "can_compile", lambda: False)
     monkeypatch.setattr(costs, "TRITON_CELLS", 0)
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -203,10 +205,12 @@ def test_layers_have_the_numbers_of_the_model_and_work_together(tmp_path: Path) 
     again = attlas.load(tmp_path / "run.atlas")
     for layer in range(8):
         torch.testing.assert_close(again[layer].to_dense(), atlas[layer].to_dense(), rtol=0, atol=0)
-    atlas.export(tmp_path / "page.html")  # the layers with a softmax
-    alone = attlas.Atlas(linear_entries(atlas))
-    with pytest.raises(DtypeError, match="the viewer shows weights that are not negative"):
-        alone.export(tmp_path / "page.html")
+    page = atlas.export(tmp_path / "page.html").read_text("utf-8")
+    data = json.loads(re.search(r'id="attlas-data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    assert [(entry["layer"], entry["shares"]) for entry in data["info"]["entries"]] == [
+        (layer, layer % 4 == 3) for layer in range(8)
+    ]
+    assert {each["entry"] for each in data["packed"]} == set(range(8))
 
 
 def test_the_mean_of_layers_is_lazy() -> None:

@@ -225,7 +225,8 @@ def test_info(case: Case, service: Service) -> None:
     assert entry["readable"]
     assert entry["sink"] == (case.sink is not None)
     assert found["codes"] == {
-        "masked": 0, "zero": 1, "first": 2, "last": 65534, "pending": 65535, "log2_min": -64, "log2_max": 0
+        "masked": 0, "zero": 1, "first": 2, "last": 65534, "pending": 65535, "log2_min": -64, "log2_max": 0,
+        "signed": {"last_positive": 32767, "log2_min": -48, "log2_max": 16},
     }  # fmt: skip
     assert (found["format"], found["tile"], found["on_demand_level"]) == (1, 256, 4)
     assert found["text_length"] >= max(m + entry["first_query"], n)

@@ -23,7 +23,8 @@ class Pooled(NamedTuple):
     Attributes
     ----------
     sum, max : Tensor
-        Sum and largest of each block's weights; 0 where nothing may attend.
+        Sum and largest of each block's weights, of weights that may be negative the largest by size; 0 where nothing
+        may attend.
     cells : Tensor of int64
         How many cells of each block are allowed.
     keys : Tensor of int64, shape (batch, heads, rows)
@@ -45,6 +46,35 @@ def edges_of(size: int, block: int) -> list[int]:
     [0, 4, 8, 10]
     """
     return [*range(0, size, block), size]
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    """Return, place by place, the number of larger size, with its sign."""
+    return torch.where(b.abs() > a.abs(), b, a)
+
+
+class Sizes(Statistic):
+    """The weight of largest size of each query and of each key, with its sign; 0 where nothing may attend.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> A = attlas.transport(torch.tensor([[1.0], [-2.0]]), torch.tensor([[1.0], [3.0]]), scale=1.0)
+    >>> A.collect(Sizes())[0]
+    (tensor([ 1., -6.]), tensor([-2., -6.]))
+    """
+
+    def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        batch, heads, m, n = problem.shape
+        zeros = torch.zeros(batch, heads, m + n, dtype=problem.dtype, device=problem.device)
+        return zeros[..., :m], zeros[..., m:]
+
+    def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        b, h, rows = at.place
+        columns = slice(at.columns.start, at.columns.stop)
+        for into, axis in ((carry[0][b, h, rows], -1), (carry[1][b, h, columns], -2)):
+            into.copy_(_larger(into, _larger(part.weights.amax(axis), part.weights.amin(axis))))
+        return carry
 
 
 class Blocks(Statistic):
@@ -94,7 +124,12 @@ class Blocks(Statistic):
         high, wide = self.rows.touched(rows), self.columns.touched(columns)  # the blocks that the tile has cells of
         carry.sum[b, h, high, wide] += pool_tile(part.weights, rows, columns, bands, torch.sum)
         into = carry.max[b, h, high, wide]
-        torch.maximum(into, pool_tile(part.weights, rows, columns, bands, torch.amax), out=into)
+        found = pool_tile(part.weights, rows, columns, bands, torch.amax)
+        if part.problem.signed:
+            found = _larger(found, pool_tile(part.weights, rows, columns, bands, torch.amin))
+            into.copy_(_larger(into, found))
+        else:
+            torch.maximum(into, found, out=into)
         for visible, cells in part.visible_columns:
             some = range(at.columns.start + visible.start, at.columns.start + visible.stop)
             if cells is None:

@@ -15,8 +15,8 @@ from attlas.foundation.tiles import Tile, cut
 from attlas.masks import Padding
 from attlas.masks.runs import RunPerRow
 from attlas.matrix import AttentionMatrix, softmax_matrix
-from attlas.view.blocks import Blocks, edges_of
-from attlas.view.codes import Array, reduce_blocks
+from attlas.view.blocks import Blocks, Sizes, edges_of
+from attlas.view.codes import Array, encode, encode_signed, larger, largest_of_blocks, reduce_blocks
 
 Wanted: TypeAlias = Callable[[], bool] | None
 
@@ -70,7 +70,7 @@ def without_first(A: AttentionMatrix) -> AttentionMatrix:
 
 
 class Table(NamedTuple):
-    """Blocks of a window: sum and largest weight of each, and how many of its cells are allowed."""
+    """Blocks of a window: sum and largest weight of each, by size, and how many of its cells are allowed."""
 
     sum: Array
     max: Array
@@ -104,6 +104,8 @@ class Head:
     unit : float, default 1.0
         What pictures of the head divide its weights by, so that they are at most 1: for value-weighted weights the
         largest norm of a value.
+    shares : bool, default True
+        Whether weights over `unit` are from 0 to 1. The codes of pictures of others have a sign.
 
     Notes
     -----
@@ -119,10 +121,11 @@ class Head:
     [[0.5, 0.5], [0.3330000042915344, 0.3330000042915344]]
     """
 
-    def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0) -> None:
+    def __init__(self, A: AttentionMatrix, *, skip_first: bool = False, unit: float = 1.0, shares: bool = True) -> None:
         self.A = without_first(A) if skip_first else A
         self._softmax = self.A.weights.softmax  # None for weights of another kind, whose cells need no log-sum-exp
         self.unit = unit
+        self._encode = encode if shares else encode_signed
         _, self.heads, self.m, self.n = A.shape
         self._lse = torch.zeros(1, self.heads, self.m, dtype=torch.float64)
         # Blocks of rows whose `_lse` is computed.
@@ -133,6 +136,15 @@ class Head:
     def nbytes(self) -> int:
         """Bytes that it keeps."""
         return self._lse.numel() * self._lse.element_size() + self._known.nbytes
+
+    def codes(self, weights: Array, allowed: Array) -> Array:
+        """Return the codes of some weights for a picture."""
+        return self._encode(weights / self.unit, allowed)
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether its rows have a log-sum-exp: it is one head, and a softmax."""
+        return self.heads == 1 and self._softmax is not None
 
     @property
     def knows_lse(self) -> bool:
@@ -256,8 +268,6 @@ class Head:
             return _table(_some_rows(self.A, rows), edges)
         at = weights.tile(range(1), range(self.heads), range(len(rows)), range(self.n), row_index=rows)
         cells = _array(self.A[..., rows, :][0].cpu().double().mean(0))
-        if weights.are_signed and pool == "max":  # the largest by size, as of `attlas.stats.Picture`
-            cells = np.abs(cells)
         return _reduced(cells, self._allowed(at), list(edges[0])[:-1], list(columns)[:-1])
 
     def logit(self, i: int, j: int) -> float:
@@ -272,19 +282,20 @@ class Head:
     def band(self, rows: range, size: int, wanted: Wanted = None) -> Band:
         """Return everything that a pass wants of some rows, with blocks of ``size × size`` cells.
 
-        Numbers of a row that sees no key are NaN; so are entropy and effective keys of value-weighted weights.
+        Numbers of a row that sees no key are NaN; so are entropy and effective keys of weights that are no shares.
+        The largest weights are those of largest size, with their sign.
         """
         if self.heads > 1:
             return self._dense_band(rows, size, wanted)
         window = self.window(rows, range(self.n), wanted)
         of_shares = () if not self.A.weights.are_shares else (stats.Entropy(), stats.EffectiveKeys())
-        found, *numbers = window.collect(
-            Blocks(edges_of(len(rows), size), edges_of(self.n, size)),
-            *of_shares,
-            stats.MaxWeight(),
-            stats.ColumnMass(),
-            stats.ColumnMax(),
-        )
+        blocks = Blocks(edges_of(len(rows), size), edges_of(self.n, size))
+        if self.A.weights.are_signed:
+            found, (most, column_most), mass = window.collect(blocks, Sizes(), stats.ColumnMass())
+            numbers = [most, mass, column_most]
+        else:
+            largest = stats.MaxWeight(), stats.ColumnMass(), stats.ColumnMax()
+            found, *numbers = window.collect(blocks, *of_shares, *largest)
         unknown = [np.full(len(rows), np.nan, dtype=np.float32) for _ in range(2 - len(of_shares))]
         arrays = [*unknown, *(_array(t[0, 0].float()) for t in numbers)]
         empty = _array(found.keys[0, 0]) == 0
@@ -317,7 +328,7 @@ class Head:
             place = slice(part.start - rows.start, part.stop - rows.start)
             numbers[:, place] = _of_rows(weights, allowed)
             mass[inside] += weights.sum(axis=0, dtype=np.float64)
-            np.maximum(most[inside], weights.max(axis=0), out=most[inside])
+            most[inside] = larger(most[inside], _largest(weights, 0))
             found = _reduced(weights, allowed, edges_of(len(part), size)[:-1], edges_of(len(columns), size)[:-1])
             high = slice(place.start // size, -(-place.stop // size))
             for into, values in zip(table, found, strict=True):
@@ -346,7 +357,7 @@ def _of_rows(weights: Array, allowed: Array) -> Array:
     squares = np.einsum("ij,ij->i", weights, weights, dtype=np.float64)
     effective = np.divide(mass**2, squares, out=np.zeros_like(mass), where=squares > 0)
     entropy = -np.einsum("ij,ij->i", weights, logs, dtype=np.float64)
-    found = np.stack([entropy.clip(min=0.0), effective, weights.max(axis=1)])
+    found = np.stack([entropy.clip(min=0.0), effective, _largest(weights, 1)])
     return np.where(allowed.any(axis=1), found, np.nan).astype(np.float32)
 
 
@@ -362,7 +373,12 @@ def _reduced(weights: Array, allowed: Array, high: Array | list[int], wide: Arra
     total, cells = (
         reduce_blocks(values, high, wide, np.add, kind) for values, kind in ((weights, "f8"), (allowed, "i8"))
     )
-    return Table(total, reduce_blocks(weights, high, wide, np.maximum, weights.dtype), cells)
+    return Table(total, largest_of_blocks(weights, high, wide, weights.dtype), cells)
+
+
+def _largest(weights: Array, axis: int) -> Array:
+    """Return the weight of largest size along an axis, with its sign."""
+    return larger(weights.max(axis=axis), weights.min(axis=axis))
 
 
 def _is_uniform(A: AttentionMatrix) -> bool:

@@ -1,4 +1,4 @@
-"""The largest weights of any part of a head, exact, without looking at every cell twice."""
+"""The largest weights of any part of a head by size, exact, without looking at every cell twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cell: TypeAlias = tuple[int, int, float]
 
 
 def largest(head: Head, rows: range, columns: range, count: int, known: Pass | None, wanted: Wanted) -> list[Cell]:
-    """Return the largest weights of a window, in descending order.
+    """Return the weights of largest size in a window, with their signs, in descending order of size.
 
     Parameters
     ----------
@@ -51,10 +51,11 @@ def largest(head: Head, rows: range, columns: range, count: int, known: Pass | N
     best = np.zeros((0, 3))  # maximum, row and column of blocks
     for first, maxima, cells in _maxima(head, rows, columns, known, wanted):
         seen = np.flatnonzero(cells.ravel())
-        flat = maxima.ravel()[seen].astype(np.float64)
+        sizes = np.abs(maxima.ravel().astype(np.float64))
+        flat = sizes[seen]
         some = seen[_first(flat, count)]
         y, x = np.divmod(some, maxima.shape[1])
-        found = np.stack([maxima.ravel()[some].astype(np.float64), first + y * _BLOCK, columns.start + x * _BLOCK], 1)
+        found = np.stack([sizes[some], first + y * _BLOCK, columns.start + x * _BLOCK], 1)
         best = np.concatenate([best, found])
         best = best[_first(best[:, 0], count)]
     cells_found: list[Cell] = []
@@ -89,7 +90,7 @@ def _of_window(head: Head, rows: range, columns: range, count: int, wanted: Want
     found: list[Cell] = []
     for part, weights, allowed in head.parts(rows, columns, 1, wanted):
         seen = np.flatnonzero(allowed.ravel())
-        some = seen[_first(weights.ravel()[seen], count)]
+        some = seen[_first(np.abs(weights.ravel()[seen]), count)]
         width = len(columns)
         found += [(part.start + c // width, columns.start + c % width, float(weights.flat[c])) for c in some.tolist()]
     return _sorted(found, count)
@@ -104,4 +105,4 @@ def _first(values: Array, count: int) -> Array:
 
 
 def _sorted(cells: list[Cell], count: int) -> list[Cell]:
-    return sorted(cells, key=lambda cell: (-cell[2], cell[0], cell[1]))[:count]
+    return sorted(cells, key=lambda cell: (-abs(cell[2]), cell[0], cell[1]))[:count]

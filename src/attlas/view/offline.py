@@ -126,7 +126,7 @@ def _pair(service: Service, place: tuple[int, int], query: int) -> tuple[int, in
     head = service.source.head(Place(place[0], 0, place[1], "plain"))
     if head is None or not 0 <= query < head.m or head.n < 2:
         return None
-    return query, 1 + int(head.cells(range(query, query + 1), range(1, head.n)).argmax())
+    return query, 1 + int(abs(head.cells(range(query, query + 1), range(1, head.n))).argmax())
 
 
 def _place(service: Service, layer: int, head: int) -> tuple[int, int]:

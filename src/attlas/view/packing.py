@@ -34,6 +34,7 @@ _TILES = 1 << 20  # and up to which they are tiles where a coarser picture was r
 _WEIGHTS = 900_000  # of single queries, of all heads together, about
 _PER_QUERY = 3, 8  # at least and at most
 _TRACKS = ("entropy", "column_mass")  # of heads that are not in detail
+_SIGNED_TRACKS = ("max_weight", "column_mass")  # of weights that are no shares of a row, and have no entropy
 _PATCHES = 2 << 20  # bytes before compression of the cells about pins and bookmarks
 _THUMBNAILS = 256
 _PAUSE = 0.05  # seconds between two looks at a pass
@@ -176,7 +177,7 @@ class Packer:
             self.report(self._share[0] + self._share[1] * at / len(tiles))
             answer = self._ask("tile", **question, pool=self.pool, level=level, y=y, x=x)
             self._put(f"tile:{name}:{level}:{y}:{x}", answer.body, 2)
-        for track in TRACKS:
+        for track in TRACKS if entry["shares"] else _SIGNED_TRACKS:
             self._put(f"track:{name}:{track}", self._ask("track", **question, name=track).body, 4)
         exact = 4 * m * n <= min(limit, _EXACT)
         head = self._head(place)
@@ -201,7 +202,7 @@ class Packer:
         plain, size = self.variant == "plain", 2 * -(-m // (1 << level)) * -(-n // (1 << level))
         found = None
         if plain and self.pool == "max" and (entry.matrix is None or heads * size > _TILES):
-            found = _recorded(entry, self.batch, place[1], level)
+            found = self._recorded(place, level)
         if found is None and (entry.matrix is None or room < _TILE):
             return None
         question = self._question(place)
@@ -209,7 +210,7 @@ class Packer:
             found[1].tobytes() if found else self._ask("tile", **question, pool=self.pool, level=level, y=0, x=0).body
         )
         self._put(f"tile:{name}:{level}:0:0", tile, 2)
-        for track in _TRACKS:
+        for track in _TRACKS if info["shares"] else _SIGNED_TRACKS:
             values = entry.statistics.get(track) if plain else None
             if isinstance(values, Tensor):
                 self._put(f"track:{name}:{track}", values[self.batch, place[1]].float().cpu().numpy(), 4)
@@ -229,23 +230,45 @@ class Packer:
         m, n = entry.shape[2:]
         count = min(n, max(_PER_QUERY[0], min(_WEIGHTS // max(heads * m, 1), _PER_QUERY[1])))
         plain = self.variant == "plain"
-        found = entry.statistics.get("top_k") if plain else None
+        # Recorded ones are largest by value: of weights that may be negative, those of largest size are kept here.
+        is_signed = self.service.source.entries[place[0]].are_signed
+        found = entry.statistics.get("top_k") if plain and not is_signed else None
         if self.variant == "nosink" or count * m > room or (found is None and entry.matrix is None):
             return 0
         if found is None or found.values.shape[-1] < count:
             head = self._head(place)
             if head is None:
                 return 0
-            largest, unit = head.A.collect(stats.TopK(count))[0], head.unit
-            values, keys = largest.values[0, 0], largest.indices[0, 0]
+            if is_signed:
+                values, keys = _largest_by_size(head, count)
+            else:
+                largest = head.A.collect(stats.TopK(count))[0]
+                values, keys = largest.values[0, 0], largest.indices[0, 0]
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
-            unit = 1.0
-        weights = values.cpu().double().numpy() / unit
+        weights = values.cpu().double().numpy()
         gaps = torch.arange(m)[:, None] - keys.cpu()
-        self._put(f"kept:{name}", codes.encode(weights, np.ones_like(weights, dtype=bool)), 2)
+        self._put(f"kept:{name}", self._codes(place, weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
         return count
+
+    def _codes(self, place: tuple[int, int], weights: Array, allowed: Array) -> Array:
+        """Return the codes of some weights of a head, as its pictures have them."""
+        source = self.service.source
+        encode = codes.encode if source.entries[place[0]].are_shares else codes.encode_signed
+        unit = source.unit(Place(place[0], self.batch, place[1], self.variant))  # type: ignore[arg-type]
+        return encode(weights / unit, allowed)
+
+    def _recorded(self, place: tuple[int, int], level: int) -> tuple[int, Array] | None:
+        """Return the cells of a block of the recorded picture of maxima, and the picture as a tile of a level.
+
+        A pixel is the block in which its middle lies. None where there is no such picture, or a finer one.
+        """
+        found = _recorded(self._entry(place), self.batch, place[1], level)
+        if found is None:
+            return None
+        side, whole = found
+        return side, pad(self._codes(place, np.nan_to_num(whole), ~np.isnan(whole)))
 
     def _patches(self, place: tuple[int, int]) -> list[dict[str, int]]:
         """Put the cells about the pinned one, the middle of the map and bookmarks, NaN where masked; say which."""
@@ -301,17 +324,27 @@ def _tiles_of(entry: Mapping[str, Any], level: int) -> list[tuple[int, int]]:
     ]
 
 
-def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Array] | None:
-    """Return the cells of a block of the recorded picture of maxima, and the picture as a tile of a level.
+def _largest_by_size(head: Head, count: int) -> tuple[Tensor, Tensor]:
+    """Return the weights of largest size of each query, with their signs, and their keys."""
+    found = []
+    for _, weights, _ in head.parts(range(head.m), range(head.n)):
+        keys = torch.from_numpy(np.abs(weights)).topk(count, dim=-1).indices
+        found.append((torch.from_numpy(weights).gather(-1, keys), keys))
+    return torch.cat([values for values, _ in found]), torch.cat([keys for _, keys in found])
 
-    A pixel is the block in which its middle lies; None where there is no such picture, or it is finer than the tile.
+
+def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Array] | None:
+    """Return the cells of a block of the recorded picture of maxima, and a number for each pixel of a tile of a level.
+
+    None where there is no such picture, or it is finer than the tile.
     """
     picture, largest = entry.statistics.get("picture"), entry.statistics.get("top_k")
     m, n = entry.shape[2:]
     if not isinstance(picture, Tensor) or largest is None:
         return None
     blocks, top = picture[batch, head].cpu().double(), float(largest.values[batch, head].max())
-    if max(blocks.shape) > TILE or abs(float(blocks.nan_to_num().max()) - top) > 1e-3 * top:  # means are no maxima
+    # Means are no maxima. Nor is there a picture where a negative weight of larger size hides the largest.
+    if max(blocks.shape) > TILE or abs(float(blocks.nan_to_num().max()) - top) > 1e-3 * abs(top):
         return None
     pixels = []
     for size, count in ((m, blocks.shape[0]), (n, blocks.shape[1])):
@@ -320,7 +353,7 @@ def _recorded(entry: Entry, batch: int, head: int, level: int) -> tuple[int, Arr
         pixels.append(torch.searchsorted(edges, middle.long(), right=True) - 1)
     whole = blocks[pixels[0]][:, pixels[1]].numpy()
     side = max(-(-m // blocks.shape[0]), -(-n // blocks.shape[1]))
-    return side, pad(codes.encode(np.nan_to_num(whole), ~np.isnan(whole)))
+    return side, whole
 
 
 def _looks_causal(entry: Entry, tile: Array) -> bool:

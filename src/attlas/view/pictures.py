@@ -9,7 +9,7 @@ import torch
 
 from attlas.stats.pooled import block_edges
 from attlas.view.cache import Cache
-from attlas.view.codes import Array, encode, reduce_blocks
+from attlas.view.codes import Array, largest_of_blocks, reduce_blocks
 from attlas.view.exact import Head, Wanted
 from attlas.view.passes import Passes
 from attlas.view.pyramid import BASE, ON_DEMAND, Pass, pad, place_of
@@ -55,11 +55,11 @@ class Pictures:
         rows, columns = place_of(level, y, head.m), place_of(level, x, head.n)
         if level <= ON_DEMAND:
             table = head.blocks(rows, columns, 1 << level, pool, wanted)
-            codes = pad(encode(table.pooled(pool) / head.unit, table.cells > 0))
+            codes = pad(head.codes(table.pooled(pool), table.cells > 0))
         else:
             middle = (rows.start + rows.stop) / 2
             job = self._passes.get(place, head, sums=pool == "mean", row=middle, wanted=wanted)
-            codes, progress = job.result.tile(level, y, x, pool, head.unit)
+            codes, progress = job.result.tile(level, y, x, pool, head.codes)
             if job.error and progress < 1:
                 raise RuntimeError(job.error)
         if progress >= 1:
@@ -82,7 +82,7 @@ class Pictures:
         if head.m * head.n * head.heads <= _EXACT:
             codes = _exact(head, pool, size, wanted)
         elif known is not None:
-            codes = _from_pass(known, pool, size, head.unit)
+            codes = _from_pass(known, pool, size, head)
         else:
             # Not kept: the next one may be made of a pass.
             return Picture(_sampled(head, pool, size), sampled=True)
@@ -101,18 +101,18 @@ def _exact(head: Head, pool: str, size: int, wanted: Wanted) -> Array:
     """Return ``size × size`` codes of the whole matrix, computed from every cell."""
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     table = head.pooled(range(head.m), range(head.n), (rows, columns), pool, wanted)
-    return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")
+    return head.codes(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")
 
 
-def _from_pass(known: Pass, pool: str, size: int, unit: float) -> Array:
+def _from_pass(known: Pass, pool: str, size: int, head: Head) -> Array:
     """Pool the blocks of a pass; each belongs to the pixel in which it begins."""
     (rows, high), (columns, wide) = (_cut(-(-length // (1 << BASE)), size) for length in (known.m, known.n))
     cells = reduce_blocks(known.arrays["cells"], rows[:-1], columns[:-1], np.add, "i8")
     if pool == "max":
-        values = reduce_blocks(known.arrays["max"], rows[:-1], columns[:-1], np.maximum, "f4")
+        values = largest_of_blocks(known.arrays["max"], rows[:-1], columns[:-1], "f4")
     else:
         values = reduce_blocks(known.arrays["sum"], rows[:-1], columns[:-1], np.add, "f8") / np.maximum(cells, 1)
-    return encode(values / unit, cells > 0)[high][:, wide].astype("<u2")
+    return head.codes(values, cells > 0)[high][:, wide].astype("<u2")
 
 
 def _sampled(head: Head, pool: str, size: int) -> Array:
@@ -120,4 +120,4 @@ def _sampled(head: Head, pool: str, size: int) -> Array:
     (rows, high), (columns, wide) = _cut(head.m, size), _cut(head.n, size)
     middle = (torch.tensor(rows[:-1]) + torch.tensor(rows[1:]) - 1) // 2
     table = head.sampled(middle, columns, pool)
-    return encode(table.pooled(pool) / head.unit, table.cells > 0)[high][:, wide].astype("<u2")
+    return head.codes(table.pooled(pool), table.cells > 0)[high][:, wide].astype("<u2")

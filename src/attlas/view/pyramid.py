@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from attlas.view.codes import PENDING, Array, encode, reduce_blocks
+from attlas.view.codes import PENDING, Array, larger, largest_of_blocks, reduce_blocks
 from attlas.view.exact import Band
 
 TILE = 256  # pixels of a side of a tile
@@ -101,7 +101,7 @@ class Pass:
         mass, largest = self.arrays["columns"]
         self._mass += found.column_mass  # in float64: there are many bands
         mass[:] = self._mass
-        np.maximum(largest, found.column_max, out=largest)
+        largest[:] = larger(largest, found.column_max)
         self.done[band] = True  # last: other threads may read the band from now on
 
     def track(self, name: str) -> Array:
@@ -113,8 +113,10 @@ class Pass:
         numbers = self.arrays["rows"][ROW_TRACKS.index(name)]
         return np.where(known, numbers, np.float32(np.nan)).astype("<f4")
 
-    def tile(self, level: int, y: int, x: int, pool: str, unit: float = 1.0) -> tuple[Array, float]:
-        """Return the codes of a coarse tile, whose weights are divided by `unit`, and the share of its known rows."""
+    def tile(
+        self, level: int, y: int, x: int, pool: str, encode: Callable[[Array, Array], Array]
+    ) -> tuple[Array, float]:
+        """Return the codes of a coarse tile, which `encode` makes, and the share of its known rows."""
         factor = 1 << (level - BASE)
         rows, columns = (place_of(level, at, size) for at, size in ((y, self.m), (x, self.n)))
         high, wide = (slice(span.start >> BASE, -(-span.stop // (1 << BASE))) for span in (rows, columns))
@@ -122,7 +124,7 @@ class Pass:
         # Read before the numbers: a band that is done after this line is not in them.
         known = np.logical_and.reduceat(is_done, np.arange(0, len(is_done), factor)) if len(is_done) else is_done
         weights, allowed = self._blocks(high, wide, factor, pool)
-        codes = encode(weights / unit, allowed)
+        codes = encode(weights, allowed)
         codes[~known] = PENDING
         return pad(codes), float(known.mean()) if len(known) else 1.0
 
@@ -130,7 +132,7 @@ class Pass:
         """Return the pooled weights of blocks of `factor` blocks a side, and where any cell is allowed."""
         cells = summed(self.arrays["cells"][high, wide], factor, np.add, "i8")
         if pool == "max":
-            return summed(self.arrays["max"][high, wide], factor, np.maximum, "f4"), cells > 0
+            return _largest(self.arrays["max"][high, wide], factor), cells > 0
         return summed(self.arrays["sum"][high, wide], factor, np.add, "f8") / np.maximum(cells, 1), cells > 0
 
 
@@ -163,5 +165,16 @@ def summed(values: Array, factor: int, reduce: np.ufunc, dtype: str) -> Array:
     """Reduce blocks of ``factor × factor`` numbers to one each; those at the end may be smaller."""
     if factor == 1 or not values.size:
         return values.astype(dtype)
+    return reduce_blocks(values, *_starts(values, factor), reduce, dtype)
+
+
+def _largest(values: Array, factor: int) -> Array:
+    """Return the number of largest size of each block of ``factor × factor``, float32."""
+    if factor == 1 or not values.size:
+        return values.astype("f4")
+    return largest_of_blocks(values, *_starts(values, factor), "f4")
+
+
+def _starts(values: Array, factor: int) -> tuple[Array, Array]:
     rows, columns = (np.arange(0, size, factor) for size in values.shape)
-    return reduce_blocks(values, rows, columns, reduce, dtype)
+    return rows, columns

@@ -231,7 +231,9 @@ class Service:
         special = {"masked": codes.MASKED, "zero": codes.ZERO, "pending": codes.PENDING}
         weights = {"first": codes.FIRST, "last": codes.LAST, "log2_min": int(codes.LOG2_MIN), "log2_max": 0}
         pictures = {"tile": TILE, "on_demand_level": ON_DEMAND, "tracks": TRACKS, "pools": _POOLS}
-        pictures["codes"] = special | weights
+        low, high = map(int, codes.SIGNED_LOG2)  # of weights that are no shares
+        signed = {"last_positive": codes.LAST_POSITIVE, "log2_min": low, "log2_max": high}
+        pictures["codes"] = special | weights | {"signed": signed}
         bookmarks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
         content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks}
         return json_answer(content, final=False)
@@ -340,6 +342,8 @@ class Service:
     def _pooling(self, params: Parameters, wanted: Wanted) -> Answer:
         """Answer which pooling suits the overview of a head: "max", or "mean" where a picture of maxima is dark."""
         place, head = self._head(params)
+        if not self._source.entries[place.entry].are_shares:  # means of weights of both signs are near 0
+            return json_answer({"pool": "max"})
         picture = self._pictures.thumbnail(place, head, "max", TILE, wanted).codes
         log2 = np.log2(codes.decode(picture[picture > codes.ZERO]))
         lowest = -math.ceil(math.log2(max(head.n, 2))) - 4  # where the colour bar of the page begins
@@ -391,6 +395,8 @@ class Service:
         """Answer one number for each row or column of a head, such as the entropy of rows."""
         place, head = self._head(params)
         name = params.word("name", TRACKS)
+        if name in _PLAIN_TRACKS and not self._source.entries[place.entry].are_shares:
+            raise QuestionError(409, f"{name} is defined for weights that are shares of a row")
         if place.variant in WEIGHTED and name in _PLAIN_TRACKS:
             place, head = self._head_at(place.plain)
         job = self._passes.get(place, head, sums=name == "column_mass", wanted=wanted)
@@ -430,8 +436,9 @@ class Service:
         if is_weighted:
             plain = self._head_at(place.plain)[1]
             weights = plain.cells(*window, wanted)[0]
+        shares, seen = self._source.entries[place.entry].are_shares, allowed.any()
         positive = weights[weights > 0].astype(np.float64)
-        lse = float(head.lse(window[0], wanted)[0, 0, 0]) if head.heads == 1 else math.nan
+        lse = float(head.lse(window[0], wanted)[0, 0, 0]) if head.has_lse else math.nan
         return json_answer(
             {
                 "weight": finite_or_none(shown[j]),
@@ -439,8 +446,9 @@ class Service:
                 "logit": finite_or_none(plain.logit(i, j)),
                 "lse": finite_or_none(lse),
                 "allowed": bool(allowed[j]),
-                "rank": int((shown > shown[j]).sum()) + 1 if allowed[j] else None,
-                "row_entropy": finite_or_none(-(positive * np.log(positive)).sum()) if allowed.any() else None,
+                "rank": int((np.abs(shown) > abs(shown[j])).sum()) + 1 if allowed[j] else None,
+                "row_entropy": finite_or_none(-(positive * np.log(positive)).sum()) if shares and seen else None,
+                "row_mass": finite_or_none(shown.sum(dtype=np.float64)) if seen and not shares else None,
                 "column_mass": self._column_mass(place, head, j, wanted),
             }
         )
@@ -452,9 +460,11 @@ class Service:
         keys = params.span("j0", "j1", heads.n)
         content: dict[str, Any] = {"weights": rows[:, keys.start : keys.stop].sum(axis=1).tolist(), "agreement": None}
         if params.has("with_entry"):
-            _, other = self._head(params, "with_")
+            other_place, other = self._head(params, "with_")
             if (other.m, other.n) != (heads.m, heads.n):
                 raise QuestionError(400, f"heads of {heads.n} and {other.n} keys cannot be compared")
+            if not all(self._source.entries[each.entry].are_shares for each in (place, other_place)):
+                return json_answer(content)  # what two rows have in common is defined for shares
             other_row = other.rows(params.whole("i", 0, other.m)).mean(axis=0)
             if place.variant in WEIGHTED:  # rows of plain weights sum to 1 already
                 rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), _TINY)
@@ -472,7 +482,7 @@ class Service:
         return finite_or_none(_column_cells(head, j, wanted).sum(dtype=np.float64))
 
     def _top(self, params: Parameters, wanted: Wanted) -> Answer:
-        """Answer the cells of largest weight in a region of a head."""
+        """Answer the cells of largest weight, by size, in a region of a head."""
         place, head = self._head(params)
         count = params.whole("k", 1, _MOST_LARGEST + 1, default=10)
         rows = params.span("r0", "r1", head.m) if params.has("r0", "r1") else range(head.m)
@@ -498,6 +508,9 @@ class Service:
             return place, head
         if self._source.head(place.plain) is None:
             raise QuestionError(409, "only statistics of this layer were recorded, and no weights")
+        matrix = self._source.entries[place.entry].entry.matrix
+        if matrix is not None and matrix.weights.softmax is None:
+            raise QuestionError(409, "the weights of this layer are no softmax, and are shown as they are")
         if place.variant == "value" or self._source.norms(place._replace(variant="value")) is None:
             raise QuestionError(409, "this recording has no values; attlas record --values all keeps them")
         raise QuestionError(409, "the output projection of this layer is not known")

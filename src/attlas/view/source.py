@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from attlas.matrix.value_weighted import value_weighted
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.metadata import token_texts
 from attlas.view.about import about
+from attlas.view.blocks import Sizes
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
 from attlas.view.pyramid import levels_of
@@ -28,6 +30,8 @@ from attlas.view.tokens import Text, pieces_from
 _HEADS = 128 << 20  # bytes of log-sum-exp that are kept
 _PIECES = 64  # of a tensor, of which the key of its content is made,
 _PIECE = 1024  # and numbers of each
+_EXACT = 1 << 22  # cells up to which the largest weight is found among all of them,
+_ROWS = 16  # and otherwise in so many rows
 
 
 Variant: TypeAlias = Literal["plain", "nosink", "value", "output"]
@@ -87,10 +91,56 @@ class Shown:
             "batch": batch,
             "levels": self.levels,
             "causal": weights is not None and weights.mask is not None and weights.mask.is_causal,
+            "softmax": softmax is not None,
+            "shares": self.are_shares,
+            "signed": self.are_signed,
+            "largest": self.largest,
             "sink": softmax is not None and softmax.problem.sink is not None,
             "readable": weights is not None,
             "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
         }
+
+    @cached_property
+    def are_signed(self) -> bool:
+        """Whether a weight may be negative; of statistics alone, whether one of them is."""
+        if self.entry.matrix is not None:
+            return self.entry.matrix.weights.are_signed
+        return any(bool((t < 0).any()) for t in self._recorded)
+
+    @cached_property
+    def are_shares(self) -> bool:
+        """Whether its weights are shares of their rows: from 0 to 1, with an entropy."""
+        if self.entry.matrix is not None:
+            return self.entry.matrix.weights.are_shares
+        return not self.are_signed and all(bool((t <= 1.001).all()) for t in self._recorded)
+
+    @cached_property
+    def largest(self) -> dict[str, float]:
+        """A size that is typical of the largest weights, by variants; empty for shares.
+
+        Notes
+        -----
+        It is that of the largest weight where there are up to 4 million cells, and of 16 rows otherwise.
+        """
+        if self.are_shares:
+            return {}
+        matrix, (_, _, m, n) = self.entry.matrix, self.entry.shape
+        if matrix is None or 0 in (m, n):
+            sizes = [t.abs().max() for t in self._recorded if t.numel()]
+        elif math.prod(self.entry.shape) <= _EXACT:
+            sizes = [t.abs().max() for t in matrix.collect(Sizes())[0]]
+        else:
+            rows = torch.linspace(0, m - 1, _ROWS).long().unique()
+            sizes = [matrix.window(range(row, row + 1)).to_dense(limit=None).abs().max() for row in rows.tolist()]
+        most = max((float(size) for size in sizes), default=0.0)
+        return {"plain": most if math.isfinite(most) and most > 0 else 1.0}
+
+    @cached_property
+    def _recorded(self) -> list[Tensor]:
+        """The recorded weights of an entry without a matrix: a picture, and the largest of each query."""
+        picture, top = (self.entry.statistics.get(name) for name in ("picture", "top_k"))
+        found = [] if top is None else [top.values]
+        return [*found, picture.nan_to_num()] if isinstance(picture, Tensor) else found
 
     @property
     def sides_with_spans(self) -> list[str]:
@@ -102,7 +152,9 @@ class Shown:
     def norms(self) -> dict[str, Tensor]:
         """Norm of the value of each key and head, by the variants of the picture that they make."""
         found = zip(WEIGHTED, (self.entry.value_norms, self.entry.output_norms), strict=True)
-        return {} if self.entry.matrix is None else {name: t for name, t in found if t is not None}
+        matrix = self.entry.matrix  # weights that are no softmax are shown as they are
+        is_softmax = matrix is not None and matrix.weights.softmax is not None
+        return {name: t for name, t in found if t is not None} if is_softmax else {}
 
     @cached_property
     def key(self) -> str:
@@ -175,7 +227,6 @@ class Source:
             rule = "there must be an atlas or a matrix to show."
             fix = 'Service(attlas.load("run.atlas")), or Service(attlas.attend(q, k)).'
             raise DtypeError(rule, kind(shown), fix, shown=type(shown).__name__, where="Service()")
-        _refuse_signed(shown)
         self.atlas = shown
         self.title = title or shown.model or "attlas"
         self.texts: list[Text] = []
@@ -200,7 +251,7 @@ class Source:
             known[id(text)] = self._number(Text(text, pieces_from(named.details.get("token_bytes"), sequence)))
         for text in named.encoder_texts or ():
             known[id(text)] = self._number(Text(text))
-        for entry in filter(_can_be_shown, atlas.entries):
+        for entry in atlas.entries:
             sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
             # The texts of the query and of the key of each sequence; None where there is no text.
             each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
@@ -265,6 +316,10 @@ class Source:
             if any(name in norms for norms in every)
         }
 
+    def unit(self, place: Place) -> float:
+        """Return what pictures of a place divide its weights by."""
+        return self.entries[place.entry].largest.get(place.variant, self.units.get(place.variant, 1.0))
+
     def norms(self, place: Place) -> Tensor | None:
         """Return the norms of the values of a place, shape (1, heads, n); None where it has none."""
         shown = self.entries[place.entry]
@@ -277,16 +332,19 @@ class Source:
         return norms[place.batch : place.batch + 1]
 
     def head(self, place: Place) -> Head | None:
-        """Return the matrix of a place; None where only statistics were kept, or no values for a weighted variant."""
+        """Return the matrix of a place; None where only statistics were kept, or where it has no such variant."""
         matrix, norms = self.entries[place.entry].entry.matrix, self.norms(place)
         if matrix is None or (norms is None and place.variant in WEIGHTED):
+            return None
+        if place.variant == "nosink" and matrix.weights.softmax is None:
             return None
         found = self._heads.get(place)
         if found is None:
             some = slice(None) if place.head == "mean" else slice(place.head, place.head + 1)
             part = matrix[place.batch : place.batch + 1, some]
             part = part if norms is None else value_weighted(part, norms)
-            found = Head(part, skip_first=place.variant == "nosink", unit=self.units.get(place.variant, 1.0))
+            skips, shares = place.variant == "nosink", self.entries[place.entry].are_shares
+            found = Head(part, skip_first=skips, unit=self.unit(place), shares=shares)
             self._heads.put(place, found, found.nbytes)
         return found
 
@@ -337,21 +395,3 @@ def _absorb(total: Any, t: Tensor) -> None:
     count = max(_PIECE // rows.shape[-1], 1)
     for place in torch.linspace(0, max(len(rows) - count, 0), _PIECES).long().unique().tolist():
         total.update(rows[place : place + count].cpu().contiguous().view(torch.uint8).numpy().tobytes())
-
-
-def _can_be_shown(entry: Entry) -> bool:
-    """Return whether no weight of an entry is negative: the colours and numbers of the page are those of shares."""
-    return entry.matrix is None or not entry.matrix.weights.are_signed
-
-
-def _refuse_signed(atlas: Atlas) -> None:
-    """Raise a DtypeError where there is nothing but weights that may be negative."""
-    if not atlas.entries or any(map(_can_be_shown, atlas.entries)):
-        return
-    entry = atlas.entries[0]
-    found = "" if entry.matrix is None else entry.matrix.weights.description
-    rule = "the viewer shows weights that are not negative."
-    fix = (
-        "A.plot(), which has colours for both sides of 0; or the matrices of a difference, attlas.view.show(A, other=B)"
-    )
-    raise DtypeError(rule, found, fix, A=f"shape {entry.shape}", where="Service()")

@@ -35,6 +35,7 @@ _DESCRIBED = (
     Column("entropy", "entropy", "nats", "Mean over the queries of the entropy of their weights."),
     Column("effective_keys", "effective keys", "keys", "Mean over the queries of (Σ w)² / Σ w²."),
     Column("max_weight", "largest weight", "", "Mean over the queries of their largest weight."),
+    Column("row_mass", "sum of weights", "", "Mean over the queries of the sum of their weights."),
     Column("first_key_mass", "mass on the first key", "", "Share of key 0 in the weights of all queries."),
     Column("max_logit", "largest logit", "", "Largest log-weight before softmax."),
     Column("logit_mean", "mean logit", "", "Mean log-weight over the allowed keys."),
@@ -210,6 +211,8 @@ def _wanted(atlas: Atlas, entry: Entry, all_cells: int) -> list[Statistic]:
     The fewer cells the matrix of the entry has, and those of all entries together, the more statistics are wanted.
     """
     batch, _, m, n = entry.shape
+    if entry.matrix is not None and not entry.matrix.weights.are_shares:  # such rows have no entropy, and no kinds
+        return [stats.MaxWeight(), stats.RowMass()] if all_cells <= _PLAIN[0] and batch * m * n <= _PLAIN[1] else []
     cells, ids = batch * m * n, text_ids(atlas, entry)
     if ids is not None and all_cells <= _KINDS[0] and cells <= _KINDS[1]:
         return [*text_statistics(ids), stats.MaxWeight(), stats.ColumnMass()]

@@ -108,7 +108,7 @@ def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
     most = max(entry.shape[2] for entry, _ in chosen)
     notes += [f"{count_blocks(most, side)} of {most:,} queries"] if cells > _CELLS else []
     notes += ["sizes of weights, some of which are negative"] if signed else []
-    return "".join(parts), _note([*notes, ".plot() has their signs" if signed else ".view() opens all of it"])
+    return "".join(parts), _note([*notes, ".view() has their signs" if signed else ".view() opens all of it"])
 
 
 def _pooled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
@@ -122,7 +122,7 @@ def _sampled(A: AttentionMatrix, side: int) -> NDArray[np.uint16]:
     m, n = A.shape[-2:]
     high, columns = count_blocks(m, side), block_edges(range(n), count_blocks(n, side))
     table = Head(A).sampled((2 * torch.arange(high) + 1) * m // (2 * high), columns, "max")
-    return codes.encode(table.max, table.cells > 0)
+    return codes.encode(np.abs(table.max), table.cells > 0)
 
 
 def _figure(png: bytes, name: str, side: int) -> str:

@@ -24,7 +24,7 @@ from tests.triton_kernels.interpreted import interpret
 
 import attlas
 from attlas import BackendError, Plan, stats
-from attlas.engine import dispatch, operations, outputs
+from attlas.engine import dispatch, operations, outputs, trust
 from attlas.engine.backends.triton import backend, launch, reading, sizes, trusted
 from attlas.engine.plan import BACKENDS
 
@@ -33,7 +33,7 @@ KERNELS = Path(launch.__file__).parent / "kernels"
 TRITON, TILED = Plan("triton"), Plan("tiled")
 C = attlas.Causal()
 SHAPE = sizes.Shape(32, 16, 4, 1)
-FAULT_OF = trusted._fault_of
+FAULT_OF = trust.fault_of
 
 
 class Setting:
@@ -67,7 +67,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     monkeypatch.setattr(launch, "splits_of", found.splits_of)
     monkeypatch.setattr(launch, "CLASSES", 8)
     monkeypatch.setattr(launch, "_call", call)
-    monkeypatch.setattr(trusted, "_fault_of", lambda *_: None)
+    monkeypatch.setattr(trust, "fault_of", lambda *_: None)
     for cache in (dispatch.backends_of, dispatch.allowed_backends):
         cache.cache_clear()
     yield found
@@ -287,8 +287,10 @@ def test_nothing_is_added_atomically() -> None:
 @pytest.fixture
 def comparing(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
     """Let kernels be compared when they are first used, on smaller problems."""
-    for name, value in {"_M": 20, "_N": 36, "_HEADS": 2, "_faults": {}, "_fault_of": FAULT_OF}.items():
+    for name, value in {"_M": 20, "_N": 36, "_HEADS": 2}.items():
         monkeypatch.setattr(trusted, name, value)
+    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "fault_of", FAULT_OF)
 
 
 def test_kernels_are_compared_once(comparing: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +298,8 @@ def test_kernels_are_compared_once(comparing: None, monkeypatch: pytest.MonkeyPa
     A = attlas.attend(*tokens(9, 20)[:2], **given, plan=TRITON)  # type: ignore[arg-type]
     A.collect(*asked(9, 20))
     A[..., 3, :] + A.logits[..., 3, :]
-    assert set(trusted._faults.values()) == {None}
-    kinds = [kind for _, kind in trusted._faults]
+    kinds = trust.results(torch.device("cpu"))["triton"]
+    assert set(kinds.values()) == {None}
     assert any("largest 3" in kind and "picture_sum" in kind and "capped" in kind for kind in kinds)
     monkeypatch.setattr(trusted, "compare", lambda *_, **__: "it was compared again")
     attlas.attend(*tokens(11, 20)[:2], **given, plan=TRITON).collect(*asked(9, 20))  # type: ignore[arg-type]
@@ -313,7 +315,7 @@ def broken(*given: Any, **further: Any) -> Any:
 
 
 FAULTS = {
-    "entropy differs from the definition by 0.0": wrong,
+    "entropy differs by 0.0": wrong,
     "RuntimeError: out of shared memory": broken,
 }
 

@@ -95,3 +95,46 @@ test("a range that belongs to the other kind of scale is replaced", () => {
   assert.deepEqual(colour.getRange(state({ colour: "log", low: 0, high: 0.5 })), { low: -14, high: 0 });
   assert.deepEqual(colour.getRange(state({ colour: "log", low: -9, high: -2 })), { low: -9, high: -2 });
 });
+
+const both = (changes = {}) => state({ info: { entries: [{ n: 1000, shares: false, signed: true, largest: { plain: 3 } }] }, ...changes });
+
+test("a code with a sign is its weight to 0.068 percent", () => {
+  let worst = 0;
+  for (let k = 0; k < 20000; k++) {
+    const weight = (k % 2 ? -1 : 1) * 2 ** (16 - 63.9 * Math.random());
+    const code = colour.encode(weight, false);
+    assert.ok(code > 1 && code < 65535);
+    worst = Math.max(worst, Math.abs(colour.decode(code, false) / weight - 1));
+  }
+  assert.ok(worst < 0.00068, `${worst}`);
+  assert.deepEqual([0, 1e-20, NaN, 1e9, -1e9].map((weight) => colour.encode(weight, false)), [1, 1, 65535, 32767, 65534]);
+  assert.ok(Number.isNaN(colour.decode(65535, false)));
+});
+
+test("both signs have colours of their own, the same on the bar, in the map and beside a number", () => {
+  for (const dark of [false, true]) {
+    for (const scale of ["log", "linear"]) {
+      const here = both({ dark, colour: scale });
+      const table = colour.makeLut(here);
+      const bytes = colour.getWeightColours(here);
+      for (const size of [0.02, 0.4, 3]) {
+        const [above, below] = [size, -size].map((weight) => parts(colour.getColour(weight, here)));
+        assert.ok(below[0] - below[2] > above[0] - above[2], `${size}`);
+        for (const weight of [size, -size]) {
+          const pixel = rgbOf(table[colour.encode(weight / 3, false)]);
+          assert.deepEqual(parts(colour.getColour(weight, here)), pixel);
+          const offset = colour.getBarOffset(colour.toBar(weight / 3, here), here);
+          assert.ok(pixel.every((part, each) => Math.abs(part - bytes[offset + each]) < 4));
+        }
+      }
+      assert.deepEqual(rgbOf(table[1]), [...bytes.slice(3 * 128, 3 * 128 + 3)]); // 0 is the paper
+      for (const share of [0.3, 1]) {
+        const [less, more] = [127 - Math.round(127 * share), 128 + Math.round(127 * share)].map((i) => luminance(bytes.slice(3 * i, 3 * i + 3)));
+        assert.ok(Math.abs(less ** (1 / 3) - more ** (1 / 3)) < 0.2, `${share}`);
+      }
+    }
+  }
+  assert.equal(colour.fromBar(colour.toBar(-0.01, both()), both()).toFixed(6), "-0.010000");
+  assert.deepEqual(colour.getRange(both()), { low: -12, high: 0 });
+  assert.deepEqual(colour.getRange(both({ colour: "linear", low: 0.2, high: 0.4 })), { low: 0, high: 1 });
+});

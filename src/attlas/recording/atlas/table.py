@@ -249,7 +249,11 @@ def _mean(t: Tensor, query_mask: Tensor | None) -> Column:
 
 def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return the share of the first token in all mass of counted queries, and this mass; None where it is not known."""
+    if entry.matrix is not None and not entry.matrix.weights.are_shares:
+        return None
     mass = mass.cpu().double()
+    if bool((mass < 0).any()):
+        return None
     total, first = mass.sum((0, 2)), _first_keys(entry, mass, query_mask)
     if first is None:
         return None

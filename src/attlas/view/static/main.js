@@ -149,6 +149,7 @@ export function repairState(state) {
   if (!hasHead(entry, state.head)) patch.head = entry.heads.length - 1;
   const { info } = state;
   if (isWeighted(state) && !(state.variant in (entry.largest_norms ?? {}))) patch.variant = "plain";
+  if (state.variant === "nosink" && entry.softmax === false) patch.variant = "plain";
   if (!holdsHead(info, index, patch.head ?? state.head)) Object.assign(patch, info.held?.[0]);
   Object.assign(patch, info.only);
   if (state.batch >= (entry.batch ?? 1)) patch.batch = 0;

@@ -2,6 +2,7 @@
 
 import { getHeadName } from "./data/numbers.js";
 import { findCounterpart } from "./data/state.js";
+import { canDivide } from "./panels/compare.js";
 import { t } from "./words/words.js";
 
 const HEADS_WAIT = 300; // ms that a page waits at most for the statistics; a long recording takes minutes
@@ -38,7 +39,7 @@ export function chooseStart(info, heads) {
   const readable = info.entries.findIndex((entry) => entry.readable);
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = findCounterpart(info, first.entry);
-  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: "ratio" };
+  const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: canDivide(info, first.entry, other) ? "ratio" : "difference" };
   return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) });
 }
 

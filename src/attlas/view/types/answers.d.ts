@@ -18,6 +18,12 @@ interface Entry {
   batch: number;
   levels: number;
   causal: boolean;
+  /** Whether its weights are a softmax; shares of their rows, from 0 to 1; may be negative. */
+  softmax: boolean;
+  shares: boolean;
+  signed: boolean;
+  /** Of weights that are no shares: a size typical of the largest, by variants. */
+  largest: Record<string, number>;
   sink: boolean;
   readable: boolean;
   largest_norms: Record<string, number>;
@@ -124,6 +130,8 @@ interface CellDetails {
   allowed: boolean;
   rank: number | null;
   row_entropy: number | null;
+  /** The sum of the weights of the row, where they are no shares. */
+  row_mass?: number | null;
   column_mass: number | null;
   /** Of an offline page: whether the weight is rounded, and what it is below where it is not known. */
   rounded?: boolean;

@@ -142,12 +142,16 @@ interface Tile {
 /** Tables that turn codes into colours; see look.js. */
 interface Palette {
   version: number;
-  lut: Uint32Array;
+  /** The table of the codes of an entry. */
+  lut(entry: number): Uint32Array;
   ratio: Uint32Array | null;
-  difference: DifferenceTable | null;
+  /** Where two heads are subtracted: the table of their entries. */
+  difference: ((first: number, second: number) => DifferenceTable) | null;
 }
 interface DifferenceTable {
   weights: Float64Array;
+  others: Float64Array;
+  factor: number;
   words: Uint32Array;
   limit: number;
 }
@@ -181,6 +185,8 @@ interface TrackRange {
   low: number;
   high: number;
   log: boolean;
+  /** Whether some are negative: the ends are those of sizes. */
+  signed?: boolean;
 }
 /** What the tooltip knows of a cell or block. */
 interface TipDetails {

@@ -81,6 +81,11 @@ interface Line {
   rounded: boolean;
   total: number | null;
 }
+/** The line that is shown: the state it was asked for in, and its cell. */
+interface ShownLine extends Line {
+  state: State;
+  cell: Cell;
+}
 /** The sort and the filter of the heads, as a link writes them. */
 interface HeadSort {
   order: string;

@@ -1,14 +1,13 @@
 """Kernels are trusted once they were compared: each kind, when it is first used on a device, on a small problem.
 
 What runs are the same compiled kernels, with the same constants, for a small matrix of random tokens; it is compared
-with the definition. A kind that differs, or that raises, is not used again in this process.
+with the definition. `attlas.engine.trust` remembers what was found.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,28 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attlas.engine import trust
 from attlas.engine.backend import Request
 from attlas.engine.backends.triton import launch
 from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, operands_of, padded
 from attlas.engine.backends.triton.reading import found_by
-from attlas.engine.plan import Plan
 from attlas.engine.problem import spread_heads
-from attlas.errors import BackendError
 
-#: How far a result may be from the definition, as a part of its largest number.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
 _BATCH, _HEADS, _M, _N = 1, 4, 144, 208
 _FORMS = ("weights", "logits", "log weights")
 
-#: Faults by device and kind; None where the kernels were right.
-_faults: dict[tuple[torch.device, str], str | None] = {}
-
 
 def known_fault(request: Request) -> str | None:
     """Return in one sentence why the kernels for these tokens are not used, as far as that is known."""
-    start = _words(operands_of(request))
-    return next((f for (device, kind), f in _faults.items() if f and device == request.device and start in kind), None)
+    words = _words(operands_of(request))
+    return next((f for kind, f in trust.faults("triton", request.device).items() if kind.endswith(f": {words}")), None)
 
 
 def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = None, *, lse_known: bool = False) -> bool:
@@ -53,7 +46,8 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
     names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
     also = [f"output of {padded(e)} numbers"] * (v is not None) + ["lse known"] * lse_known
     kind = f"{', '.join(names + also)}: {_words(of)}"
-    return _fault_of(kind, request.device, partial(compare, of, wanted, e, lse_known=lse_known), request.plan) is None
+    check = partial(compare, of, wanted, e, lse_known=lse_known)
+    return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
 
 def _words(of: Operands) -> str:
@@ -63,32 +57,9 @@ def _words(of: Operands) -> str:
     return ", ".join([str(of.q.dtype).removeprefix("torch."), f"d {of.q.shape[-1]}", *also])
 
 
-def _fault_of(kind: str, device: torch.device, check: Callable[[], str | None], plan: Plan) -> str | None:
-    """Return why a kind is not used; it is compared when this is first asked."""
-    key, warn = (device, kind), False
-    if key not in _faults:
-        try:
-            fault = check()
-        except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver raises, tiles compute
-            fault = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        warn = fault is not None
-        _faults[key] = fault and f"triton ({kind}) failed on {device}: {fault}"
-    found = _faults[key]
-    if found is not None and plan.backend == "triton":
-        rule, fix = "the plan asks for a backend that fails here.", "leave the plan out, or Plan(backend='tiled')."
-        raise BackendError(rule, found, fix, arguments={"plan": repr(plan)}, where="A @ v")
-    if warn:
-        warnings.warn(
-            f"{found}. attlas computes this in tiles instead: the results are right, and slower. Please open an issue "
-            "of attlas with this text and the output of `python -m torch.utils.collect_env`.",
-            stacklevel=2,
-        )
-    return found
-
-
 def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
     """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
-    small, tolerance = _small(of), _TOLERANCE[of.q.dtype]
+    small, tolerance = _small(of), trust.TOLERANCE[of.q.dtype]
     v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
     if wanted.keys() & set(_FORMS):
@@ -107,9 +78,8 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
         found = some
         right = numbers_of(asked, logits, lse, weights, v)
     for name, wanted_numbers in right.items():
-        error = _error(found[name], wanted_numbers)
-        if not error <= tolerance:
-            return f"{name} differs from the definition by {error:.1g} of its largest number"
+        if (fault := trust.difference(name, found[name], wanted_numbers, tolerance)) is not None:
+            return fault
     return None
 
 
@@ -210,13 +180,3 @@ def _random(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.
     """Return the same random numbers on each device."""
     made = torch.randn(*lead, size, generator=torch.Generator().manual_seed(seed))
     return made.to(device).to(dtype)
-
-
-def _error(found: Tensor, right: Tensor) -> float:
-    """Return the largest difference, as a part of the largest finite number; infinity where special numbers differ."""
-    found, right = found.double(), right.double()
-    is_finite = right.isfinite()
-    same = is_finite | (found == right)
-    gap = torch.where(is_finite, (found - right).abs(), 0.0).amax()
-    error = gap / torch.where(is_finite, right.abs(), 0.0).amax().clamp(min=1e-30)
-    return float(torch.where(same.all(), error, math.inf))

@@ -5,7 +5,7 @@ import { decode, encode, MASKED, PENDING, ZERO } from "../map/colour.js";
 import { getHeadMark } from "./numbers.js";
 import { listTiles } from "./pack.js";
 import { TransportError } from "./transport.js";
-import { isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
+import { areShares, isWeighted, getNumberName, getUnit, describeVariant } from "./weighting.js";
 import { t } from "../words/words.js";
 
 /** @param {string} what */
@@ -28,14 +28,15 @@ const isInTile = ({ r0, r1, c0, c1 }, y, x) => r0 < (y + 1) * tileSide && r1 > y
  * @param {number} y
  * @param {number} x
  * @param {number} unit
+ * @param {boolean} shares
  */
-function createPatchTile(patches, y, x, unit) {
+function createPatchTile(patches, y, x, unit, shares) {
   const codes = new Uint16Array(tileSide * tileSide).fill(MASKED);
   for (const { r0, r1, c0, c1, weights } of patches) {
     for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
       for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
         const weight = weights[(r - r0) * (c1 - c0) + c - c0];
-        if (!Number.isNaN(weight)) codes[(r - y * tileSide) * tileSide + c - x * tileSide] = encode(weight / unit);
+        if (!Number.isNaN(weight)) codes[(r - y * tileSide) * tileSide + c - x * tileSide] = encode(weight / unit, shares);
       }
     }
   }
@@ -51,7 +52,8 @@ export function createPackedTransport(data) {
   const { batch, variant, pool } = data.state;
   // `held` and `only`: what the page may offer, as the file holds nothing else.
   const info = { ...data.info, held: data.packed, only: { batch, variant, pool } };
-  const unit = getUnit({ info, variant });
+  // The weight of a code of a head.
+  const readCode = (/** @type {PackedHead} */ { entry }, /** @type {number} */ code) => getUnit({ info, variant, entry }) * decode(code, areShares({ info, entry }));
   /** @type {Map<string, Promise<ArrayBuffer>>} */
   const unpackedParts = new Map();
 
@@ -86,7 +88,7 @@ export function createPackedTransport(data) {
     const codes = await getPart(`tile:${head.name}:${level}:${y}:${x}`);
     if (codes) return codes;
     const patches = level === 0 ? head.patches.filter((patch) => isInTile(patch, y, x)) : [];
-    if (patches.length) return createPatchTile(await Promise.all(patches.map(async (patch) => ({ ...patch, weights: await getPatch(head, patch) }))), y, x, unit);
+    if (patches.length) return createPatchTile(await Promise.all(patches.map(async (patch) => ({ ...patch, weights: await getPatch(head, patch) }))), y, x, getUnit({ info, variant, entry: head.entry }), areShares({ info, entry: head.entry }));
     if (level < head.finest) throw createMissingError(t("this level of detail"));
     const isInside = y >= 0 && x >= 0 && y * tileSide * 2 ** level < head.entryInfo.m && x * tileSide * 2 ** level < head.entryInfo.n;
     if (!isInside || listTiles(head.entryInfo, level).some((each) => each.y === y && each.x === x)) throw createMissingError(t("this tile"));
@@ -126,34 +128,36 @@ export function createPackedTransport(data) {
     const row = new Float32Array(entryInfo.n).fill(NaN);
     if (entryInfo.causal) row.fill(0, Math.max(0, entryInfo.first_query + i - entryInfo.first_key + 1));
     const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
-    for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = unit * decode(code[at]);
+    for (let at = i * keptCount; at < (i + 1) * keptCount; at++) if (code[at] > ZERO) row[i - gap[at]] = readCode(head, code[at]);
     return row;
   }
   /**
    * The largest cell of some rows, if no weight that the file lacks can be larger; else no cell.
    *
-   * @param {PackedHead} packedHead
+   * @param {PackedHead} head
    * @param {number} r0
    * @param {number} r1
    * @param {number} c0
    * @param {number} c1
    * @returns {Promise<WeightedCell[]>}
    */
-  async function findKeptLargest({ entryInfo, kept: keptCount, name }, r0, r1, c0, c1) {
+  async function findKeptLargest(head, r0, r1, c0, c1) {
+    const { entryInfo, kept: keptCount, name } = head;
     const [gapBytes, codes] = await Promise.all([getOwnPart(`gaps:${name}`), getOwnPart(`kept:${name}`)]);
     const [gap, code] = [new Int32Array(gapBytes), new Uint16Array(codes)];
     /** @type {WeightedCell | null} */
     let best = null;
-    let largestMissing = ZERO;
+    let largestMissing = 0;
+    const getSize = (/** @type {number} */ place) => Math.abs(readCode(head, code[place]));
     for (let i = r0; i < r1; i++) {
       const allowed = entryInfo.causal ? Math.min(entryInfo.n, entryInfo.first_query + i - entryInfo.first_key + 1) : entryInfo.n;
-      if (allowed > keptCount) largestMissing = Math.max(largestMissing, code[(i + 1) * keptCount - 1]);
+      if (allowed > keptCount) largestMissing = Math.max(largestMissing, getSize((i + 1) * keptCount - 1));
       for (let at = i * keptCount; at < (i + 1) * keptCount; at++) {
         const j = i - gap[at];
-        if (j >= c0 && j < c1 && code[at] > (best?.[2] ?? ZERO)) best = [i, j, code[at]];
+        if (j >= c0 && j < c1 && getSize(at) > Math.abs(best?.[2] ?? 0)) best = [i, j, readCode(head, code[at])];
       }
     }
-    return best && best[2] >= largestMissing ? [[best[0], best[1], unit * decode(best[2])]] : [];
+    return best && Math.abs(best[2]) >= largestMissing ? [best] : [];
   }
   /**
    * The weights of a region: exact where the file holds them, else `rounded`, from the codes of the finest level or
@@ -194,7 +198,7 @@ export function createPackedTransport(data) {
         for (let r = Math.max(r0, y * tileSide); r < Math.min(r1, (y + 1) * tileSide); r++) {
           for (let c = Math.max(c0, x * tileSide); c < Math.min(c1, (x + 1) * tileSide); c++) {
             const code = codes[(r - y * tileSide) * tileSide + c - x * tileSide];
-            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : unit * decode(code);
+            out[(r - r0) * (c1 - c0) + c - c0] = code === PENDING ? NaN : readCode(head, code);
           }
         }
       }
@@ -217,16 +221,18 @@ export function createPackedTransport(data) {
     if (own !== undefined) row[j] = own || 0;
     const masked = Number.isNaN(own) || head.entryInfo.causal && head.entryInfo.first_key + j > head.entryInfo.first_query + i;
     const [mass, entropies] = await Promise.all(["column_mass", "entropy"].map((name) => getPart(`track:${head.name}:${name}`)));
-    const entropy = partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
+    const shares = areShares({ info, entry: head.entry });
+    const entropy = !shares ? null : partial || isWeighted({ variant }) ? (entropies && new Float32Array(entropies)[i]) : row.reduce((sum, weight) => (weight > 0 ? sum - weight * Math.log(weight) : sum), 0);
     return {
       weight: Number.isNaN(row[j]) ? null : row[j],
-      below: Number.isNaN(row[j]) ? row.reduce((least, weight) => (weight > 0 ? Math.min(least, weight) : least), 1) : undefined,
+      below: Number.isNaN(row[j]) ? row.reduce((least, weight) => (Math.abs(weight) > 0 ? Math.min(least, Math.abs(weight)) : least), Infinity) : undefined,
       logit: null,
       lse: null,
       allowed: !masked,
       rounded: rounded && own === undefined,
-      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + Number(weight > row[j]), 0),
+      rank: masked || rounded ? null : 1 + row.reduce((count, weight) => count + Number(Math.abs(weight) > Math.abs(row[j])), 0),
       row_entropy: entropy ?? null,
+      row_mass: shares || partial ? undefined : row.reduce((sum, weight) => sum + weight, 0),
       column_mass: mass ? new Float32Array(mass)[j] : null,
     };
   }
@@ -241,7 +247,7 @@ export function createPackedTransport(data) {
     if (head.finest > 0 && head.kept && !isInPatch && !parts[`exact:${head.name}`]) return { cells: await findKeptLargest(head, r0, r1, c0, c1), rounded: true };
     const { weights, rounded } = await getWeights(params, r0, r1, c0, c1);
     const width = c1 - c0;
-    const order = [...weights.keys()].filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
+    const order = [...weights.keys()].filter((at) => Math.abs(weights[at]) > 0).sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]));
     return { cells: order.slice(0, toNumber(params.k)).map((at) => [r0 + Math.floor(at / width), c0 + (at % width), weights[at]]), rounded };
   }
   // Matches may cross tokens, as on the server: found in the joined text, then mapped back to tokens. A character
@@ -296,7 +302,7 @@ export function createPackedTransport(data) {
     if (!result.partial) return result;
     const mass = name === "row" ? null : await getPart(`track:${head.name}:column_mass`);
     // Rows sum to 1, except where a sink takes a share.
-    return { ...result, total: name === "row" ? (head.entryInfo.sink ? null : 1) : mass && new Float32Array(mass)[place] };
+    return { ...result, total: name === "row" ? (head.entryInfo.sink || !areShares({ info, entry: head.entry }) ? null : 1) : mass && new Float32Array(mass)[place] };
   }
   // The weight that each head of an entry gives from one query to some keys; null where the file does not hold it.
   /** @param {Params} params */
@@ -308,7 +314,7 @@ export function createPackedTransport(data) {
     const rows = await Promise.all(info.entries[toNumber(entry)].heads.map((_, head) => fetchRow(entry, head)));
     return {
       weights: rows.map((row) => row && toFinite(sum(row.subarray(toNumber(j0), toNumber(j1))))),
-      agreement: other && rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))),
+      agreement: other && [entry, otherEntry].every((each) => areShares({ info, entry: toNumber(each) })) ? rows.map((row) => row && toFinite(sum(row.map((weight, at) => Math.min(weight, other[at]))))) : null,
     };
   }
   /**
@@ -368,14 +374,15 @@ export function createPackedTransport(data) {
 /**
  * How exact the numbers of the file are, for the help: [title, text].
  *
- * @param {Pick<PackedData, "packed">} data
+ * @param {Pick<PackedData, "packed" | "info">} data
  * @returns {[title: string, text: string]}
  */
-export function describeNumbers({ packed }) {
+export function describeNumbers({ packed, info }) {
   const computed = t("were computed from queries and keys when the page was written");
+  if (packed.every((each) => each.exact) && info.entries.some((each) => each.softmax === false)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32; they {0}. None is read from the picture.", computed)];
   if (packed.every((each) => each.exact)) return [t("Every number is exact"), t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)); they {0}. None is read from the picture.", computed)];
   const rows = packed.some((each) => each.kept) ? t("Of the other heads the largest {0} weights of each query are here, and blocks. ", Math.max(...packed.map((each) => each.kept))) : "";
-  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within 0.034 %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows)];
+  return [t("Most numbers are rounded"), t("Tracks and the weights of a pinned row are exact float32 values; they {0}. {1}Rounded weights are within {2} %, three digits of them are shown, behind ≈. The recording itself, opened with attlas view, has every weight exactly.", computed, rows, info.entries.every((each) => each.shares !== false) ? "0.034" : "0.07")];
 }
 
 // What the file holds, for its footer.

@@ -10,13 +10,17 @@ const KEPT_BLOCKS = 160;
 const KEPT_CELLS = 400;
 
 /**
- * A weight that fits into a cell of `pixels`, with at most three digits, which codes have too.
+ * A number that fits into a cell of `pixels`, with at most three digits, which codes have too.
  *
  * @param {number} weight
  * @param {number} pixels
+ * @returns {string}
  */
 export function formatShortWeight(weight, pixels) {
   if (weight === 0) return "0";
+  if (weight < 0) return `−${formatShortWeight(-weight, pixels)}`;
+  if (weight >= 1e4) return weight.toExponential(0).replace("+", "");
+  if (weight >= 1.0005) return weight >= 100 ? weight.toFixed(0) : weight.toPrecision(3);
   const decimals = pixels >= 54 && weight < 0.1 ? 4 : 3;
   const fixed = weight.toFixed(decimals);
   if (fixed.startsWith("1")) return "1.0";
@@ -186,12 +190,12 @@ export function drawNumbers(ctx, pane, cells, { scale, look, state, targetAt, la
         const other = cells.weight(otherSource, target.entry, target.i, target.j);
         if (other === null) continue;
         const value = computeContrast(weight, other, state);
-        const short = state.compare === "difference" ? `${value < 0 ? "−" : ""}${formatShortWeight(Math.abs(value), scale)}` : formatShortRatio(value);
+        const short = state.compare === "difference" ? formatShortWeight(value, scale) : formatShortRatio(value);
         [text, colour] = [short, getContrastColour(value, state)];
-      } else [text, colour] = [formatShortWeight(weight, scale), getColour(weight, state)];
+      } else [text, colour] = [formatShortWeight(weight, scale), getColour(weight, { ...state, entry: target.source.entry })];
       if (colour === "transparent") continue;
       ctx.fillStyle = chooseTextColour(colour);
-      ctx.globalAlpha = !otherSource && weight < FAINT ? 0.62 : 1; // small weights are paler
+      ctx.globalAlpha = !otherSource && Math.abs(weight) < FAINT ? 0.62 : 1; // small weights are paler
       ctx.fillText(text, X(j + 0.5), Y(i + 0.5) + 0.5);
     }
   }

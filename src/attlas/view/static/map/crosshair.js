@@ -6,7 +6,7 @@ import { make } from "../panels/elements.js";
 import { formatNumber, formatFloat32, formatPercent, formatSuperscript, formatInteger, getOrdinalSuffix } from "../data/numbers.js";
 import { getTileKey } from "./tiles.js";
 import { formatTokenLabel } from "./axes.js";
-import { isWeighted, getNumberName } from "../data/weighting.js";
+import { areShares, getNumberName, getUnit, isSigned, isWeighted } from "../data/weighting.js";
 import { language, t } from "../words/words.js";
 
 const EXACT_DELAY = 55; // ms without movement before exact numbers are requested
@@ -177,17 +177,17 @@ const formatPositions = (from, to, first) => (to - from > 1 ? `${formatInteger(f
  * @param {number} level
  * @param {number} i
  * @param {number} j
- * @param {number} [unit]
+ * @param {Info} info
  * @returns {BlockValue | null}
  */
-function getBlockValue(tiles, source, level, i, j, unit = 1) {
+function getBlockValue(tiles, source, level, i, j, info) {
   const size = TILE * 2 ** level;
   const [y, x] = [Math.floor(i / size), Math.floor(j / size)];
   const tile = tiles.get(getTileKey(source, level, y, x));
   if (!tile) return null;
   const row = Math.floor((i - y * size) / 2 ** level);
   const code = tile.codes[row * TILE + Math.floor((j - x * size) / 2 ** level)];
-  return code === PENDING ? { pending: true, weight: NaN } : { masked: code === 0, weight: unit * decode(code) };
+  return code === PENDING ? { pending: true, weight: NaN } : { masked: code === 0, weight: getUnit({ info, ...source }) * decode(code, areShares({ info, ...source })) };
 }
 
 /**
@@ -221,9 +221,9 @@ function getWeight({ side }, { pool, block, exact, largest }) {
  * `changed()` is called when they have arrived.
  *
  * @param {HTMLElement} stage
- * @param {{ cells: Cells, tiles: Tiles, texts: Texts, announce: Announce, changed: () => void, size: () => { width: number, height: number }, unitOfSource: (source: Source) => number }} options
+ * @param {{ cells: Cells, tiles: Tiles, texts: Texts, announce: Announce, changed: () => void, size: () => { width: number, height: number }, infoOf: () => Info }} options
  */
-export function createTip(stage, { cells, tiles, texts, announce, changed, size, unitOfSource }) {
+export function createTip(stage, { cells, tiles, texts, announce, changed, size, infoOf }) {
   const element = make("div", { class: "tip", hidden: true });
   stage.append(element);
   /** @type {number[]} */
@@ -266,7 +266,7 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
    * @param {TipDetails} details
    */
   function fill(target, details) {
-    element.replaceChildren(...createHeadline(target, details), createPlaces(target, texts.of(target.source), details), ...createNotes(target, details));
+    element.replaceChildren(...createHeadline(target, details, infoOf()), createPlaces(target, texts.of(target.source), details), ...createNotes(target, details));
   }
 
   /**
@@ -336,9 +336,9 @@ export function createTip(stage, { cells, tiles, texts, announce, changed, size,
       shownTarget = target;
       const { level, side } = target;
       /** @type {TipDetails} */
-      const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, unitOfSource(target.source)), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
+      const details = { pool, block: getBlockValue(tiles, target.source, level, target.i, target.j, infoOf()), exact: cells.known(target.source, target.i, target.j), other: null, largest: null };
       if (target.other) {
-        details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, unitOfSource(target.other));
+        details.otherBlock = getBlockValue(tiles, target.other, level, target.i, target.j, infoOf());
         details.other = cells.known(target.other, target.i, target.j);
       }
       shownDetails = details;
@@ -382,24 +382,28 @@ const createLine = (name, ...children) => make("div", { class: name }, ...childr
 function formatExact(weight, rounded = false) {
   if (rounded) return `≈ ${formatNumber(weight)}`;
   const text = formatFloat32(weight);
-  const short = weight > 0 && weight < 1e-4 ? Number(text).toExponential() : text;
-  return short.replace(/e\+?(.*)/, (_, power) => ` × 10${formatSuperscript(Number(power))}`);
+  const short = weight !== 0 && Math.abs(weight) < 1e-4 ? Number(text).toExponential() : text;
+  return short.replace(/e\+?(.*)/, (_, power) => ` × 10${formatSuperscript(Number(power))}`).replace(/^-/, "−");
 }
 /**
  * @param {CellDetails} cell
  * @param {Source} source
+ * @param {Info} info
  */
-function formatWeight({ weight, rounded }, source) {
+function formatWeight({ weight, rounded }, source, info) {
   if (weight === null) return [`${rounded ? "≈ " : ""}${formatNumber(weight)}`];
-  const more = isWeighted(source) ? ` ${getNumberName(source)}` : weight >= 1e-4 && weight < 1 ? ` ${formatPercent(weight)}` : "";
-  return [formatExact(weight, rounded), more ? make("small", {}, more) : ""];
+  const shares = areShares({ info, ...source });
+  const more = isWeighted(source) ? ` ${getNumberName(source)}` : shares && weight >= 1e-4 && weight < 1 ? ` ${formatPercent(weight)}` : "";
+  const sign = isSigned({ info, ...source }) && weight > 0 ? "+" : "";
+  return [`${sign}${formatExact(weight, rounded)}`, more ? make("small", {}, more) : ""];
 }
 
 /**
  * @param {Target} target
  * @param {TipDetails} details
+ * @param {Info} info
  */
-function createHeadline(target, details) {
+function createHeadline(target, details, info) {
   const { pool, block, exact, other, otherBlock, largest } = details;
   if (!target.allowed || exact?.allowed === false || (block?.masked && target.side === 1)) {
     const why = target.empty ? t("empty row: this query may see no key") : t("masked: this query may not see this key");
@@ -409,7 +413,8 @@ function createHeadline(target, details) {
   if (target.side > 1) {
     if (block?.pending) return [createLine("tip-mask", t("not computed yet"))];
     const side = formatInteger(target.side);
-    const words = pool === "max" ? t("largest of {0} × {1} cells", side, side) : t("mean of {0} × {1} cells", side, side);
+    const signed = isSigned({ info, ...target.source });
+    const words = pool === "max" ? (signed ? t("largest by size of {0} × {1} cells", side, side) : t("largest of {0} × {1} cells", side, side)) : t("mean of {0} × {1} cells", side, side);
     const value = pool === "max" && largest ? formatExact(largest[2], largest[3]) : block ? `≈ ${formatNumber(block.weight)}` : "…";
     const lines = [createLine("tip-weight", value, " ", make("small", {}, words))];
     if (target.other && otherBlock) {
@@ -418,10 +423,10 @@ function createHeadline(target, details) {
     }
     return lines;
   }
-  const first = exact ? formatWeight(exact, target.source) : [block ? `≈ ${formatNumber(block.weight)}` : "…"];
+  const first = exact ? formatWeight(exact, target.source, info) : [block ? `≈ ${formatNumber(block.weight)}` : "…"];
   const lines = [createLine("tip-weight", ...first, ...(target.name ? [make("small", {}, ` ${target.name}`)] : []))];
   if (target.other) {
-    const second = other ? formatWeight(other, target.other) : [otherBlock ? `≈ ${formatNumber(otherBlock.weight)}` : "…"];
+    const second = other ? formatWeight(other, target.other, info) : [otherBlock ? `≈ ${formatNumber(otherBlock.weight)}` : "…"];
     lines.push(createLine("tip-weight", ...second, make("small", {}, t(" second head"))));
     lines.push(...createQuotient(exact?.weight, other?.weight));
   }
@@ -433,7 +438,8 @@ function createHeadline(target, details) {
  * @param {number | null | undefined} second
  */
 function createQuotient(first, second) {
-  if (!first || !second || first < 0 || second < 0) return [];
+  if (!first || !second) return [];
+  if (first < 0 || second < 0) return [createLine("tip-more", t("first − second = {0}", formatNumber(first - second)))];
   return [createLine("tip-more", t("first ÷ second = {0}, first − second = {1}", formatNumber(first / second), formatNumber(first - second)))];
 }
 
@@ -468,6 +474,7 @@ function createNotes(target, { exact, largest, pool }) {
     if (exact.share) parts.push(t("weight {0} × norm {1}", formatNumber(exact.share), formatNumber(exact.weight === null ? null : exact.weight / exact.share)));
     if (exact.rank) parts.push(t("{0} of its row", formatOrdinal(exact.rank)));
     if (exact.row_entropy !== null && exact.row_entropy !== undefined) parts.push(t("entropy {0}", formatNumber(exact.row_entropy)));
+    if (exact.row_mass !== null && exact.row_mass !== undefined) parts.push(t("row sum {0}", formatNumber(exact.row_mass)));
     if (exact.column_mass !== null && exact.column_mass !== undefined) parts.push(t("column mass {0}", formatNumber(exact.column_mass)));
     if (parts.length) lines.push(parts.join(" · "));
   }

@@ -206,12 +206,12 @@ function getPicture({ source, other }, level, y, x, { tiles, palette, budget }) 
   const first = tiles.get(getTileKey(source, level, y, x));
   if (!first) return null;
   if (!other) {
-    const surface = tiles.surface(first, palette, budget);
+    const surface = tiles.surface(first, source.entry, palette, budget);
     return surface && { surface, pending: first.pending };
   }
   const second = tiles.get(getTileKey(other, level, y, x));
   if (!second) return null;
-  const surface = tiles.ratio(first, second, palette, budget);
+  const surface = tiles.ratio(first, second, [source.entry, other.entry], palette, budget);
   return surface && { surface, pending: first.pending || second.pending };
 }
 
@@ -243,7 +243,7 @@ function drawPlaceholder(ctx, layer, { y, x, surface }, { tiles, palette, budget
     /** @type {[x: number, y: number, width: number, height: number]} */
     const box = [toX(x * size), toY(y * size), toX(c1) - toX(x * size), toY(r1) - toY(y * size)];
     const thumbnail = tiles.get(createThumbnailRequest(layer).key);
-    const sampled = thumbnail && tiles.surface(thumbnail, palette, budget);
+    const sampled = thumbnail && tiles.surface(thumbnail, source.entry, palette, budget);
     if (sampled) {
       const across = TILE / entry.n;
       const levelsDown = TILE / entry.m;

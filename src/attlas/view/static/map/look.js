@@ -6,7 +6,7 @@ import { PENDING, makeDifference, makeLut, makeRatioLut } from "./colour.js";
 
 const NAMES = {
   paper: "--paper", card: "--card", ink: "--ink", soft: "--soft", faint: "--faint", line: "--line", land: "--land", hatch: "--hatch",
-  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", sea: "--sea", track: "--track", trackLight: "--track-light",
+  pending: "--pending", empty: "--empty", frame: "--frame", accent: "--accent", sea: "--sea", track: "--track", trackLight: "--track-light", trackBelow: "--track-below", trackBelowLight: "--track-below-light",
   spanA: "--span-a", spanB: "--span-b", hair: "--hair", shade: "--shade", pin: "--pin", sans: "--sans", mono: "--mono",
 };
 
@@ -58,6 +58,24 @@ const VEIL_ALPHA = 150; // of 255: opacity over the replacement of a tile
 let versions = 0;
 
 /**
+ * A function of numbers that computes each result once.
+ *
+ * @template R
+ * @param {(...numbers: number[]) => R} compute
+ * @returns {(...numbers: number[]) => R}
+ */
+function keepResults(compute) {
+  /** @type {Map<string, R>} */
+  const results = new Map();
+  return (...numbers) => {
+    const key = numbers.join();
+    const result = results.get(key) ?? compute(...numbers);
+    results.set(key, result);
+    return result;
+  };
+}
+
+/**
  * The colour tables of tiles. The version tells whether a tile was painted with older tables.
  *
  * @param {State} state
@@ -65,9 +83,14 @@ let versions = 0;
  * @returns {Palette}
  */
 export function makePalette(state, look) {
-  const lut = makeLut(state);
-  lut[PENDING] = (toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24); // half covers the replacement below it
-  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? makeDifference(state) : null };
+  const pending = ((toPixel(look.pending) & 0xffffff) | (VEIL_ALPHA << 24)) >>> 0; // half covers the replacement below it
+  const lut = keepResults((/** @type {number} */ entry) => {
+    const table = makeLut({ ...state, entry });
+    table[PENDING] = pending;
+    return table;
+  });
+  const difference = keepResults((/** @type {number} */ first, /** @type {number} */ second) => makeDifference(state, first, second));
+  return { version: ++versions, lut, ratio: state.compare === "ratio" ? makeRatioLut(state) : null, difference: state.compare === "difference" ? difference : null };
 }
 
 /**

@@ -10,14 +10,13 @@ import { createGestures } from "./gestures.js";
 import { getZoomLimit } from "../data/held.js";
 import { createThumbnailRequest, listWantedTiles } from "./layers.js";
 import { makePalette, readLook } from "./look.js";
-import { TRACK_OF, createPainter } from "./painter.js";
+import { createPainter, getTrackNames } from "./painter.js";
 import { createPointing } from "./pointing.js";
 import { formatInteger } from "../data/numbers.js";
 import { computeBox, describeGrain, needsPass, getRegion, createScene } from "./scene.js";
 import { ZOOM_MAX, getPlace } from "../data/state.js";
 import { createTiles } from "./tiles.js";
 import { createTracks } from "./tracks.js";
-import { getUnit } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const PAINT_BUDGET = 7; // ms of a frame for painting tiles; the rest of the frame stays free
@@ -31,10 +30,10 @@ const PLACE_FIELDS = ["row", "column", "zoom"];
 /** @type {(keyof State)[]} */
 const HELD_FIELDS = [...PLACE_FIELDS, "entry", "head", "second", "compare"]; // whose change may need another zoom
 /** @type {(keyof State)[]} */
-const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare"];
+const COLOUR_FIELDS = ["colour", "low", "high", "ratio", "difference", "palette", "dark", "compare", "variant"];
 // Fields whose change redraws the map.
 /** @type {(keyof State)[]} */
-const DRAW_FIELDS = ["entry", "head", "batch", "pool", "variant", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
+const DRAW_FIELDS = ["entry", "head", "batch", "pool", "second", ...PLACE_FIELDS, ...COLOUR_FIELDS];
 
 // At least one tile is painted in each frame, more while there is time; `short()`: whether one had to wait.
 /** @param {number} milliseconds */
@@ -139,7 +138,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
   const tiles = createTiles(transport, { changed: invalidate });
   const tracks = createTracks(transport, { changed: invalidate });
   const cells = createCells(transport, { changed: invalidate });
-  const tip = createTip(stage, { cells, tiles, texts, announce, changed: requestDraw, size: () => size, unitOfSource: ({ variant }) => getUnit({ info: store.state.info, variant }) });
+  const tip = createTip(stage, { cells, tiles, texts, announce, changed: requestDraw, size: () => size, infoOf: () => store.state.info });
   const painter = createPainter(base, { tiles, tracks, cells, texts, spans });
   const camera = createCamera({
     store,
@@ -345,8 +344,7 @@ export function createMap(element, { store, transport, texts, announce, uid, too
     settled: isSettled,
     /** Whether a pass over the matrix is still at work on what is in view. */
     unfinished() {
-      const names = Object.values(TRACK_OF);
-      return incompleteTiles.pending || getScene().panes.some(({ source }) => names.some((name) => tracks.get(source, name).progress < 1));
+      return incompleteTiles.pending || getScene().panes.some(({ source, entry }) => Object.values(getTrackNames(entry)).some((name) => tracks.get(source, name).progress < 1));
     },
     /**
      * What is shown, `dpr` pixels for a CSS pixel, on a canvas of its own: {canvas, width, height, grain, box}.

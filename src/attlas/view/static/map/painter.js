@@ -11,11 +11,12 @@ import { drawTrack } from "./tracks.js";
 import { t } from "../words/words.js";
 
 /**
- * The track at each side.
+ * The track at each side: weights that are no shares have no entropy.
  *
- * @type {Record<"top" | "left", TrackName>}
+ * @param {Pick<Entry, "shares">} entry
+ * @returns {Record<"top" | "left", TrackName>}
  */
-export const TRACK_OF = { top: "column_mass", left: "entropy" };
+export const getTrackNames = ({ shares }) => ({ top: "column_mass", left: shares === false ? "max_weight" : "entropy" });
 const TRACK_SIDES = /** @type {const} */ (["top", "left"]);
 
 /**
@@ -169,7 +170,7 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
   function drawEmptyRows(pane) {
     const { region, px, py } = pane;
     ctx.fillStyle = frameOptions.look.empty;
-    for (const [start, stop] of tracks.get(pane.source, "entropy").empty) {
+    for (const [start, stop] of tracks.get(pane.source, getTrackNames(pane.entry).left).empty) {
       if (stop <= region.r0 || start >= region.r1) continue;
       const [from, to] = [py(start), py(stop)];
       if (to > from) ctx.fillRect(px(region.c0), from, px(region.c1) - px(region.c0), to - from);
@@ -187,7 +188,8 @@ export function createPainter(canvas, { tiles, tracks, cells, texts, spans }) {
     ctx.rect(pane.x, pane.y, pane.w, pane.h);
     ctx.clip();
     drawFrame(pane);
-    for (const side of TRACK_SIDES) drawTrack(ctx, pane, side, TRACK_OF[side], tracks.get(pane.source, TRACK_OF[side]), { scale, look });
+    const names = getTrackNames(pane.entry);
+    for (const side of TRACK_SIDES) drawTrack(ctx, pane, side, names[side], tracks.get(pane.source, names[side]), { scale, look });
     drawAxes(ctx, pane, pane.entry, { scale, tokens: texts.of(pane.source), spans, look });
     ctx.restore();
   }

@@ -3,7 +3,7 @@
 import { getPlace } from "../data/state.js";
 import { clamp } from "./geometry.js";
 import { computeArrowStep } from "./gestures.js";
-import { TRACK_OF } from "./painter.js";
+import { getTrackNames } from "./painter.js";
 import { findCell, getTarget, findTrack } from "./scene.js";
 import { describeTrack, findPeak } from "./tracks.js";
 import { t } from "../words/words.js";
@@ -52,7 +52,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
    * @param {Point} place
    */
   function showTrack({ pane, side, from, to }, place) {
-    const name = TRACK_OF[side];
+    const name = getTrackNames(pane.entry)[side];
     const { values } = tracks.get(pane.source, name);
     const axis = side === "top" ? "key" : "query";
     const first = side === "top" ? pane.firstKey : pane.firstQuery;
@@ -140,7 +140,7 @@ export function createPointing({ store, scene: getScene, camera, tip, tracks, an
         else tip.hide();
         return;
       }
-      const { empty } = tracks.get(target.source, "entropy");
+      const { empty } = tracks.get(target.source, getTrackNames(target.entry).left);
       target.empty = empty.some(([start, stop]) => target.i >= start && target.i < stop);
       const position = place ?? { x: hit.pane.X(hit.j + 0.5), y: hit.pane.Y(hit.i + 0.5) };
       tip.show(target, position, { pool: store.state.pool, spoken: keyboard });

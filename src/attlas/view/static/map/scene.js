@@ -3,7 +3,7 @@
 import { getCausalOffset, chooseLevel, computePanes, placePane } from "./geometry.js";
 import { createLayer, createPatchLayer } from "./layers.js";
 import { getHeadName } from "../data/numbers.js";
-import { haveSameCells } from "../panels/compare.js";
+import { canDivide, haveSameCells } from "../panels/compare.js";
 import { findPatch, getFinestLevel, getBlockSide, listPatches } from "../data/held.js";
 import { isContrast, getPlace } from "../data/state.js";
 import { createSource } from "./tiles.js";
@@ -22,6 +22,7 @@ export function explainRefusal({ info, entry, second, compare }) {
   const [a, b] = [info.entries[entry], info.entries[second.entry]];
   const sameCells = haveSameCells(a, b);
   if (compare !== "side" && !sameCells) return t("the two heads are of different parts of the text");
+  if (compare === "ratio" && !canDivide(info, entry, second.entry)) return t("weights that may be negative are not divided");
   if (compare === "triangle" && !(a.causal && b.causal)) return t("only causal matrices leave a triangle empty");
   return null;
 }

@@ -57,14 +57,14 @@ export function fillRatio(words, first, second, lut) {
  * @param {Uint16Array} second
  * @param {DifferenceTable} differenceTable
  */
-function fillDifference(target, first, second, { weights, words, limit }) {
+function fillDifference(target, first, second, { weights, others, factor: unit, words, limit }) {
   const factor = 127.5 / limit;
   for (let k = 0; k < target.length; k++) {
     const a = first[k];
     const b = second[k];
     if (a === MASKED || b === MASKED || a === PENDING || b === PENDING) target[k] = 0;
     else {
-      const place = 127.5 + factor * (weights[a] - weights[b]);
+      const place = 127.5 + factor * (weights[a] - unit * others[b]);
       target[k] = words[place <= 0 ? 0 : place >= 255 ? 255 : Math.round(place)];
     }
   }
@@ -217,15 +217,16 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
      * The picture of a tile in these colours; null when there is no time left to paint it in this frame.
      *
      * @param {Tile} tile
+     * @param {number} entry
      * @param {Palette} palette
      * @param {Budget} budget
      */
-    surface(tile, palette, budget) {
-      const { lut } = palette;
+    surface(tile, entry, palette, budget) {
       if (tile.surface && tile.version === palette.version) return tile.surface;
       if (!budget.left()) return tile.surface; // in older colours or codes
       tile.surface ??= createSurface();
       const { codes } = tile;
+      const lut = palette.lut(entry);
       paintSurface(tile.surface, (words) => {
         for (let k = 0; k < words.length; k++) words[k] = lut[codes[k]];
       });
@@ -238,15 +239,19 @@ export function createTiles(transport, { bytes = 192e6, changed }) {
      *
      * @param {Tile} first
      * @param {Tile} second
+     * @param {[first: number, second: number]} entries
      * @param {Palette} palette
      * @param {Budget} budget
      */
-    ratio(first, second, palette, budget) {
+    ratio(first, second, entries, palette, budget) {
       const picture = first.ratio;
       if (picture && picture.second === second && picture.version === palette.version) return picture.surface;
       if (!budget.left()) return picture && picture.second === second ? picture.surface : null;
       const surface = picture?.surface ?? createSurface();
-      paintSurface(surface, (words) => (palette.ratio ? fillRatio(words, first.codes, second.codes, palette.ratio) : fillDifference(words, first.codes, second.codes, /** @type {DifferenceTable} */ (palette.difference))));
+      paintSurface(surface, (words) => {
+        if (palette.ratio) fillRatio(words, first.codes, second.codes, palette.ratio);
+        else if (palette.difference) fillDifference(words, first.codes, second.codes, palette.difference(...entries));
+      });
       first.ratio = { second, version: palette.version, surface };
       updateBytes(first);
       return surface;

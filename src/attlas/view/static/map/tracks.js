@@ -26,20 +26,20 @@ export function describeTrack(name) {
 }
 
 /**
- * Largest and mean of a range of numbers without NaN; NaN where all are NaN.
+ * Largest by size and mean of a range of numbers without NaN; NaN where all are NaN.
  *
  * @param {Float32Array} values
  * @param {number} from
  * @param {number} to
  */
 export function summarise(values, from, to) {
-  let largest = -Infinity;
+  let largest = 0;
   let sum = 0;
   let count = 0;
   for (let k = from; k < to; k++) {
     const value = values[k];
     if (value !== value) continue;
-    if (value > largest) largest = value;
+    if (Math.abs(value) > Math.abs(largest)) largest = value;
     sum += value;
     count += 1;
   }
@@ -47,7 +47,7 @@ export function summarise(values, from, to) {
 }
 
 /**
- * The largest number of a range: {index, value}; null where all are NaN.
+ * The number of largest size of a range: {index, value}; null where all are NaN.
  *
  * @param {Float32Array} values
  * @param {number} from
@@ -59,7 +59,7 @@ export function findPeak(values, from, to) {
   let best = null;
   for (let k = from; k < to; k++) {
     const value = values[k];
-    if (value === value && (best === null || value > best.value)) best = { index: k, value };
+    if (value === value && (best === null || Math.abs(value) > Math.abs(best.value))) best = { index: k, value };
   }
   return best;
 }
@@ -82,7 +82,7 @@ export function findEmptyRuns(values) {
 }
 
 /**
- * The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest.
+ * The scale of a track: linear from zero, or logarithmic where a few values stand far over the rest and none is negative.
  *
  * @param {Float32Array} values
  * @param {{ log: boolean }} options
@@ -90,17 +90,20 @@ export function findEmptyRuns(values) {
  */
 export function computeTrackRange(values, { log }) {
   let largest = 0;
+  let signed = false;
   const step = Math.max(1, Math.floor(values.length / 2048));
   /** @type {number[]} */
   const sample = [];
   for (let k = 0; k < values.length; k++) {
     const value = values[k];
-    if (value > largest && value < Infinity) largest = value;
+    signed ||= value < 0;
+    if (Math.abs(value) > largest && Math.abs(value) < Infinity) largest = Math.abs(value);
     if (k % step === 0 && value > 0) sample.push(value);
   }
   const high = largest || 1;
   sample.sort((a, b) => a - b);
   const getQuantile = (/** @type {number} */ fraction) => sample[Math.min(sample.length - 1, Math.floor(fraction * sample.length))] ?? high;
+  if (signed) return { low: 0, high, log: false, signed };
   if (!log || high < MIN_LOG_RATIO * getQuantile(0.5)) return { low: 0, high, log: false };
   return { low: Math.max(getQuantile(0.02) / 2, high / 1e6), high, log: true };
 }
@@ -127,7 +130,7 @@ export function createTracks(transport, { changed, maxTracks = 24 }) {
       const values = new Float32Array(buffer);
       track.wait = Math.min(LAST_POLL_MS, track.progress === progress ? 1.6 * track.wait : track.wait);
       Object.assign(track, { values, progress, range: computeTrackRange(values, { log: LOGARITHMIC[params.name] }) });
-      if (params.name === "entropy" && progress >= 1) track.empty = findEmptyRuns(values);
+      if ((params.name === "entropy" || params.name === "max_weight") && progress >= 1) track.empty = findEmptyRuns(values);
     } catch {
       track.wait = LAST_POLL_MS;
       track.failed += 1;
@@ -201,6 +204,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     if (top) ctx.fillRect(from, base - barHeight, to - from, barHeight);
     else ctx.fillRect(base - barHeight, from, barHeight, to - from);
   };
+  const [strong, pale] = [(/** @type {number} */ value) => (value < 0 ? look.trackBelow : look.track), (/** @type {number} */ value) => (value < 0 ? look.trackBelowLight : look.trackLight)];
   const toCell = top ? pane.column : pane.row;
   const toPixel = top ? pane.X : pane.Y;
   const count = track.values.length;
@@ -211,7 +215,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     for (let k = Math.max(0, Math.floor(toCell(low))); k < last; k++) {
       const value = track.values[k];
       const [from, to] = [Math.max(low, Math.round(toPixel(k))), Math.min(high, Math.round(toPixel(k + 1)) - gap)];
-      if (value === value) drawBar(look.track, from, to, height(value));
+      if (value === value) drawBar(strong(value), from, to, height(value));
       else if (isComputing) drawBar(look.pending, from, to, maxHeight);
     }
     return;
@@ -220,8 +224,8 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
     const from = Math.max(0, Math.floor(toCell(pixel)));
     const { largest, mean } = summarise(track.values, from, Math.min(count, Math.max(from + 1, Math.floor(toCell(pixel + 1)))));
     if (largest === largest) {
-      drawBar(look.trackLight, pixel, pixel + 1, height(largest));
-      drawBar(look.track, pixel, pixel + 1, height(mean));
+      drawBar(pale(largest), pixel, pixel + 1, height(largest));
+      drawBar(strong(mean), pixel, pixel + 1, height(mean));
     } else if (isComputing) drawBar(look.pending, pixel, pixel + 1, maxHeight);
   }
 }
@@ -232,7 +236,7 @@ export function drawTrack(ctx, pane, side, name, track, { scale, look }) {
  * @returns {(value: number) => number}
  */
 function createHeightScale({ low, high, log }, maxHeight) {
-  if (!log) return (value) => (maxHeight * Math.min(value, high)) / high;
+  if (!log) return (value) => (maxHeight * Math.min(Math.abs(value), high)) / high;
   const span = Math.log(high / low) || 1;
   // Every positive value has at least one pixel.
   return (value) => (value >= low ? 1 + (maxHeight - 1) * Math.min(1, Math.log(value / low) / span) : value > 0 ? 1 : 0);
@@ -258,9 +262,9 @@ function drawLabel(ctx, pane, top, base, words, track, look) {
     ctx.textAlign = "right";
     const x = pane.left - gutter.band - 7;
     ctx.fillText(narrow ? words.short : words.label, x, base - gutter.track / 2 - (narrow || !range ? 0 : 6));
-    if (range && !narrow) ctx.fillText(`${range.log ? t("log, ") : ""}≤ ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
+    if (range && !narrow) ctx.fillText(`${range.log ? t("log, ") : ""}${range.signed ? "±" : "≤"} ${formatNumber(range.high, 2)}`, x, base - gutter.track / 2 + 7);
   } else if (!narrow) {
     ctx.textAlign = "right";
-    ctx.fillText(`${words.label}${range ? ` ≤ ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
+    ctx.fillText(`${range?.signed ? words.short : words.label}${range ? ` ${range.signed ? "±" : "≤"} ${formatNumber(range.high, 2)}` : ""}`, pane.left - gutter.band - 7, pane.top - 22);
   }
 }

@@ -1,12 +1,12 @@
 // The colour bar: which weights get which colours, and how cells become one pixel.
 
 import { getContext } from "../map/canvas.js";
-import { getColour, getColours, getDivergingColours, getRange } from "../map/colour.js";
+import { fitSigned, fromBar, getBarOffset, getColour, getDivergingColours, getRange, getSignedReach, getWeightColours, setSignedReach, toBar } from "../map/colour.js";
 import { make, createPicker, createSegmented } from "./elements.js";
 import { formatNumber, formatSuperscript, computeTicks, formatInteger } from "../data/numbers.js";
 import { createRange } from "./range.js";
 import { PALETTES, isContrast } from "../data/state.js";
-import { WEIGHTED, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
+import { WEIGHTED, formatSigned, isSigned, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const MIN_LOG2 = -64; // log2 of the smallest weight that a code tells apart
@@ -21,6 +21,7 @@ const RATIO_OCTAVES = 12; // octaves to each side that the bar of a comparison s
  */
 export function getBarRange(state) {
   const { low, high } = getRange(state);
+  if (isSigned(state)) return { min: -getSignedReach(state).end, max: getSignedReach(state).end };
   if (state.colour === "log") return { min: low < -40 ? MIN_LOG2 : Math.min(-24, Math.floor(low / 8) * 8), max: 0 };
   let max = 1;
   // 1, 0.5, 0.2, 0.1, ...: the smallest that leaves a fifth of the bar free.
@@ -77,6 +78,7 @@ function* generateSteps() {
  */
 export function getBarTicks(state, { min, max }, width) {
   const unit = getUnit(state);
+  if (isSigned(state)) return getSignedTicks(state, max, width);
   if (state.colour === "linear") return computeTicks(unit * min, unit * max, width / 64).map((at) => ({ at: at / unit, text: at === 0 ? "0" : formatNumber(at, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") }));
   const decades = (max - min) / Math.log2(10);
   const powerStep = Math.max(1, Math.ceil(decades / Math.max(1, Math.floor(width / 52))));
@@ -88,6 +90,36 @@ export function getBarTicks(state, { min, max }, width) {
     marks.push({ at: power * Math.log2(10) - shift, text });
   }
   return marks;
+}
+
+/**
+ * The ticks of a bar of both signs: 0 in the middle, and the same sizes on both sides.
+ *
+ * @param {State} state
+ * @param {number} max
+ * @param {number} width
+ * @returns {Tick[]}
+ */
+function getSignedTicks(state, max, width) {
+  const unit = getUnit(state);
+  const middle = [{ at: 0, text: "0" }];
+  if (state.colour === "linear") {
+    const sizes = computeTicks(0, unit * max, width / 128).filter((size) => size > 0);
+    const getText = (/** @type {number} */ size) => formatNumber(size, 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+    return [...sizes.map((size) => ({ at: -size / unit, text: `−${getText(size)}` })).reverse(), ...middle, ...sizes.map((size) => ({ at: size / unit, text: `+${getText(size)}` }))];
+  }
+  const least = fromBar(1, state) * unit;
+  const most = fromBar(max, state) * unit;
+  const step = Math.max(1, Math.ceil(Math.log10(most / least) / Math.max(1, Math.floor(width / 2 / 52))));
+  /** @type {Tick[]} */
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(most)); 10 ** power > least; power -= step) {
+    const at = toBar(10 ** power / unit, state);
+    const text = power >= -2 && power < 5 ? String(Number((10 ** power).toFixed(2))) : `10${formatSuperscript(power)}`;
+    ticks.unshift({ at: -at, text: `−${text}` });
+    ticks.push({ at, text: `+${text}` });
+  }
+  return [...ticks.filter(({ at }) => at < 0), ...middle, ...ticks.filter(({ at }) => at > 0)];
 }
 
 /**
@@ -109,10 +141,13 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     label: t("Colour range"),
     names: [t("lowest weight"), t("highest weight")],
     step: () => (isLog() ? 0.5 : (bar.max - bar.min) / 200),
-    formatValue: (value) => (store.state.compare === "difference" ? formatNumber(value * getUnit(store.state), 2) : isComparison() ? t("{0} times", formatNumber(2 ** value, 2)) : `${getNumberName(store.state)} ${formatNumber((isLog() ? 2 ** value : value) * getUnit(store.state), 2)}`),
+    formatValue: (value) => (store.state.compare === "difference" ? formatNumber(value * getUnit(store.state), 2) : isComparison() ? t("{0} times", formatNumber(2 ** value, 2)) : `${getNumberName(store.state)} ${formatNumber(fromBar(value, store.state) * getUnit(store.state), 2)}`),
     onInput(low, high) {
       const { compare } = store.state;
-      if (!isContrast(compare)) store.set({ low, high });
+      if (!isContrast(compare) && isSigned(store.state)) {
+        const now = getSignedReach(store.state).reach;
+        store.set(setSignedReach(Math.max(bar.max / 24, Math.abs(-low - now) > Math.abs(high - now) ? -low : high), store.state));
+      } else if (!isContrast(compare)) store.set({ low, high });
       // The range of a comparison is symmetric: the moved handle sets both sides.
       else {
         const now = store.state[compare];
@@ -190,15 +225,16 @@ export function mountColourbar(element, { store, transport, map, announce }) {
       const { r0, r1, c0, c1 } = map.visibleRegion();
       const { entry, head, batch, variant } = state;
       const { json } = await transport.get("top", { entry, head, batch, variant, k: 1, r0, r1, c0, c1 }, { signal });
-      const largestNumber = json.cells[0]?.[2] ?? 0;
+      const largestNumber = Math.abs(json.cells[0]?.[2] ?? 0);
       const largest = largestNumber / getUnit(state);
       if (signal.aborted || !(largest > 0)) return;
-      if (store.state.colour === "linear") store.set({ low: 0, high: largest });
+      if (isSigned(store.state)) store.set(fitSigned(largest, store.state.colour));
+      else if (store.state.colour === "linear") store.set({ low: 0, high: largest });
       else {
         const high = Math.min(0, Math.ceil(4 * Math.log2(largest)) / 4);
         store.set({ low: Math.max(MIN_LOG2, high - FIT_OCTAVES), high });
       }
-      announce(t("The largest weight in view is {0}", formatNumber(largestNumber)));
+      announce(t("The largest weight in view is {0}", isSigned(state) ? formatSigned(json.cells[0][2]) : formatNumber(largestNumber)));
     } catch (error) {
       if (!signal.aborted) announce(error.message);
     } finally {
@@ -206,17 +242,23 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     }
   });
 
-  const getShownRange = (/** @type {State} */ state) => (isContrast(state.compare) ? { low: -state[state.compare], high: state[state.compare] } : getRange(state));
+  const getShownRange = (/** @type {State} */ state) => {
+    if (isContrast(state.compare)) return { low: -state[state.compare], high: state[state.compare] };
+    if (!isSigned(state)) return getRange(state);
+    const { reach } = getSignedReach(state);
+    return { low: -reach, high: reach };
+  };
   /** @param {State} state */
   function paint(state) {
     const context = getContext(canvas);
     const { low, high } = getShownRange(state);
-    const bytes = isContrast(state.compare) ? getDivergingColours(state) : getColours(state);
+    const contrast = isContrast(state.compare);
+    const bytes = contrast ? getDivergingColours(state) : getWeightColours(state);
     const image = context.createImageData(256, 1);
     for (let x = 0; x < 256; x++) {
       const value = bar.min + ((x + 0.5) / 256) * (bar.max - bar.min);
-      const place = Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
-      image.data.set([bytes[3 * place], bytes[3 * place + 1], bytes[3 * place + 2], 255], 4 * x);
+      const offset = contrast ? 3 * Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low)))) : getBarOffset(value, state);
+      image.data.set([...bytes.slice(offset, offset + 3), 255], 4 * x);
     }
     context.putImageData(image, 0, 0);
   }
@@ -239,12 +281,10 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     marker.hidden = reading === null || isContrast(state.compare) || Number.isNaN(reading);
     readingElement.textContent = "";
     if (marker.hidden || reading === null) return;
-    const code = reading / getUnit(state);
-    const value = state.colour === "log" ? Math.log2(code) : code;
-    marker.style.left = `${100 * getPosition(value)}%`;
+    marker.style.left = `${100 * getPosition(toBar(reading / getUnit(state), state))}%`;
     const patch = make("i", { class: "patch" });
     patch.style.background = getColour(reading, state);
-    readingElement.replaceChildren(patch, formatNumber(reading));
+    readingElement.replaceChildren(patch, isSigned(state) ? formatSigned(reading) : formatNumber(reading));
   }
   /** @param {State} state */
   function showTitle(state) {
@@ -266,15 +306,16 @@ export function mountColourbar(element, { store, transport, map, announce }) {
     const { only } = state.info ?? {};
     pool.set(state.pool, !only ? {} : only.pool === "mean" ? { max: t("This file holds blocks as means only") } : { mean: t("This file holds blocks as maxima only") });
     palette.set(state.palette);
-    palette.select.disabled = ratio;
+    palette.select.disabled = ratio || isSigned(state);
+    palette.select.title = isSigned(state) && !ratio ? t("Weights of both signs have colours of their own") : "";
     fit.disabled = ratio;
     const entry = state.info?.entries[state.entry];
     sink.checked = state.variant === "nosink";
     const weighted = isWeighted(state);
     numbers.set(weighted ? state.variant : "plain");
     for (const option of numbers.select.options) option.disabled = Boolean(only) || (option.value in WEIGHTED && !(option.value in (entry?.largest_norms ?? {})));
-    sink.disabled = Boolean(only) || weighted || (entry !== undefined && entry.n < 2);
-    sinkLabel.title = only ? only.variant === "nosink" ? t("This file holds rows without the first key only") : t("This file holds rows with the first key only") : t("Leave out the first key and divide each row by what is left");
+    sink.disabled = Boolean(only) || weighted || entry?.softmax === false || (entry !== undefined && entry.n < 2);
+    sinkLabel.title = entry?.softmax === false ? t("The rows of this matrix are no softmax: they cannot be renormalised") : only ? only.variant === "nosink" ? t("This file holds rows without the first key only") : t("This file holds rows with the first key only") : t("Leave out the first key and divide each row by what is left");
     showReading();
   }
 
@@ -306,6 +347,7 @@ function formatTitle(state, side) {
   if (isContrast(state.compare)) return state.compare === "ratio" ? t("first ÷ second") : t("first − second");
   if (side === 1) return getNumberName(state);
   if (isWeighted(state)) return `${getNumberName(state)}, ${t(state.pool)}`;
+  if (isSigned(state) && state.pool === "max") return t("largest size of {0} × {1}", formatInteger(side), formatInteger(side));
   return state.pool === "max" ? t("largest of {0} × {1}", formatInteger(side), formatInteger(side)) : t("mean of {0} × {1}", formatInteger(side), formatInteger(side));
 }
 

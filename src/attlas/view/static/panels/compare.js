@@ -4,6 +4,7 @@ import { make, createSegmented } from "./elements.js";
 import { getHeadName, getLayerName } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
 import { findCounterpart, listHeads } from "../data/state.js";
+import { areShares } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 /** @returns {Option<Compare>[]} */
@@ -34,6 +35,17 @@ export function canCompare(info, first, second) {
 export function haveSameCells(a, b) {
   const fields = /** @type {const} */ (["m", "n", "first_query", "first_key"]);
   return fields.every((field) => a[field] === b[field]);
+}
+
+/**
+ * Whether the quotients of the weights of two entries have a meaning: both are shares.
+ *
+ * @param {Info} info
+ * @param {number} first
+ * @param {number} second
+ */
+export function canDivide(info, first, second) {
+  return [first, second].every((entry) => areShares({ info, entry }));
 }
 
 /** @param {Compare} compare */
@@ -143,15 +155,16 @@ export function mountCompare(element, { store, announce, uid }) {
     swapButton.disabled = second === null;
     const layer = info.entries[entry];
     const causal = layer.causal && (second === null || info.entries[second.entry].causal);
+    const divisible = canDivide(info, entry, second?.entry ?? entry);
     const reason = info.held ? t("This file holds one head only") : t("There is one head only");
     const isOnlyHead = info.held ? info.held.length < 2 : layer.heads.length < 2 && info.entries.length < 2;
     modeButtons.set(compare, {
       side: isOnlyHead && reason,
       triangle: isOnlyHead ? reason : !causal && t("Only a causal map has an empty triangle"),
-      ratio: isOnlyHead && reason,
+      ratio: isOnlyHead ? reason : !divisible && t("Weights that may be negative are subtracted, and not divided"),
       difference: isOnlyHead && reason,
     });
-    if (compare === "triangle" && !causal) store.set({ compare: "side" });
+    if ((compare === "triangle" && !causal) || (compare === "ratio" && !divisible)) store.set({ compare: compare === "ratio" ? "difference" : "side" });
   }
   // With a second recording, the second head follows the first.
   const unsubscribeHead = store.on(["entry", "head"], (state, changed) => {

@@ -6,7 +6,7 @@ import { canCompare } from "./compare.js";
 import { make, createSegmented } from "./elements.js";
 import { formatNumber, getHeadMark, getHeadName, formatPercent, formatInteger } from "../data/numbers.js";
 import { holdsHead } from "../data/held.js";
-import { formatAmount, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
+import { areShares, formatAmount, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const REQUEST_DELAY = 120; // ms without another change after which heads are asked
@@ -26,7 +26,7 @@ export function createPairColumns({ pin, span, info, entry, head, variant }) {
   const keys = stop - start > 1 ? t("keys {0} to {1}", formatInteger(start), formatInteger(stop - 1)) : t("key {0}", formatInteger(start));
   return [
     { name: "pair", label: t("pinned pair"), unit: "", description: isWeighted({ variant }) ? t("{0} of query {1} and {2}", getNumberName({ variant }), query, keys) : t("Weight that query {0} gives to {1}", query, keys) },
-    { name: "agree", label: t("agreement"), unit: "", description: t("Share of the attention of query {0} that goes where that of {1} goes: the sum over keys of the smaller weight", query, getHeadMark(info, entry, head)) },
+    ...(areShares({ info, entry }) ? [{ name: "agree", label: t("agreement"), unit: "", description: t("Share of the attention of query {0} that goes where that of {1} goes: the sum over keys of the smaller weight", query, getHeadMark(info, entry, head)) }] : []),
   ];
 }
 
@@ -118,11 +118,14 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
       return;
     }
     const span = condition.stop - condition.start > 1 ? { start: condition.start, stop: condition.stop } : null;
-    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: condition.least === null ? "" : `within:${condition.least * getUnit(state)},${1.0001 * getUnit(state)}` });
+    store.set({ pin: { i, j }, span, heat: "pair", sort: "-pair", filter: condition.least === null ? "" : areShares(state) ? `within:${condition.least * getUnit(state)},${1.0001 * getUnit(state)}` : `within:${condition.least},1e9` });
   }
   /** @param {State} state */
   function describe({ pin, span, info: shown, entry }) {
     input.removeAttribute("aria-invalid");
+    const shares = areShares({ info: shown, entry });
+    input.placeholder = shares ? "147 → 120-140 > 10 %" : "147 → 120-140 > 0.1";
+    help.textContent = shares ? t("As in 147 → 120-140 > 10 %: heads in which this query gives these keys more than this share.") : t("As in 147 → 120-140 > 0.1: heads in which this query gives these keys more than this weight.");
     if (!pin) {
       input.value = "";
       return;
@@ -164,7 +167,7 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     timer = setTimeout(load, REQUEST_DELAY);
   };
 
-  const getShownKind = (/** @type {Pick<State, "heat" | "pin">} */ { heat, pin }) => (pin ? heat : "statistic");
+  const getShownKind = (/** @type {State} */ state) => (!state.pin ? "statistic" : state.heat === "agree" && !areShares(state) ? "pair" : state.heat);
   /** @param {State} state */
   function paint(state) {
     const kind = getShownKind(state);
@@ -177,38 +180,39 @@ export function mountHeadmap(element, { store, transport, announce, uid }) {
     const known = numbers.filter((number) => number !== null);
     const [low, high] = kind === "statistic" ? [Math.min(...known), Math.max(...known)] : [0, 1];
     const bytes = getColours(state);
-    const getCellColour = (/** @type {number} */ number) => {
-      if (kind === "pair") return getColour(number, state);
+    const getCellColour = (/** @type {number} */ number, /** @type {number} */ entry) => {
+      if (kind === "pair") return getColour(number, { ...state, entry });
       const index = 3 * Math.round(255 * Math.min(1, Math.max(0, (number - low) / (high - low || 1))));
       return `rgb(${bytes[index]} ${bytes[index + 1]} ${bytes[index + 2]})`;
     };
-    const formatCell = (/** @type {number} */ number) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, state) : formatPercent(number));
+    const formatCell = (/** @type {number} */ number, /** @type {number} */ entry) => (kind === "statistic" ? formatNumber(number) : kind === "pair" ? formatAmount(number, { ...state, entry }) : formatPercent(number));
     cells.forEach(({ button, entry, head }, index) => {
       const number = numbers[index];
       const isShown = entry === state.entry && head === state.head;
-      const label = t("{0}: {1}", getHeadName(info, entry, head), number === null ? t("not known") : formatCell(number));
-      button.style.background = number === null ? "" : getCellColour(number);
+      const label = t("{0}: {1}", getHeadName(info, entry, head), number === null ? t("not known") : formatCell(number, entry));
+      button.style.background = number === null ? "" : getCellColour(number, entry);
       button.title = label;
       button.setAttribute("aria-label", label);
       button.setAttribute("aria-pressed", String(isShown));
       button.tabIndex = isShown || (state.head === "mean" && index === 0) ? 0 : -1;
     });
     kindButtons.set(kind, state.pin ? {} : { pair: t("Pin a cell first: click one in the map"), agree: t("Pin a cell first: click one in the map") });
+    if (state.pin && !areShares(state)) kindButtons.set(kind, { agree: t("Agreement is defined for weights that are shares of a row") });
     message.textContent = describePairs(state, kind, numbers, formatCell).replaceAll(" %", "\u00a0%"); // no line begins with %
   }
   /**
    * @param {State} state
    * @param {Heat} kind
    * @param {(number | null)[]} numbers
-   * @param {(value: number) => string} formatCell
+   * @param {(value: number, entry: number) => string} formatCell
    */
   function describePairs(state, kind, numbers, formatCell) {
     if (kind === "statistic") return state.pin ? "" : t("Pin a cell: here stands the weight that every head gives to this pair.");
     if (!state.pairs) return "…";
     const [pair] = createPairColumns(state);
     const others = kind === "agree" ? (/** @type {HeadPlace} */ { entry, head }) => entry !== state.entry || head !== state.head : () => true;
-    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number > 0 && others(cell)).sort((a, b) => b.number - a.number);
-    const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number)}`);
+    const best = numbers.map((number, index) => ({ number: number ?? 0, cell: cells[index] })).filter(({ number, cell }) => number !== 0 && others(cell)).sort((a, b) => Math.abs(b.number) - Math.abs(a.number));
+    const named = best.slice(0, MAX_NAMED).map(({ number, cell }) => `${getHeadMark(info, cell.entry, cell.head)} ${formatCell(number, cell.entry)}`);
     const what = kind === "pair" ? pair.description : t("From the pinned query the same keys as {0}", getHeadMark(info, state.entry, state.head));
     const known = numbers.filter((number) => number !== null).length;
     const missing = info.held && known < numbers.length ? ` ${t("This file has it for {0} of {1} heads.", formatInteger(known), formatInteger(numbers.length))}` : "";

@@ -26,13 +26,21 @@ const listKeys = () => [
   ]],
 ];
 
-/** @returns {[title: string, text: string]} */
-const describeExact = () => [
+/** @param {Info} info */
+const hasSoftmaxAlone = (info) => info.entries.every(({ softmax }) => softmax !== false);
+/**
+ * @param {Info} info
+ * @returns {[title: string, text: string]}
+ */
+const describeExact = (info) => [
   t("Every number is exact"),
-  t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
+  !hasSoftmaxAlone(info) ? t("Weights in the text pane, in lists, cells and exported tables are float32, computed for this request from what the layer was given. None is read from the picture.") : t("Weights in the text pane, in lists, cells and exported tables are float32 values of softmax(score(Q, K)), computed for this request from queries, keys and one number a row. None is read from the picture."),
 ];
-/** @returns {[title: string, text: string][]} */
-const listFacts = () => [
+/**
+ * @param {Info} info
+ * @returns {[title: string, text: string][]}
+ */
+const listFacts = (info) => [
   [
     t("How to read the map"),
     t("A row is a token, the query; a column is a token that it attends to, a key. Dark is much, in the dark theme bright is much; the colour bar says it for each palette. The weights of a row add up to 1."),
@@ -41,6 +49,10 @@ const listFacts = () => [
     t("The picture holds codes"),
     t("A pixel is a 16-bit code of log₂ of a weight, from 2⁻⁶⁴ to 1, at most 0.034 % off. That is finer than a screen shows, and no small weight is lost."),
   ],
+  ...(info.entries.every(({ shares }) => shares !== false) ? [] : [/** @type {[title: string, text: string]} */ ([
+    t("Weights of both signs"),
+    t("Weights of linear attention and differences of matrices may be negative, and the weights of a row need not add up to 1. Blue is above 0, red below. Their codes hold a sign and log₂ of the size, at most 0.068 % off. The largest weights are those of largest size."),
+  ])]),
   [
     t("A pixel of many cells"),
     t("Zoomed out, one pixel stands for a block. “mean” is the mean over the block’s allowed pairs, pooled exactly from sums and counts; “max” is the largest weight in it."),
@@ -79,12 +91,12 @@ export function mountHelp(element, { store, uid, root, numbers }) {
       make("dl", { class: "keys" }, ...rows.map(([key, does]) => make("div", {}, make("dt", {}, ...createKeyCaps(key)), make("dd", {}, does)))),
     ),
   );
-  const facts = listFacts();
+  const facts = listFacts(store.state.info);
   const factsSection = make(
     "section",
     { class: "facts" },
     make("h3", {}, t("Where the numbers come from")),
-    make("dl", {}, ...[facts[0], numbers ?? describeExact(), ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
+    make("dl", {}, ...[facts[0], numbers ?? describeExact(store.state.info), ...facts.slice(1)].map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text)))),
   );
   if (root.classList.contains("attlas-page")) dialog.element.querySelector(".dialog-close")?.before(createLanguageButton(store));
   dialog.body.append(make("div", { class: "help-keys" }, ...columns), factsSection);

@@ -6,12 +6,13 @@ import { clamp } from "../map/geometry.js";
 import { make } from "./elements.js";
 import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
 import { showWhitespace } from "../data/tokens.js";
-import { isWeighted, getNumberName, getUnit } from "../data/weighting.js";
+import { areShares, isWeighted, getNumberName, getUnit } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const WINDOW_SIZE = 64; // tokens on each side, at most
 const ROW_HEIGHT = 17; // CSS pixels of a token
-const MIN_WEIGHT = 0.01; // weights below this get no line
+const MIN_WEIGHT = 0.01; // weights below this get no line,
+const MIN_SIZE = 0.05; // and sizes below this share of the largest, where weights are no shares
 const LINES_WIDTH = 240; // pixels between the two columns
 
 /**
@@ -116,10 +117,11 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
     const lines = [];
     for (let i = 0; i < r1 - r0; i++) {
       for (let j = 0; j < c1 - c0; j++) {
-        if (!(getWeight(i, j) >= MIN_WEIGHT)) continue;
-        const weight = getWeight(i, j);
+        const weight = Math.min(1, Math.abs(getWeight(i, j)));
+        if (!(weight >= (areShares(store.state) ? MIN_WEIGHT : MIN_SIZE))) continue;
+        const sign = getWeight(i, j) < 0 ? "below" : areShares(store.state) ? null : "above";
         const strength = { opacity: String(0.12 + 0.88 * Math.sqrt(weight)), "stroke-width": String(0.5 + 3 * weight) }; // not rounded
-        lines.push(createSvg("line", { x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), ...strength, "data-query": i, "data-key": j }));
+        lines.push(createSvg("line", { x1: 0, y1: ROW_HEIGHT * (i + 0.5), x2: LINES_WIDTH, y2: ROW_HEIGHT * (j + 0.5), ...strength, "data-query": i, "data-key": j, class: sign }));
       }
     }
     svg.replaceChildren(...lines);
@@ -184,14 +186,16 @@ export function mountLines(element, { store, transport, texts, map, tools }) {
       for (const [index, button] of /** @type {HTMLElement[]} */ ([...column.children]).entries()) {
         const other = active && active.side !== side;
         const share = other ? (side === "key" ? getWeight(active.index, index) : getWeight(index, active.index)) : 0;
-        if (other && share > 0) sum += share;
-        button.style.background = share >= 0.005 ? `color-mix(in srgb, var(--glow) ${(100 * Math.min(1, share)).toFixed(1)}%, transparent)` : "";
+        if (other && !Number.isNaN(share)) sum += share;
+        const colour = areShares(store.state) ? "--glow" : share < 0 ? "--below" : "--above";
+        button.style.background = Math.abs(share) >= 0.005 ? `color-mix(in srgb, var(${colour}) ${(100 * Math.min(1, Math.abs(share))).toFixed(1)}%, transparent)` : "";
         button.classList.toggle("own", active !== null && active.side === side && active.index === index);
       }
     }
     const { r0, r1, firstQuery } = shown;
-    if (!active) message.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from 1 % on.", formatInteger(firstQuery), formatInteger(firstQuery + r1 - r0 - 1));
-    else if (isWeighted(store.state)) message.textContent = t("{0} in all: {1}.", getNumberName(store.state), formatNumber(sum * getUnit(store.state)));
+    if (!active && !areShares(store.state)) message.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from a size of 5 % of the largest on.", formatInteger(firstQuery), formatInteger(firstQuery + r1 - r0 - 1));
+    else if (!active) message.textContent = t("Queries {0} to {1} at the left, keys at the right; a line for each weight from 1 % on.", formatInteger(firstQuery), formatInteger(firstQuery + r1 - r0 - 1));
+    else if (isWeighted(store.state) || !areShares(store.state)) message.textContent = t("{0} in all: {1}.", getNumberName(store.state), formatNumber(sum * getUnit(store.state)));
     else if (active.side === "query") message.textContent = t("{0} of the attention of query {1} goes to these keys.", formatPercent(Math.min(1, sum)), formatInteger(firstQuery + active.index));
     else message.textContent = t("These queries give key {0} {1} in all.", formatInteger(shown.firstKey + active.index), sum.toFixed(2));
   }

@@ -1,12 +1,12 @@
 // The map as a picture to save: with axes, a colour bar, a title and a caption.
 
 import { getContext } from "../map/canvas.js";
-import { getColours, getDivergingColours, getRange } from "../map/colour.js";
+import { getBarOffset, getDivergingColours, getWeightColours } from "../map/colour.js";
 import { getBarRange, getContrastBarRange, getContrastTicks, getBarTicks } from "./colourbar.js";
 import { getHeadName, formatInteger } from "../data/numbers.js";
 import { isContrast } from "../data/state.js";
 import { describeBlock } from "./status.js";
-import { describeVariant } from "../data/weighting.js";
+import { describeVariant, isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 /**
@@ -80,12 +80,10 @@ function drawScale(ctx, state, style, left, top, width) {
   const { compare } = state;
   const isRatio = isContrast(compare);
   const bar = isContrast(compare) ? getContrastBarRange(state, state[compare]) : getBarRange(state);
-  const { low, high } = getRange(state);
-  const bytes = isRatio ? getDivergingColours(state) : getColours(state);
+  const bytes = isRatio ? getDivergingColours(state) : getWeightColours(state);
   for (let x = 0; x < width; x++) {
     const value = bar.min + ((x + 0.5) / width) * (bar.max - bar.min);
-    const place = isRatio ? (x + 0.5) / width : Math.min(1, Math.max(0, (value - low) / (high - low)));
-    const offset = 3 * Math.round(255 * place);
+    const offset = isRatio ? 3 * Math.round((255 * (x + 0.5)) / width) : getBarOffset(value, state);
     ctx.fillStyle = `rgb(${bytes[offset]} ${bytes[offset + 1]} ${bytes[offset + 2]})`;
     ctx.fillRect(left + x, top, 1.5, 12);
   }
@@ -100,5 +98,5 @@ function drawScale(ctx, state, style, left, top, width) {
     ctx.fillText(text, x, top + 26);
   }
   ctx.textAlign = "left";
-  ctx.fillText(state.compare === "difference" ? t("weight of the first head less that of the second") : isRatio ? t("weight of the first head over that of the second") : t("attention weight"), left, top + 40);
+  ctx.fillText(state.compare === "difference" ? t("weight of the first head less that of the second") : isRatio ? t("weight of the first head over that of the second") : isSigned(state) ? t("weight, which may be negative") : t("attention weight"), left, top + 40);
 }

@@ -2,6 +2,7 @@
 
 import { createDialog, make } from "./elements.js";
 import { formatNumber, getHeadName, formatPercent } from "../data/numbers.js";
+import { isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const kindsOnBlock = ["induction", "duplicate"]; // measures whose sentences say that they are about random tokens
@@ -83,7 +84,7 @@ export function describeHead({ info, heads, entry, head, second, compare }) {
   const kind = heads?.kinds?.[row?.kinds[0] ?? ""];
   const compared = second && compare !== "none" && { side: t("beside"), triangle: t("below the diagonal, above it"), ratio: t("divided by"), difference: t("less") }[compare] + " " + getHeadName(info, second.entry, second.head);
   const headline = `${getHeadName(info, entry, head)}${kind && !compared ? ` ${t(kind.headline)}` : ""}`;
-  if (compared || !kind || !row) return { kind, compared, headline, sentence: compared || describeProgress(heads), onText: "" };
+  if (compared || !kind || !row) return { kind, compared, headline, sentence: compared || (isSigned({ info, entry }) ? t("Weights may be negative: blue is above 0, red below.") : describeProgress(heads)), onText: "" };
   const sentence = t(kind.evidence, formatPercent(row.share ?? 0));
   const said = row.on_text;
   const onText = said ? t("On this text: {0}", t(heads.kinds[said.kind].on_text, formatPercent(said.share), formatPercent(said.chance ?? 0))) : "";

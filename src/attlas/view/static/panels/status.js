@@ -2,7 +2,7 @@
 
 import { make } from "./elements.js";
 import { formatInteger } from "../data/numbers.js";
-import { describeVariant } from "../data/weighting.js";
+import { describeVariant, isSigned } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const FIRST_POLL = 300; // ms after which a computation that has begun is seen,
@@ -77,12 +77,12 @@ function findJob(jobs, { entry, head, variant }) {
  * What one pixel stands for, in words.
  *
  * @param {Grain} grain
- * @param {Pick<State, "pool">} state
+ * @param {Pick<State, "pool"> & { info?: Info, entry?: number }} state
  */
-export function describeBlock({ side, framed }, { pool }) {
+export function describeBlock({ side, framed }, { pool, ...place }) {
   if (side === 1) return t("every cell is drawn");
   const cells = formatInteger(side);
-  const words = pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", cells, cells) : t("a pixel shows the mean of {0} × {1} cells", cells, cells);
+  const words = pool === "max" && isSigned(place) ? t("a pixel shows the weight of largest size of {0} × {1} cells", cells, cells) : pool === "max" ? t("a pixel shows the largest weight of {0} × {1} cells", cells, cells) : t("a pixel shows the mean of {0} × {1} cells", cells, cells);
   return framed ? t("{0}, in the frame every cell", words) : words;
 }
 

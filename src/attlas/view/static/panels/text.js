@@ -6,8 +6,9 @@ import { getDefaultRange } from "../map/colour.js";
 import { make, createSegmented } from "./elements.js";
 import { formatNumber, formatPercent, formatInteger } from "../data/numbers.js";
 import { createFlow } from "./flow.js";
+import { isEqual } from "../data/state.js";
 import { showWhitespace } from "../data/tokens.js";
-import { formatAmount, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
+import { areShares, formatAmount, isSigned, isWeighted, getNumberName, getUnit, describeVariant } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 const initialCount = 8; // entries of the list at first
@@ -15,42 +16,53 @@ const expandedCount = 48; // and after "more"
 const maxCachedLines = 24;
 /** @type {Side[]} */
 const SIDES = ["query", "key"];
+const SIGNED_INK_OCTAVES = 12; // octaves below the largest size that the text shows of weights of both signs
 const HOVER_DELAY = 40; // ms of hover before the row of a token is requested
 
 /**
- * The indices of the `count` largest numbers in descending order, in one pass without sorting all.
+ * The indices of the `count` numbers of largest size in descending order, in one pass without sorting all.
  *
  * @param {Float32Array} values
  * @param {number} count
  */
 export function findLargest(values, count) {
   /** @type {number[]} */
-  const best = []; // ascending by value, at most `count` places
+  const best = []; // ascending by size, at most `count` places
+  const getSize = (/** @type {number} */ index) => Math.abs(values[index]);
   for (let index = 0; index < values.length; index++) {
-    const value = values[index];
-    if (!(value > 0) || (best.length === count && value <= values[best[0]])) continue;
+    const size = getSize(index);
+    if (!(size > 0) || (best.length === count && size <= getSize(best[0]))) continue;
     let rank = 0;
-    while (rank < best.length && values[best[rank]] < value) rank++;
+    while (rank < best.length && getSize(best[rank]) < size) rank++;
     best.splice(rank, 0, index);
     if (best.length > count) best.shift();
   }
   return best.reverse();
 }
 
+/**
+ * Whether two states have the same pinned cell of the same numbers.
+ *
+ * @param {State | null} before
+ * @param {State} state
+ */
+const isSameCell = (before, state) => before !== null && /** @type {(keyof State)[]} */ (["entry", "head", "batch", "variant", "pin"]).every((field) => isEqual(before[field], state[field]));
+
 /** @param {number} weight */
-const isKnown = (weight) => weight > 0; // weights that a page without a server does not hold are NaN
+const isKnown = (weight) => Math.abs(weight) > 0; // weights that a page without a server does not hold are NaN
 /** @param {Float32Array} weights */
 const sumKnown = (weights) => weights.reduce((sum, weight) => (isKnown(weight) ? sum + weight : sum), 0);
 /**
  * Describe the weights that are not in the list.
  *
- * @param {Pick<State, "by" | "variant">} state
+ * @param {State} state
  * @param {number} remaining
  * @param {number | null} total
  * @param {number} named
  */
-function describeOthers({ by, variant }, remaining, total, named) {
-  if (by === "key" || isWeighted({ variant })) {
+function describeOthers(state, remaining, total, named) {
+  const { by } = state;
+  if (by === "key" || isWeighted(state) || !areShares(state)) {
     const kind = by === "query" ? remaining === 1 ? t("key") : t("keys") : remaining === 1 ? t("query") : t("queries");
     return total === null ? t("{0} other {1}.", formatInteger(remaining), kind) : t("{0} other {1}; {2} in all.", formatInteger(remaining), kind, formatNumber(total));
   }
@@ -69,11 +81,10 @@ const countWhere = (weights, passes) => weights.reduce((count, weight) => count 
  * @returns {Panel}
  */
 export function mountText(element, { store, transport, map, texts, announce, uid }) {
-  /** @type {Float32Array | null} */
-  let weights = null; // Float32Array of the row or column that is shown
-  let rounded = false; // whether they are
-  /** @type {number | null} */
-  let total = null; // their sum, null where it is not known
+  /** @type {ShownLine | null} */
+  let shown = null; // the row or column whose subject, list and colours are shown, all of the same token
+  /** @type {State | null} */
+  let factsOf = null; // the state whose cell the facts are about
   /** @type {AbortController | null} */
   let controller = null;
   let shownCount = initialCount;
@@ -99,10 +110,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   release.addEventListener("click", () => store.set({ pin: null }));
   const list = make("ol", { class: "largest", "aria-label": t("Largest weights") });
   const moreButton = make("button", { type: "button", class: "text-button" }, t("more"));
-  moreButton.addEventListener("click", () => {
-    shownCount = shownCount === initialCount ? expandedCount : initialCount;
-    showList();
-  });
+  moreButton.addEventListener("click", changeLength);
   const restElement = make("p", { class: "largest-rest" });
   const hintElement = make("p", { class: "text-hint" });
   const detailsElement = make("div", { hidden: true }, make("div", { class: "subject-line" }, subject, release), facts, list, make("div", { class: "largest-foot" }, restElement, moreButton));
@@ -121,8 +129,8 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   const isCross = (/** @type {State} */ state) => getEntry(state).kind === "cross";
   const getFlow = (/** @type {Side} */ side) => flows[isCross(store.state) ? side : "key"];
   const getOther = (/** @type {Pick<State, "by">} */ { by }) => (by === "query" ? "key" : "query");
-  const createTokenChip = (/** @type {number} */ position, /** @type {Side} */ side) => {
-    const tokens = texts.of(store.state)[side];
+  const createTokenChip = (/** @type {number} */ position, /** @type {Side} */ side, /** @type {State} */ state) => {
+    const tokens = texts.of(state)[side];
     const joined = tokens.joined(position);
     const text = tokens.peek(position);
     if (text === null) return "";
@@ -140,10 +148,12 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const { m, n, first_query: firstQuery, first_key: firstKey } = getEntry(state);
     return state.by === "query" ? { first: firstKey, count: n } : { first: firstQuery, count: m };
   }
-  /** @param {State} state */
-  function getOwnPosition(state) {
+  /**
+   * @param {State} state
+   * @param {Cell} cell
+   */
+  function getOwnPosition(state, { i, j }) {
     const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-    const { i, j } = /** @type {Cell} */ (getActiveCell(state));
     return state.by === "query" ? firstQuery + i : firstKey + j;
   }
 
@@ -179,55 +189,63 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     hintElement.hidden = activeCell !== null;
     facts.hidden = release.hidden = state.pin === null;
     if (activeCell === null) {
-      weights = null;
+      shown = null;
       repaint();
       return;
     }
     controller = new AbortController();
     const { signal } = controller;
     const { entry, head, batch, variant, pin } = state;
-    showSubject();
+    const position = getOwnPosition(state, activeCell);
+    if (shown === null) showSubject(state, activeCell); // else it changes together with the list
     detailsElement.classList.add("loading");
-    texts.of(state)[state.by].prefetch(getOwnPosition(state), getOwnPosition(state) + 1);
+    texts.of(state)[state.by].prefetch(position, position + 1);
     try {
       const line = fetchLine(state, activeCell, signal);
       const cell = pin && transport.get("cell", { entry, head, batch, variant, i: pin.i, j: pin.j }, { signal });
       cell?.catch(() => {}); // awaited below, after the row
-      const answer = await line;
+      const next = { ...(await line), state, cell: activeCell };
       if (signal.aborted) return;
-      ({ weights, rounded, total } = answer);
-      shownCount = initialCount;
+      const places = findLargest(next.weights, initialCount);
+      await fetchTokens(next, places);
+      if (signal.aborted) return;
+      [shown, shownCount] = [next, initialCount];
+      if (!isSameCell(factsOf, state)) facts.replaceChildren();
       repaint();
-      await showList();
+      showList(places);
       if (!pin || !cell) return;
-      getFlow(state.by).reveal(getOwnPosition(state));
+      getFlow(state.by).reveal(position);
       const { json } = await cell;
       if (signal.aborted) return;
       showFacts(json);
+      factsOf = state;
       const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
       announce(t("Pinned query {0}, key {1}: weight {2}", formatInteger(firstQuery + pin.i), formatInteger(firstKey + pin.j), formatNumber(json.weight)));
     } catch (error) {
       if (signal.aborted) return;
-      if (weights === null || error.status === 404) {
-        weights = null;
+      if (shown?.state !== state) {
+        shown = null; // what is shown is of another token
         list.replaceChildren();
         facts.replaceChildren();
+        moreButton.hidden = true;
+        showSubject(state, activeCell);
         repaint();
-        if (pin) getFlow(state.by).reveal(getOwnPosition(state));
+        if (pin) getFlow(state.by).reveal(position);
       }
       restElement.textContent = `${error.message}.`;
     } finally {
       if (!signal.aborted) detailsElement.classList.remove("loading");
     }
   }
-  function showSubject() {
-    const { state } = store;
-    const { first_query: firstQuery, first_key: firstKey } = getEntry(state);
-    const { i, j } = /** @type {Cell} */ (getActiveCell(state));
-    const [q, k] = [firstQuery + i, firstKey + j];
-    const place = (/** @type {number} */ position) => make("span", { class: "place" }, ` ${formatInteger(position)}`);
-    if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(q, "query"), place(q), t(" looks at"));
-    else subject.replaceChildren(t("Key "), createTokenChip(k, "key"), place(k), t(" is looked at by"));
+  /**
+   * @param {State} state
+   * @param {Cell} cell
+   */
+  function showSubject(state, cell) {
+    const position = getOwnPosition(state, cell);
+    const place = make("span", { class: "place" }, ` ${formatInteger(position)}`);
+    if (state.by === "query") subject.replaceChildren(t("Query "), createTokenChip(position, "query", state), place, t(" looks at"));
+    else subject.replaceChildren(t("Key "), createTokenChip(position, "key", state), place, t(" is looked at by"));
   }
   /** @param {CellDetails} cell */
   function showFacts(cell) {
@@ -237,46 +255,59 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const pair = `${formatInteger(firstQuery + i)}, ${formatInteger(firstKey + j)}`;
     const weight = cell.weight === null ? `≤ ${formatNumber(cell.below)}` : cell.rounded ? `≈ ${formatNumber(cell.weight)}` : formatNumber(cell.weight, 4);
     /** @type {[name: string, value: string, title: string][]} */
-    const lineCache = [[t("cell"), pair, t("query and key of the pinned cell")], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : t("attention weight of this pair")]];
+    const lineCache = [[t("cell"), pair, t("query and key of the pinned cell")], [getNumberName(state), cell.allowed === false ? t("masked") : weight, isWeighted(state) ? describeVariant(state) : isSigned(state) ? t("weight of this pair, which may be negative") : t("attention weight of this pair")]];
     if (cell.share) lineCache.push([t("weight"), formatNumber(cell.share, 4), t("attention weight of this pair")], [t("norm"), formatNumber((cell.weight ?? 0) / cell.share, 4), t("norm of the key’s value")]);
     if (cell.allowed !== false) {
-      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), t("place of the weight in its row, 1 is the largest")]);
+      if (cell.rank !== null) lineCache.push([t("rank"), formatInteger(cell.rank), isSigned(state) ? t("place of the weight in its row by size, 1 is the largest") : t("place of the weight in its row, 1 is the largest")]);
       if (cell.logit !== null) lineCache.push([t("logit"), formatNumber(cell.logit), t("before softmax, in nats")]);
     }
-    lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
+    if (areShares(state)) lineCache.push([t("row entropy"), formatNumber(cell.row_entropy), t("of the query’s weights, in nats")]);
+    else if (cell.row_mass !== undefined) lineCache.push([t("row sum"), formatNumber(cell.row_mass), t("sum of the query’s weights")]);
     if (cell.column_mass !== null && cell.column_mass !== undefined) lineCache.push([t("key’s mass"), formatNumber(cell.column_mass), t("sum of the weights that all queries give to this key")]);
     facts.replaceChildren(...lineCache.map(([name, value, title]) => make("div", { title }, make("dt", {}, name), make("dd", {}, value))));
   }
 
-  async function showList() {
-    const { state } = store;
-    if (weights === null || getActiveCell(state) === null) return;
+  // The texts of some tokens of a line: they are there before its list is shown, so that it does not change under the pointer.
+  /**
+   * @param {ShownLine} line
+   * @param {number[]} places
+   */
+  function fetchTokens({ state }, places) {
+    const tokens = texts.of(state)[getOther(state)];
+    const { first } = getOtherSide(state);
+    return Promise.all(places.map((place) => tokens.range(first + place, first + place + 1).catch(() => [])));
+  }
+  async function changeLength() {
+    shownCount = shownCount === initialCount ? expandedCount : initialCount;
+    const line = shown;
+    if (line === null) return;
+    const places = findLargest(line.weights, shownCount);
+    await fetchTokens(line, places);
+    if (shown === line) showList(places);
+  }
+  // The subject and its largest weights, whose texts are known.
+  /** @param {number[]} places */
+  function showList(places) {
+    const { state, cell: shownCell, weights, rounded, total } = /** @type {ShownLine} */ (shown);
     const { first } = getOtherSide(state);
     const other = getOther(state);
-    const tokens = texts.of(state)[other];
-    const places = findLargest(weights, shownCount);
-    const shownWeights = weights;
-    // All texts are fetched first, so that the list does not change under the pointer.
-    await Promise.all(places.map((place) => tokens.range(first + place, first + place + 1).catch(() => [])));
-    const activeCell = getActiveCell(store.state);
-    if (shownWeights !== weights || activeCell === null) return;
-    showSubject();
+    showSubject(state, shownCell);
     const scale = weights[places[0]] || 1;
-    const named = places.reduce((sum, place) => sum + shownWeights[place], 0);
+    const named = places.reduce((sum, place) => sum + weights[place], 0);
     list.replaceChildren(
       ...places.map((place) => {
-        const weight = shownWeights[place];
-        const bar = make("i", { class: "largest-bar" });
-        bar.style.width = `${(100 * weight) / scale}%`;
+        const weight = weights[place];
+        const bar = make("i", { class: `largest-bar${isSigned(state) ? (weight < 0 ? " below" : " above") : ""}` });
+        bar.style.width = `${Math.abs((100 * weight) / scale)}%`;
         const button = make(
           "button",
           { type: "button", title: t("Weight {0}{1} · position {2}", rounded ? "≈ " : "", formatNumber(weight, rounded ? 3 : 5), formatInteger(first + place)) },
-          createTokenChip(first + place, other),
+          createTokenChip(first + place, other, state),
           make("span", { class: "place" }, formatInteger(first + place)),
           make("span", { class: "share" }, formatAmount(weight, state)),
           bar,
         );
-        const cell = state.by === "query" ? { i: activeCell.i, j: place } : { i: place, j: activeCell.j };
+        const cell = state.by === "query" ? { i: shownCell.i, j: place } : { i: place, j: shownCell.j };
         const showHover = () => store.set({ hover: cell, reading: weight });
         button.addEventListener("click", () => {
           map.centre(cell.i, cell.j);
@@ -312,15 +343,16 @@ export function mountText(element, { store, transport, map, texts, announce, uid
     const classes = [];
     let background = "";
     if (state.searchResult?.matches.some(([start, stop, side]) => side === flowSide && start <= position && position < stop)) classes.push("found");
-    if (getActiveCell(state) !== null && weights !== null) {
+    if (shown !== null) {
       const weight = getWeight(position);
-      if (!hasSide(getOther(state))) background = ""; // the other text is coloured
+      if (!hasSide(getOther(shown.state))) background = ""; // the other text is coloured
       else if (weight === null || weight === 0) classes.push("masked");
       else {
-        const share = getColourShare(weight);
-        if (share >= 0.005) background = `color-mix(in srgb, var(--glow) ${(100 * share).toFixed(1)}%, transparent)`;
+        const share = getColourShare(Math.abs(weight));
+        const colour = !isSigned(shown.state) ? "--glow" : weight < 0 ? "--below" : "--above";
+        if (share >= 0.005) background = `color-mix(in srgb, var(${colour}) ${(100 * share).toFixed(1)}%, transparent)`;
       }
-      if (hasSide(state.by) && position === getOwnPosition(state)) classes.push("own");
+      if (hasSide(shown.state.by) && position === getOwnPosition(shown.state, shown.cell)) classes.push("own");
     }
     const entry = getEntry(state);
     const { hover } = state;
@@ -331,16 +363,18 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   // The weight of a token in the shown row; null where the row does not contain it.
   /** @param {number} position */
   function getWeight(position) {
-    const { first, count } = getOtherSide(store.state);
-    return weights && position >= first && position < first + count ? weights[position - first] : null;
+    if (!shown) return null;
+    const { first, count } = getOtherSide(shown.state);
+    return position >= first && position < first + count ? shown.weights[position - first] : null;
   }
-  // The share of colour of a weight: none at 0, full at the largest weight of the row.
+  // The share of colour of the size of a weight: none at 0, full at the largest weight of the row.
   /** @param {number} weight */
   function getColourShare(weight) {
-    if (!weights) return 0;
-    if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (b > a ? b : a), 0) };
+    if (!shown) return 0;
+    const { weights } = shown;
+    if (rowMaximum.of !== weights) rowMaximum = { of: weights, value: weights.reduce((a, b) => (Math.abs(b) > a ? Math.abs(b) : a), 0) };
     if (store.state.ink === "linear") return weight / rowMaximum.value;
-    const low = getDefaultRange("log", weights.length).low + Math.log2(getUnit(store.state));
+    const low = (isSigned(shown.state) ? -SIGNED_INK_OCTAVES : getDefaultRange("log", weights.length).low) + Math.log2(getUnit(shown.state));
     return Math.max(0, (Math.log2(weight) - low) / (Math.log2(rowMaximum.value) - low));
   }
   /**
@@ -453,7 +487,7 @@ export function mountText(element, { store, transport, map, texts, announce, uid
   showTexts();
   showInk();
   load();
-  if (store.state.pointed) getFlow(store.state.by).reveal(getOwnPosition(store.state)); // the state may begin with a hovered token
+  if (store.state.pointed) getFlow(store.state.by).reveal(getOwnPosition(store.state, store.state.pointed)); // the state may begin with a hovered token
   return {
     destroy() {
       for (const unsubscribe of subscriptions) unsubscribe();

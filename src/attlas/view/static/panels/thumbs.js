@@ -2,6 +2,7 @@
 
 import { getContext } from "../map/canvas.js";
 import { makeLut } from "../map/colour.js";
+import { areShares, isSigned } from "../data/weighting.js";
 
 const maxInFlight = 2; // the map's own requests go first
 const pollDelays = [3_000, 6_000, 12_000, 30_000, 60_000]; // ms between two requests for a thumbnail that is not final
@@ -18,8 +19,8 @@ export function createThumbs({ store, transport, onArrival }) {
   const inFlight = new Map(); // canvas -> AbortController
   /** @type {Map<Element, number>} */
   const timers = new Map();
-  /** @type {Uint32Array | null} */
-  let lut = null;
+  /** @type {Map<string, Uint32Array>} */
+  const luts = new Map(); // by the kind of weights
   let size = 64;
 
   const getViewKey = () => {
@@ -122,7 +123,10 @@ export function createThumbs({ store, transport, onArrival }) {
    * @param {Thumbnail} thumbnail
    */
   function paint(canvas, thumbnail) {
-    lut ??= makeLut(store.state);
+    const shown = { ...store.state, entry: getItem(canvas).entry };
+    const kind = `${areShares(shown)} ${isSigned(shown)}`;
+    const lut = luts.get(kind) ?? makeLut(shown);
+    luts.set(kind, lut);
     const { codes, size: side } = thumbnail;
     if (canvas.width !== side || canvas.height !== side) [canvas.width, canvas.height] = [side, side];
     const image = new ImageData(side, side);
@@ -132,7 +136,7 @@ export function createThumbs({ store, transport, onArrival }) {
     onArrival(canvas, { sampled: thumbnail.sampled, failed: null });
   }
   const repaint = () => {
-    lut = null;
+    luts.clear();
     for (const [canvas, item] of items) if (item.visible) requestThumbnail(canvas);
   };
   const subscriptions = [

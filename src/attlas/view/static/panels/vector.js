@@ -1,11 +1,11 @@
 // The visible cells of one head as SVG, for print.
 
-import { getColour, getColours, getRange } from "../map/colour.js";
+import { getBarOffset, getColour, getWeightColours } from "../map/colour.js";
 import { getBarRange, getBarTicks } from "./colourbar.js";
 import { getHeadName, computeTicks, formatInteger } from "../data/numbers.js";
 import { formatCaption } from "./picture.js";
 import { showWhitespace } from "../data/tokens.js";
-import { isWeighted, describeVariant } from "../data/weighting.js";
+import { describeVariant, isSigned, isWeighted } from "../data/weighting.js";
 import { t } from "../words/words.js";
 
 export const vectorLimit = 65_536; // cells
@@ -95,14 +95,13 @@ function createPaths(weights, { r0, r1, c0, c1 }, entry, state) {
  */
 function createScale(state, style, y, createText) {
   const bar = getBarRange(state);
-  const { low, high } = getRange(state);
-  const bytes = getColours(state);
+  const bytes = getWeightColours(state);
   const steps = Array.from({ length: 120 }, (_, i) => {
     const value = bar.min + ((i + 0.5) / 120) * (bar.max - bar.min);
-    const place = 3 * Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))));
+    const place = getBarOffset(value, state);
     return `<rect x="${left + 3 * i}" y="${y}" width="3.5" height="12" fill="rgb(${[...bytes.slice(place, place + 3)].join()})"/>`;
   });
   const labels = getBarTicks(state, bar, 360).map(({ at: i, text }) => createText(left + (360 * (i - bar.min)) / (bar.max - bar.min), y + 27, text, 'text-anchor="middle" font-size="11"'));
   const frame = `<rect x="${left}" y="${y}" width="360" height="12" fill="none" stroke="${style.line}"/>`;
-  return [steps.join(""), frame, ...labels, createText(left, y + 44, isWeighted(state) ? describeVariant(state) : t("attention weight"), 'font-size="11"')];
+  return [steps.join(""), frame, ...labels, createText(left, y + 44, isWeighted(state) ? describeVariant(state) : isSigned(state) ? t("weight, which may be negative") : t("attention weight"), 'font-size="11"')];
 }
