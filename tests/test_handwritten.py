@@ -300,10 +300,15 @@ def test_every_form_equals_torch(attend: Attend, dense: dict[str, int]) -> None:
 
 
 def test_gradients_and_counts_name_the_module() -> None:
-    model = nn.Sequential()
-    model.add_module("inner", Model(sinks))
-    q = randoms(B, H, M, D)
-    model.forward = model.inner
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model(sinks)
+
+        def forward(self, *tokens: Tensor) -> Tensor:
+            return self.inner(*tokens)
+
+    model, q = Outer(), randoms(B, H, M, D)
     with attlas.lazily(model) as block:
         model(q, randoms(B, H, N, D), randoms(B, H, N, D))
     text = "inner (Model): cat of logits, once"

@@ -145,29 +145,28 @@ def test_memory_is_that_of_the_gathered_keys_and_values(on_ranks: Callable[..., 
     on_ranks(RANKS, job)
 
 
-TIMED = """
-import time, torch, attlas
+COUNTED = """
+import sys, torch, attlas
 q, k = torch.randn(2, 1, 4, 64, 16)
 
-def shortest():
-    times = []
-    for _ in range(80):
-        start = time.process_time()
-        for _ in range(50):
-            attlas.attend(q, k)
-        times.append(time.process_time() - start)
-    return min(times) / 50
+def calls():
+    seen = []
+    sys.setprofile(lambda frame, event, argument: seen.append(event) if "call" in event else None)
+    attlas.attend(q, k)
+    sys.setprofile(None)
+    return len(seen)
 
-shortest()
-before = shortest()
+calls()
+before = calls()
 import torch.distributed.tensor.experimental
 import attlas.distributed
-print(before, shortest())
+calls()
+print(before, calls())
 """
 
 
 def test_plain_tensors_cost_no_more() -> None:
-    """attend() takes as long for plain tensors after everything distributed was imported."""
-    found = subprocess.run([sys.executable, "-c", TIMED], check=True, capture_output=True, text=True)
-    before, after = map(float, found.stdout.split())
-    assert after < 1.3 * before  # measured: 22.4 µs, and 22.7
+    """attend() does as much for plain tensors after everything distributed was imported."""
+    found = subprocess.run([sys.executable, "-c", COUNTED], check=True, capture_output=True, text=True)
+    before, after = map(int, found.stdout.split())
+    assert 40 < after <= before + 4

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,31 @@ def expected(model: nn.Module, ids: Tensor, vocabulary: int, period: int) -> lis
     ]
 
 
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    """Compare heads: numbers may differ in their last bits, since statistics are found beside the outputs or later."""
+
+    def numbers(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: numbers(value) for name, value in part.items()}
+        if isinstance(part, list | tuple):
+            return [numbers(value) for value in part]
+        return pytest.approx(part, rel=1e-5, abs=1e-7) if isinstance(part, float) else part
+
+    return [asdict(head) for head in found] == [numbers(asdict(head)) for head in wanted]
+
+
 def test_heads_of_a_model_of_plain_modules() -> None:
     model = LanguageModel(kind=Twice).eval()
-    assert list(heads.name(model, IDS)) == expected(model, IDS, VOCABULARY, 20)
+    assert same(list(heads.name(model, IDS)), expected(model, IDS, VOCABULARY, 20))
     some = heads.name(model, IDS[0], layers=["blocks.1.attn#1"], vocabulary=9, period=5)
-    assert list(some) == expected(model, IDS[:1], 9, 5)[12:]
+    assert same(list(some), expected(model, IDS[:1], 9, 5)[12:])
 
 
 def test_tokens_and_length_are_those_that_the_model_takes() -> None:
     """Random tokens come from the embedding that reads the ids, and are no more than the text."""
     model = Positions(LanguageModel()).eval()
     ids = torch.randint(12, (20,))
-    assert list(heads.name(model, ids)) == expected(model, ids[None], 12, 10)
+    assert same(list(heads.name(model, ids)), expected(model, ids[None], 12, 10))
 
 
 def test_heads_of_a_model_of_transformers() -> None:
@@ -65,7 +79,7 @@ def test_heads_of_a_model_of_transformers() -> None:
     ids = torch.randint(4096, (90,), generator=torch.Generator().manual_seed(0))
     found = heads.name(model, ids, layers=[2, 3])
     assert [(head.layer, head.head) for head in found if head.patterns[0].name == "induction"] == [(2, 4), (3, 2)]
-    assert list(found) == expected(model, ids[None], 4096, 128)[12:]
+    assert same(list(found), expected(model, ids[None], 4096, 128)[12:])
 
 
 def test_model_is_left_as_it_was() -> None:

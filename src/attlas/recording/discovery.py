@@ -115,6 +115,8 @@ class ModelAttentions:
         The attentions by the paths of their modules.
     counts : dict of str to int
         Number of layers of each kind, those without attention included; 0 where the model has no such attention.
+    other_linear : set of type
+        The classes of layers of linear attention that do not count here.
     linear_functions : dict
         The functions that the model's layers of linear attention call, by the files that have them.
     of_channels : dict
@@ -131,13 +133,12 @@ class ModelAttentions:
         self._by_path = dict(self._modules)
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
         one_each = {type(module): module for _, module in self._modules}
-        self.linear_functions = linear_functions(self._modules, channels=False) if linear else {}
-        self.of_channels = linear_functions(self._modules, channels=True)
-        self.linear_functions |= self.of_channels if channels else {}
+        of_heads, self.of_channels = linear_functions(self._modules)
+        self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
         self._linear = _callers(one_each, self.linear_functions)
         # Those that do not count here.
-        self._other_linear = _callers(one_each, self.of_channels | linear_functions(self._modules, channels=False))
-        self._other_linear -= self._linear
+        self.other_linear = _callers(one_each, self.of_channels | of_heads)
+        self.other_linear -= self._linear
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
@@ -156,13 +157,19 @@ class ModelAttentions:
         kinds = {name: self._kind(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
-        linear = {name for name, (path, _) in names.items() if self._is_linear(path) and kinds[name] == "self"}
+        linear = {
+            name
+            for name, (path, _) in names.items()
+            if type(self._by_path[path]) in self._linear and kinds[name] == "self"
+        }
         softmax = [path for name, (path, _) in names.items() if kinds[name] == "self" and name not in linear]
         if self._share_layers([names[name][0] for name in linear], softmax):
             kinds |= dict.fromkeys(linear, "linear")
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}
+        if not by_kind["linear"]:
+            del by_kind["linear"]  # few models have layers with two mixers
         self._numbers = {kind: number_layers(own, self._lists) for kind, own in by_kind.items()}
-        self.counts = {kind: numbers.count for kind, numbers in self._numbers.items()}
+        self.counts = dict.fromkeys(KINDS, 0) | {kind: numbers.count for kind, numbers in self._numbers.items()}
         self.sites = {
             name: AttentionSite(name, kind, self._numbers[kind].of_path[name], names[name][1])
             for name, kind in kinds.items()
@@ -194,7 +201,7 @@ class ModelAttentions:
         numbers, found = self._numbers["self"], dict[str, list[int | str]]()
         attending = {*numbers.of_path.values()}
         for path, module in self._modules:
-            if type(module) in self._other_linear:
+            if type(module) in self.other_linear:
                 for name, place in places(path, self._lists):
                     layer = numbers.first_of_list.get(name, -1 - place) + place
                     if layer in attending:

@@ -40,25 +40,27 @@ _lock = threading.Lock()
 _replaced: dict[Place, _Replaced] = {}
 
 
-def linear_functions(modules: Iterable[tuple[str, nn.Module]], *, channels: bool) -> dict[Place, Reader]:
+def linear_functions(modules: Iterable[tuple[str, nn.Module]]) -> tuple[dict[Place, Reader], dict[Place, Reader]]:
     """Return the functions of linear attention that the files of the classes of some modules have.
+
+    First come those of layers with one matrix for each head, then those with one for each channel.
 
     Parameters
     ----------
     modules : iterable of (str, nn.Module)
         The modules of a model.
-    channels : bool
-        Whether those of layers with one matrix for each channel are meant, or those with one for each head.
     """
-    files = dict.fromkeys(sys.modules.get(type(module).__module__) for _, module in modules)
-    found: dict[Place, Reader] = {}
-    for file in files:
-        for name, reader in (OF_CHANNELS if channels else OF_HEADS).items():
-            owner, _, method = name.rpartition(".")
-            place = vars(file).get(owner) if owner and file is not None else file
-            if place is not None and method in vars(place):
-                found[place, method] = reader
-    return found
+    files = dict.fromkeys([sys.modules.get(type(module).__module__) for _, module in modules])
+    of_heads: dict[Place, Reader] = {}
+    of_channels: dict[Place, Reader] = {}
+    for readers, found in ((OF_HEADS, of_heads), (OF_CHANNELS, of_channels)):
+        for file in files:
+            for name, reader in readers.items():
+                owner, _, method = name.rpartition(".")
+                place = vars(file).get(owner) if owner and file is not None else file
+                if place is not None and method in vars(place):
+                    found[place, method] = reader
+    return of_heads, of_channels
 
 
 @contextmanager

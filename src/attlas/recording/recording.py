@@ -288,9 +288,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         device = torch.device("cpu") if keep in ("cpu", "disk") else None
         copies = None if device is None else HostCopies()
         self._policy = RetentionPolicy(statistics, tokens=keep != "statistics", device=device, copies=copies)
-        chosen = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
-        self._gates = GateRecorder(model, chosen if gates else (), device)
-        self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
+        self._gates: GateRecorder | None = None
+        if gates:
+            sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
+            self._gates = GateRecorder(model, sites, device)
+        self._linear: LinearRecorder | None = None
+        if self._attentions.linear_functions:
+            self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
@@ -318,10 +322,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         with ExitStack() as stack:
             if self._keep == "disk":
                 disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
-                self._policy = self._linear.policy = replace(self._policy, disk=disk)
+                self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
-            if functions := self._attentions.linear_functions:
+            if self._linear is not None:
+                self._linear.policy = self._policy
+                functions = self._attentions.linear_functions
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
@@ -339,11 +345,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Keep what an output projection is called with."""
-        if args and is_recording(self) and not in_backward():
+        if self._gates is not None and args and is_recording(self) and not in_backward():
             self._gates.hear(module, args[0])
 
     def _add_hooks(self, hooks: Hooks) -> None:
-        hooks.add(self._gates.modules, "gate", "before")
+        if self._gates is not None:
+            hooks.add(self._gates.modules, "gate", "before")
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
@@ -361,14 +368,16 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _complete(self) -> None:
         """Add the entries of open sequences and sort all by layer, add the text, and give the folder its name."""
         self._sequences.finish()
-        self.atlas.entries += self._linear.entries()
+        if self._linear is not None:
+            self.atlas.entries += self._linear.entries()
         self.atlas.entries[:] = [self._renumbered(entry) for entry in self.atlas.entries]
         if not self.atlas.entries and not self._heads_elsewhere:
             if self._selection.queries is None:
                 raise errors.no_layer_attended(self._selection.named, list(self._matched))
             raise errors.no_query_recorded(self._selection.queries)
         self.atlas.entries.sort(key=lambda entry: (KINDS.index(entry.kind), entry.layer, entry.call))
-        self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
+        if self._gates is not None:
+            self.atlas.entries[:] = self._gates.completed(self.atlas.entries)
         self._complete_text()
         self._complete_layers()
         if self._policy.disk is not None:
@@ -396,11 +405,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             counts[entry.kind] = max(counts[entry.kind], entry.layer + 1)
         empty = self._attentions.without_attention()
         missed = [*self._unrecorded]
-        if self._linear.without_past:
+        if self._linear is not None and self._linear.without_past:
             recorded = {entry.name for entry in self.atlas.entries}
             missed += [(path, self._model.get_submodule(path)) for path in sorted(self._linear.without_past - recorded)]
         unrecorded = self._attentions.not_recorded(empty, missed)
-        if beside := self._attentions.beside_attention():
+        if self._attentions.other_linear and (beside := self._attentions.beside_attention()):
             unrecorded["linear"] = unrecorded.get("linear", {}) | beside
         self.atlas.details |= {LAYER_COUNTS: counts, UNRECORDED: unrecorded}
         other = self._attentions.of_other_kinds(empty)
@@ -479,8 +488,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         for (path, occurrence), site in self._visits.items():
             if site.kind != unrelated_kind and (path, occurrence) in self._sequences.last:
                 self._first_calls[path] = self._sequences.last[path, occurrence].number
-            elif name == "self" and (number := self._linear.number_of(path, occurrence)):
-                self._first_calls[path] = number
+            elif name == "self" and self._linear is not None and self._linear.number_of(path, occurrence):
+                self._first_calls[path] = self._linear.number_of(path, occurrence)
 
     # ------------------------------------------------------------------------------------------------ matrices
 
@@ -501,7 +510,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             first, count = self._heads_here(site, call)
             here = range(first, first + matrix.weights.shape[1])
             chosen = self._selection.heads_of(site, self._attentions, count)
-            heads = tuple(head for head in chosen if head in here)
+            heads = tuple([head for head in chosen if head in here])
             if len(heads) < len(chosen):
                 self._mark_divided()
             if not heads:
@@ -519,7 +528,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def on_linear(self, call: LinearCall) -> None:
         """Record one call of a layer of linear attention; nothing in another thread or in a backward pass."""
         here = self._passes.running()
-        if here is None or not is_recording(self):
+        if here is None or self._linear is None or not is_recording(self):
             return
         site = self._site_of(here.module)
         if site is None:

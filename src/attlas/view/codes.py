@@ -147,7 +147,7 @@ def decode_signed(codes: Array) -> Array:
     --------
     >>> import numpy as np
     >>> decode_signed(np.array([0, 1, 24578, 57345], dtype=np.uint16)).round(3).tolist()
-    [0.0, 0.0, 1.001, -1.001]
+    [0.0, 0.0, 1.003, -1.003]
     """
     negative = codes > LAST_POSITIVE
     steps = codes.astype(np.float64) - FIRST - LAST_POSITIVE * negative

@@ -12,10 +12,6 @@ from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.foundation.tiles import Tile
 
-#: The names of `attlas.engine.outputs` that are found. Weights are taken as they are: ``picture_max`` is the weight of
-#: a block that is the largest by its size, and weights that no tile has count as 0.
-NAMES = frozenset({"mass", "largest", "column_mass", "column_max", "offsets", "picture_sum", "picture_max"})
-
 _TYPES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 _SUMS = ("mass", "column_mass", "offsets", "picture_sum")
 
@@ -28,7 +24,7 @@ class CellSums:
     problem : Problem
         The matrix.
     wanted : mapping
-        Names of `NAMES` and what they need; the blocks of both pictures are the same.
+        Names of `attlas.engine.given.NAMES` and what they need; the blocks of both pictures are the same.
 
     Notes
     -----
