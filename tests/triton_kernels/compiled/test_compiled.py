@@ -53,7 +53,7 @@ def test_compiles(case: str, d: int, architecture: Any) -> None:
     if isinstance(architecture, int):
         assert found["programs"] >= 1
         assert found["spills_in_loop"] <= (2 if case == "diagonals" else 0), found
-        assert found["instructions_a_cell"] > 0
+        assert found["instructions_a_cell"] > 0 or case == "cells"  # a program of theirs has one tile, without a loop
 
 
 def test_cap_and_places_need_smaller_tiles() -> None:
