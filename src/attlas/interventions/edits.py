@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -30,6 +30,7 @@ from attlas.scores.base import Derived
 
 if TYPE_CHECKING:
     from attlas.engine.problem import Problem
+    from attlas.matrix.weights import Weights
 
 Layers: TypeAlias = "Iterable[int | str] | int | str | None"
 
@@ -122,19 +123,19 @@ class Intervention:
             """Return the output, with rows of detached weights where queries are chosen."""
             if not (torch.is_grad_enabled() and A.requires_grad):
                 return pool(A, values)
-            chosen, stopped = self._rows(call, A.weights.shape, A.device), pool(A.detach(), values)
+            chosen, stopped = self._rows(call, A.weights), pool(A.detach(), values)
             return stopped if bool(chosen.all()) else torch.where(chosen, stopped, pool(A, values))
 
         return pooled
 
-    def _rows(self, call: Call, shape: Sequence[int], device: torch.device) -> Tensor:
+    def _rows(self, call: Call, of: Weights | Tensor) -> Tensor:
         """Return True where a head and a query are chosen, shape (1, heads, m, 1), of axes (batch, heads, m, ...)."""
-        heads, m = shape[1:3]
-        chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=device)
+        heads, m = of.shape[1:3]
+        chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=of.device)
         chosen[:, list(call.heads)] = True
         if self.queries is None:
             return chosen
-        positions = torch.arange(call.first_query, call.first_query + m, device=device)
+        positions = torch.arange(call.first_query, call.first_query + m, device=of.device)
         return chosen & self.queries.has(positions).view(1, 1, m, 1)
 
 
@@ -326,7 +327,7 @@ class ScaleLogits(_PairIntervention):
         # Tokens of 16 bits would round what they are multiplied by.
         is_plain = type(problem.score) is ScaledDot and problem.q.dtype.itemsize >= 4 and self.pairs is None
         if is_plain and self.keys is None:
-            factors = torch.where(self._rows(call, A.weights.shape, A.device), factor, 1.0).to(problem.q)
+            factors = torch.where(self._rows(call, A.weights), factor, 1.0).to(problem.q)
             return _changed(A, q=problem.q * factors)
         if is_plain and self.keys is not None and self.queries is None and len(call.heads) == heads:
             positions = torch.arange(call.first_key, call.first_key + n, device=A.device)
@@ -404,10 +405,8 @@ class Temperature(Intervention):
         if self.queries is not None:
             rule = "a layer with sinks takes one temperature for all queries."
             raise ShapeError(rule, "queries and a sink", "no queries=", layer=call.site.path, where=self.where)
-        return _changed(
-            scaled,
-            sink=torch.where(self._rows(call, A.weights.shape, A.device).flatten(), sink * self._scale.factor, sink),
-        )
+        chosen = self._rows(call, A.weights).flatten()
+        return _changed(scaled, sink=torch.where(chosen, sink * self._scale.factor, sink))
 
 
 class ReplaceWeights(Intervention):
@@ -645,10 +644,10 @@ class Ablate(Intervention):
         self.value = value
 
     def pool(self, pool: Pool, call: Call) -> Pool:
-        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights.shape, A.device), call)
+        return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights), call)
 
     def linear_output(self, out: Tensor, call: Call) -> Tensor:
-        return self._replaced(out, self._rows(call, out.shape, out.device), call)
+        return self._replaced(out, self._rows(call, out), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
         """Return the output, shape (batch, heads, m, e), with `value` where `chosen` (1, heads, m, 1) is True."""

@@ -137,8 +137,7 @@ class ModelAttentions:
         self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
         self._linear = _callers(one_each, self.linear_functions)
         # Those that do not count here.
-        self.other_linear = _callers(one_each, self.of_channels | of_heads)
-        self.other_linear -= self._linear
+        self.other_linear = _callers(one_each, self.of_channels | of_heads) - self._linear
         self._known = {kind for kind, module in one_each.items() if _is_attention(module, patched=patched)}
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear

@@ -149,10 +149,10 @@ def _changed_result(result: Any, reader: Reader, read: Callable[[], LinearCall])
     if not _changers:
         return result
     out, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
-    own = out.transpose(1, 2) if len(reader.axes) > 1 else out.unsqueeze(2)
+    own = out.unsqueeze(2) if reader.one_token else out.transpose(1, 2)
     for change in tuple(_changers):
         own = change(None, own, read)
-    own = own.transpose(1, 2).contiguous() if len(reader.axes) > 1 else own.squeeze(2)
+    own = own.squeeze(2) if reader.one_token else own.transpose(1, 2).contiguous()
     return own if rest is None else (own, *rest)
 
 

@@ -237,8 +237,8 @@ class Reader(NamedTuple):
         From the arguments by their names, the result, and the state before the call, to what was computed.
     before : callable
         From the arguments to the state before the call, which the call does not change.
-    axes : tuple of int
-        Where the result has its tokens and its heads; of one token, its heads alone.
+    one_token : bool
+        Whether the result has no axis of tokens before that of its heads.
     projection : str
         A module of the layer that is ``self``, whose output is read as the argument ``"heard"``.
     norm : str
@@ -247,7 +247,7 @@ class Reader(NamedTuple):
 
     read: Callable[[dict[str, Any], Any, Tensor | None], LinearCall]
     before: Callable[[dict[str, Any]], Tensor | None] = _state
-    axes: tuple[int, ...] = (1, 2)
+    one_token: bool = False
     projection: str = ""
     norm: str = ""
 
@@ -259,7 +259,7 @@ OF_HEADS = {
     "chunk_kimi_delta_attention": Reader(_delta_rule),
     "recurrent_kimi_delta_attention": Reader(_delta_rule),
     "mamba2_chunk_scan": Reader(_scan),
-    "mamba2_selective_state_update": Reader(_scan_step, axes=(1,)),
+    "mamba2_selective_state_update": Reader(_scan_step, one_token=True),
     LIGHTNING: Reader(_lightning, _lightning_state, projection="qkv_proj", norm="norm"),
 }
 #: Those of layers with one matrix for each channel.

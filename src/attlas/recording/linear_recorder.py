@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -41,6 +42,7 @@ class LinearRecorder:
         self._keeps_values = keeps_values
         # By path, occurrence, and place among the calls of one layer, which compute some of its channels each.
         self._sequences: dict[tuple[str, int, int], LinearSequence] = {}
+        self._begun: Counter[tuple[str, int, int]] = Counter()  # how many texts, the last one included
         self._ended: list[tuple[tuple[str, int, int], LinearSequence]] = []
         self._channel_counts: dict[str, int] = {}  # by path: the channels of the layer, as far as they ran
         self.without_past: set[str] = set()
@@ -84,8 +86,8 @@ class LinearRecorder:
         if sequence is None or call.begins:
             if sequence is not None:
                 self._ended.append((key, sequence))
-            text = sum(ended == key for ended, _ in self._ended)
-            sequence = LinearSequence(site, text, self.policy, keeps_values=self._keeps_values)
+            sequence = LinearSequence(site, self._begun[key], self.policy, keeps_values=self._keeps_values)
+            self._begun[key] += 1
             sequence.channels = None if channels is None else tuple(channels)
             self._sequences[key] = sequence
         return sequence, call, sequence.length

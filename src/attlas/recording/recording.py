@@ -280,7 +280,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._values = values
         self.takes_values = bool(values)
         self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
-        self._channel_counts: dict[str, int] = {}  # by path: the channels of the layer, as far as they ran
         self._selection = selection
         self._tokens = tokens
         self._keep = keep

@@ -244,13 +244,11 @@ class Logits(Uncomputed):
 
     def _larger(self, call: Call) -> Any:
         """Keep the logits above a number, ``torch.max(logits, t)``, or return the largest of each row."""
-        sides = call.args[:2]
-        others = [part for part in sides if part is not self]
-        if not others or call.kwargs:
-            return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
-        if len(call.args) == 2 and not call.kwargs and _bound(others[0]) is not NotImplemented and _is_plain(others[0]):
+        others = [part for part in call.args if part is not self]
+        if len(call.args) == 2 and len(others) == 1 and not call.kwargs and _is_plain(others[0]):
             bound = _bound(others[0])
-            return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
+            if bound is not NotImplemented:
+                return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
         return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
 
     def _tanh(self, call: Call) -> Any:

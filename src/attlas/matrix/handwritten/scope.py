@@ -132,8 +132,7 @@ class Scope:
     def heads(self, count: int) -> int:
         """Return how many heads lie in one axis with the batch, by what the running module says; 1 where unknown."""
         module, given = self.module(), _heads_of_torch()
-        for name in _HEADS:
-            heads = getattr(module, name, None) if given is None else given
+        for heads in [getattr(module, name, None) for name in _HEADS] if given is None else [given]:
             if isinstance(heads, int) and not isinstance(heads, bool) and heads > 1 and count % heads == 0:
                 return heads
         return 1

@@ -97,12 +97,11 @@ class LazyWeights(Uncomputed):
         return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def compute(self) -> Tensor:
-        state = self.state
-        x = state.matrix.to_dense(limit=None)
-        if state.dropout is not None:  # dropped as in products: those with the values 1 of each key
-            x = self._multiplied(
-                torch.eye(x.shape[-1], dtype=state.matrix.weights.keys.dtype, device=x.device)[None, None]
-            )
+        state, keys = self.state, self.state.matrix.weights.keys
+        if state.dropout is None:
+            x = state.matrix.to_dense(limit=None)
+        else:  # dropped as in products: those with the values 1 of each key
+            x = self._multiplied(torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)[None, None])
         x = x.to(state.dtype) * state.of_rows if not state.is_plain else x.to(state.dtype)
         x = x if state.of_keys is None else x * state.of_keys
         state.computed = x.reshape(self.shape).contiguous()

@@ -225,20 +225,11 @@ class TransportWeights(SweptWeights):
 
     def _sorted_cells(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Return the cells of rows and columns in ascending order, counted from the first token."""
-        tokens, span = self.tokens, rows[-1] + 1 - columns[0]
+        tokens = self.tokens
         busy = sum(_count_chunks(places, tokens.chunk) for places in (rows, columns)) * tokens.chunk
         found = self._few_rows(rows, columns, busy)
-        if found is not None:
-            pass
-        elif (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
-            some = tokens.narrow(columns[0], rows[-1] + 1)
-            picks = torch.zeros(1, 1, span, len(columns), dtype=self.dtype, device=self.device)
-            at = torch.tensor(columns, device=self.device) - columns[0]
-            picks[:, :, at, torch.arange(len(columns), device=self.device)] = 1.0
-            found = product(some, picks).index_select(2, torch.tensor(rows, device=self.device) - columns[0])
-        else:
-            many = self._transitions is not None or len(rows) >= _FEW_ROWS
-            found, _ = walk.cells(tokens, rows, columns, self.transitions if many else None)
+        if found is None:
+            found = self._chunked_cells(rows, columns, busy)
         if tokens.diagonal is None:
             return found
         i, j = (torch.tensor(places, device=self.device) for places in (rows, columns))
@@ -246,7 +237,7 @@ class TransportWeights(SweptWeights):
         return torch.where(i.unsqueeze(-1) == j, found + spread_values(own.to(self.dtype), tokens), found)
 
     def _few_rows(self, rows: Sequence[int], columns: Sequence[int], busy: int) -> Tensor | None:
-        """Return `_sorted_cells` of so few rows that a kernel is the faster way; None elsewhere."""
+        """Return `_sorted_cells`, without the diagonal, of so few rows that a kernel is the faster way; else None."""
         tokens, hull = self.tokens, range(columns[0], columns[-1] + 1)
         most = (_TURNING_ROWS if tokens.turns else _ROWS) * busy + _STEPS
         steps = len(rows) < _FEW_ROWS and tokens.turns and self._transitions is None  # chunk by chunk, if not here
@@ -256,6 +247,18 @@ class TransportWeights(SweptWeights):
         if found is None or len(hull) == len(columns):
             return found
         return found[..., torch.tensor(columns) - hull.start]
+
+    def _chunked_cells(self, rows: Sequence[int], columns: Sequence[int], busy: int) -> Tensor:
+        """Return the same from chunks of tokens, of which `busy` have a row or a column."""
+        tokens, span = self.tokens, rows[-1] + 1 - columns[0]
+        if (len(columns) + tokens.size) * span < len(rows) * busy:  # a few columns are products with unit vectors
+            some = tokens.narrow(columns[0], rows[-1] + 1)
+            picks = torch.zeros(1, 1, span, len(columns), dtype=self.dtype, device=self.device)
+            at = torch.tensor(columns, device=self.device) - columns[0]
+            picks[:, :, at, torch.arange(len(columns), device=self.device)] = 1.0
+            return product(some, picks).index_select(2, torch.tensor(rows, device=self.device) - columns[0])
+        many = self._transitions is not None or len(rows) >= _FEW_ROWS
+        return walk.cells(tokens, rows, columns, self.transitions if many else None)[0]
 
     def transitions(self) -> walk.Transitions:
         """Return what many chunks of tokens do to the state; kept where no graph is recorded."""
