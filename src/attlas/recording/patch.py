@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.foundation.autocast import cast
+from attlas.foundation.patching import replaced_everywhere
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import AttentionMatrix, observers
 from attlas.matrix.attend import attend
@@ -53,7 +53,7 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     with _lock:
         _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
         if not _finders:
-            _patch.enter_context(_replaced_everywhere())
+            _patch.enter_context(_replaced())
         _finders.append(innermost)
         observers.patched = True
     try:
@@ -88,28 +88,16 @@ def shown_matrices() -> Iterator[list[AttentionMatrix]]:
 
 
 @contextmanager
-def _replaced_everywhere() -> Iterator[None]:
-    """Replace torch's functions in every loaded module that holds them, for the time of a ``with`` block."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    functions = ((_original, scaled_dot_product_attention), (_original_with_weights, multi_head_attention_forward))
-    names = [
-        (module, name, own, ours)
-        for module in modules
-        for name, value in list(vars(module).items())
-        for own, ours in functions
-        if value is own and module.__name__ != __name__
-    ]
+def _replaced() -> Iterator[None]:
+    """Replace torch's functions, and let its layers call them, for the time of a ``with`` block."""
+    functions = {_original: scaled_dot_product_attention, _original_with_weights: multi_head_attention_forward}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    for module, name, _, ours in names:
-        setattr(module, name, ours)
     try:
-        yield
+        with replaced_everywhere(functions):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, name, own, ours in names:
-            if getattr(module, name, None) is ours:
-                setattr(module, name, own)
 
 
 def scaled_dot_product_attention(

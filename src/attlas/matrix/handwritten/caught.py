@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from attlas.foundation.autocast import autocast_dtype
 from attlas.foundation.compat import transforming, tree_leaves, tree_map_only
+from attlas.foundation.patching import replaced_everywhere
 from attlas.matrix import observers
 from attlas.matrix.handwritten.lazy import Uncomputed
-from attlas.matrix.handwritten.logits import Logits
+from attlas.matrix.handwritten.logits import Logits, is_plain
 from attlas.matrix.handwritten.scope import Scope, current, entered
 from attlas.matrix.handwritten.state import Product, State
 from attlas.matrix.handwritten.steps import Step
@@ -36,9 +36,9 @@ def catching(scope: Scope) -> Iterator[None]:
 
     Notes
     -----
-    Every loaded module that holds one of torch's functions under any name is patched; other threads notice a call more.
-    What holds it elsewhere (a default argument, a closure), code inside torch.compile and scripts of torch.jit keep
-    torch's, and compute as before.
+    Every loaded module that holds one of torch's functions is patched, see `replaced_everywhere`; other threads notice
+    a call more. What holds it elsewhere, code inside torch.compile and scripts of torch.jit keep torch's, and compute
+    as before.
     """
     global _blocks  # noqa: PLW0603 - how many blocks are open
     with _lock:
@@ -69,38 +69,21 @@ def _replaced() -> Iterator[None]:
     of_tensors = makers | {"softmax": _softmax_of_model}
     functions = {getattr(torch, name): _replacement(getattr(torch, name), makers[name]) for name in _NAMES}
     functions[functional.softmax] = _replacement(functional.softmax, _softmax)
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    found = [
-        (module, name, value)
-        for module in modules
-        if not module.__name__.startswith("attlas.")
-        for name, value in list(vars(module).items())
-        if _is_one(value, functions)
-    ]
     methods = [(name, vars(Tensor).get(name), getattr(Tensor, name)) for name in _METHODS]
     apply = vars(torch.autograd.Function)["apply"]
-    for module, name, value in found:
-        setattr(module, name, functions[value])
     for name, _, value in methods:
         setattr(Tensor, name, _replacement(value, of_tensors[name]))
     torch.autograd.Function.apply = classmethod(_applied)  # type: ignore[assignment, method-assign]
     try:
-        yield
+        with replaced_everywhere(functions):
+            yield
     finally:
-        for module, name, value in found:
-            if getattr(module, name, None) is functions[value]:
-                setattr(module, name, value)
         for name, own, _ in methods:
             if own is None:
                 delattr(Tensor, name)
             else:
                 setattr(Tensor, name, own)
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-
-def _is_one(value: Any, functions: dict[Any, Any]) -> bool:
-    """Return whether something is one of the functions; what cannot be hashed is none."""
-    return callable(value) and type(value).__hash__ is not None and any(value is function for function in functions)
 
 
 def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +221,7 @@ def _logits(
 
 def _is_tensor(t: Any) -> bool:
     """Return whether something is a stored tensor of torch itself, of floating point."""
-    return type(t) in (Tensor, nn.Parameter, nn.Buffer) and t.is_floating_point() and t.layout is torch.strided
+    return is_plain(t) and t.is_floating_point()
 
 
 def _is_batched(t: Any) -> bool:

@@ -48,6 +48,15 @@ class Uncomputed(LazyTensor):
 
     What a subclass knows is in `known`, by the names of torch. Everything else is computed from all numbers, once, and
     counted; from then on the tensor is as any other, and so are its views.
+
+    Parameters
+    ----------
+    state : Any
+        What all views share, with `dtype` and the numbers as `computed` where there are some.
+    shape : tuple of int
+        The shape that the model sees.
+    device : torch.device
+        Where the numbers would be.
     """
 
     #: From a call to what it gives; NotImplemented where these arguments need the numbers.
@@ -55,12 +64,27 @@ class Uncomputed(LazyTensor):
     #: What an operation is said to be applied to.
     what = ""
 
-    # ------------------------------------------------------------------------------------------------ for subclasses
+    def __init__(self, state: Any, shape: tuple[int, ...], device: torch.device) -> None:
+        self.state = state
+        self.shape = torch.Size(shape)
+        self.device = device
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
+        """Dtype that the model sees."""
+        return self.state.dtype  # type: ignore[no-any-return]
 
     @property
     def computed(self) -> Tensor | None:
         """The numbers, where they were computed."""
-        raise NotImplementedError
+        found: Tensor | None = self.state.computed
+        return found if found is None or found.shape == self.shape else found.view(self.shape)
+
+    def become(self, other: Any) -> None:
+        """Take the numbers of another one of the same shape, and so do all views."""
+        vars(self.state).update(vars(other.state))
+
+    # ------------------------------------------------------------------------------------------------ for subclasses
 
     def compute(self) -> Tensor:
         """Compute the numbers, with the graph that they would have, and keep them."""
@@ -76,10 +100,6 @@ class Uncomputed(LazyTensor):
 
     def cast(self, dtype: torch.dtype) -> Uncomputed:
         """Return the same numbers in another dtype."""
-        raise NotImplementedError
-
-    def become(self, other: Any) -> None:
-        """Take the numbers of another one of the same shape, and so do all views."""
         raise NotImplementedError
 
     def returned(self) -> Any:

@@ -31,22 +31,15 @@ class Logits(Uncomputed):
         The shape that the model sees.
     """
 
-    label = "logits"
-    what = "logits"
+    label = what = "logits"
+    state: State
 
     def __init__(self, state: State, shape: tuple[int, ...]) -> None:
-        self.state = state
-        self.shape = torch.Size(shape)
-        self.device = state.product.q.device
+        super().__init__(state, shape, state.product.q.device)
 
     def __repr__(self) -> str:
         kinds = ", ".join(step.kind for step in self.state.steps)
         return f"Logits(shape={tuple(self.shape)}, {self.dtype}, steps=[{kinds}])"
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
-        """Dtype that the model sees."""
-        return self.state.dtype
 
     @property
     def requires_grad(self) -> bool:
@@ -59,11 +52,6 @@ class Logits(Uncomputed):
     def is_counted(self) -> bool:
         """Whether it is counted where this is computed: any product of keys that were transposed for it."""
         return self.state.product.is_certain
-
-    @property
-    def computed(self) -> Tensor | None:
-        found = self.state.computed
-        return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def compute(self) -> Tensor:
         state = self.state
@@ -100,10 +88,6 @@ class Logits(Uncomputed):
     def cast(self, dtype: torch.dtype) -> Logits:
         return self.after(Step("cast", dtype=dtype), dtype)
 
-    def become(self, other: Any) -> None:
-        for name in ("product", "batch", "heads", "steps", "dtype", "is_split", "computed"):
-            setattr(self.state, name, getattr(other.state, name))
-
     def after(self, step: Step, dtype: torch.dtype | None = None) -> Logits:
         """Return the logits after one more step."""
         state = replace(self.state, steps=(*self.state.steps, step), dtype=dtype or self.dtype)
@@ -111,7 +95,7 @@ class Logits(Uncomputed):
 
     def operand(self, given: Any) -> Tensor | None:
         """Return a tensor in the axes of the steps; None where it does not broadcast to the logits."""
-        if not _is_plain(given) or given.ndim > len(self.shape) or (given.ndim and given.device != self.device):
+        if not is_plain(given) or given.ndim > len(self.shape) or (given.ndim and given.device != self.device):
             return None
         t: Tensor = given
         t = t if self.state.product.has_graph or torch.is_grad_enabled() else t.detach()
@@ -177,7 +161,7 @@ class Logits(Uncomputed):
         other = sides[1] if sides[0] is self else sides[0]
         if _is_number(other):
             return self.after(Step("scale", numbers=(float(other),)))
-        if _is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
+        if is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
             return self.after(Step("scale", numbers=(float(other),)))
         t = self.operand(other)
         return NotImplemented if t is None else self.after(Step("multiply", (t,)), self.promoted(other))
@@ -188,7 +172,7 @@ class Logits(Uncomputed):
         if sides is None or sides[0] is not self or isinstance(sides[1], Uncomputed) or "rounding_mode" in call.kwargs:
             return NotImplemented
         other = sides[1]
-        if _is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
+        if is_plain(other) and other.ndim == 0 and not other.requires_grad and other.device.type == "cpu":
             other = other.item()
         if _is_number(other):
             return NotImplemented if other == 0 else self.after(Step("part", numbers=(float(other),)))
@@ -213,7 +197,7 @@ class Logits(Uncomputed):
         t = self.operand(mask)
         if t is None:
             return NotImplemented
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and _is_plain(value):
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and is_plain(value):
             value = value.item()
         if _is_number(value):
             return self.after(Step("keep" if inverted else "fill", (t,), (float(value),)))
@@ -245,7 +229,7 @@ class Logits(Uncomputed):
     def _larger(self, call: Call) -> Any:
         """Keep the logits above a number, ``torch.max(logits, t)``, or return the largest of each row."""
         others = [part for part in call.args if part is not self]
-        if len(call.args) == 2 and len(others) == 1 and not call.kwargs and _is_plain(others[0]):
+        if len(call.args) == 2 and len(others) == 1 and not call.kwargs and is_plain(others[0]):
             bound = _bound(others[0])
             if bound is not NotImplemented:
                 return self.after(Step("clamp", numbers=(bound, None) if call.name != "minimum" else (None, bound)))
@@ -321,7 +305,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _is_plain(t: Any) -> bool:
+def is_plain(t: Any) -> bool:
     """Return whether something is a stored tensor of torch itself."""
     return type(t) in (Tensor, nn.Parameter, nn.Buffer) and t.layout is torch.strided and not t.is_complex()
 
@@ -330,7 +314,7 @@ def _bound(value: Any) -> Any:
     """Return a bound as a number, or None; NotImplemented for anything else."""
     if value is None or _is_number(value):
         return None if value is None else float(value)
-    if _is_plain(value) and value.numel() == 1 and not value.requires_grad:
+    if is_plain(value) and value.numel() == 1 and not value.requires_grad:
         return float(value)
     return NotImplemented
 

@@ -65,13 +65,11 @@ class LazyWeights(Uncomputed):
         The shape that the model sees.
     """
 
-    label = "weights"
-    what = "weights"
+    label = what = "weights"
+    state: WeightState
 
     def __init__(self, state: WeightState, shape: tuple[int, ...]) -> None:
-        self.state = state
-        self.shape = torch.Size(shape)
-        self.device = state.matrix.device
+        super().__init__(state, shape, state.matrix.device)
 
     @classmethod
     def of(cls, matrix: AttentionMatrix, shape: tuple[int, ...], dtype: torch.dtype) -> LazyWeights:
@@ -82,19 +80,9 @@ class LazyWeights(Uncomputed):
         return f"LazyWeights(shape={tuple(self.shape)}, {self.dtype}, {self.state.matrix!r})"
 
     @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]  # computed here, stored elsewhere
-        """Dtype that the model sees."""
-        return self.state.dtype
-
-    @property
     def requires_grad(self) -> bool:
         """Whether a graph is recorded."""
         return self.state.matrix.requires_grad
-
-    @property
-    def computed(self) -> Tensor | None:
-        found = self.state.computed
-        return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def compute(self) -> Tensor:
         state, keys = self.state, self.state.matrix.weights.keys
@@ -144,9 +132,6 @@ class LazyWeights(Uncomputed):
 
     def cast(self, dtype: torch.dtype) -> LazyWeights:
         return self._with(dtype=dtype)
-
-    def become(self, other: Any) -> None:
-        vars(self.state).update(vars(other.state))
 
     def _with(self, **changed: Any) -> LazyWeights:
         """Return weights of which something is changed."""
