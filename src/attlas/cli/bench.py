@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attlas.cli import bench_cases
+from attlas.cli.checks import check_positive
 from attlas.cli.options import DTYPES
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.engine import limits as processor
@@ -24,10 +25,7 @@ _ROUNDS = 20
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Measure, and print the limits and the tables."""
-    for name in ("tokens", "heads", "size", "seconds"):
-        if not getattr(arguments, name) > 0:
-            found = f"--{name} {getattr(arguments, name):g}"
-            raise UsageError(f"--{name} must be more than 0.", found, f"leave --{name} out")
+    check_positive(arguments, "tokens", "heads", "size", "seconds")
     file = processor.cache_folder() / "bench.lock"
     try:
         with hold(file, "one run at a time: two would measure each other."):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 from attlas.cli.terminal import UsageError
@@ -22,6 +23,14 @@ def check_least(name: str, value: int | None, least: int, example: int) -> None:
     """Raise a UsageError if an option is given and smaller than `least`."""
     if value is not None and value < least:
         raise UsageError(f"--{name} must be at least {least}.", f"--{name} {value}", f"--{name} {example}")
+
+
+def check_positive(arguments: Namespace, *names: str) -> None:
+    """Raise a UsageError if an option of these names is given and not more than 0."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name} must be more than 0.", f"--{name} {value:g}", f"leave --{name} out")
 
 
 def check_folder(folder: Path, rule: str, fix: str) -> None:

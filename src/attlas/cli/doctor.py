@@ -14,6 +14,7 @@ import torch
 
 import attlas
 from attlas.cli import doctor_cases as cases
+from attlas.cli.checks import check_positive
 from attlas.cli.formatting import in_bytes, json_text, plural
 from attlas.cli.terminal import Terminal, UsageError
 from attlas.engine import limits as processor
@@ -30,15 +31,11 @@ _MARKS = {
     _REACHED: ("?", "yellow"),
     "": ("–", "dim"),
 }
-_OPERATIONS = ("output", "gradients", "statistics")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> None:
     """Examine a device, and print what was found."""
-    for name in ("tokens", "heads", "size", "seconds"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"--{name} must be more than 0.", f"--{name} {value:g}", f"leave --{name} out")
+    check_positive(arguments, "tokens", "heads", "size", "seconds")
     begun = time.perf_counter()
     device = device_of(arguments.device)
     torch.manual_seed(0)
@@ -222,7 +219,7 @@ def _say_backends(report: dict[str, Any], terminal: Terminal) -> None:
 def _cell(found: dict[str, str] | None, terminal: Terminal) -> str:
     """Return the marks of one backend in one case, nine characters wide."""
     marks = []
-    for operation in _OPERATIONS:
+    for operation in cases.OPERATIONS:
         text = "" if found is None else _REACHED if _REACHED in found.values() else found[operation]
         mark, colour = _MARKS[text.partition(":")[0]]
         marks.append(terminal.style(mark, colour))

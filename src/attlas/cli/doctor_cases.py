@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attlas
 from attlas import BackendError, Plan, stats
+from attlas.cli.bench_cases import ratios
 from attlas.engine import trust
 from attlas.engine.backend import Request
 from attlas.engine.costs import Operation
@@ -26,7 +25,7 @@ PASSED = "passed"
 #: Backends that compile a program for each kind of mask and score, which takes seconds: they run some cases only.
 COMPILED = frozenset({"flex"})
 
-_OPERATIONS = ("output", "gradients", "statistics")
+OPERATIONS = ("output", "gradients", "statistics")
 _ROUNDS = 12
 
 
@@ -108,7 +107,7 @@ def compare(name: str, case: Case, device: torch.device) -> dict[str, str]:
     given = tokens(case, device, dtype_of(device))
     own = {kind: value.to(device) if _has_numbers(value) else value for kind, value in settings(case).items()}
     found: dict[str, str] = {}
-    for operation in _OPERATIONS:
+    for operation in OPERATIONS:
         try:
             A = attlas.attend(given[0], given[1], plan=Plan(name), **own)
             request = Request(A.problem, A.problem.tokens, A.plan)
@@ -342,32 +341,29 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
 def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Callable[[], None]) -> list[Timed]:
     """Time a group of rows in turn, round by round; one that fails is told, and the others go on."""
     errors: dict[str, str] = {}
-    seconds: dict[str, list[float]] = {name: [] for name, *_ in group}
-    begun = time.perf_counter()
-    for number in range(_ROUNDS + 1):
-        if number > 2 and time.perf_counter() - begun > most_seconds:
-            break
-        for name, run, *_ in group:
+
+    def guarded(name: str, run: Callable[[], object]) -> Callable[[], None]:
+        def once() -> None:
             if name in errors:
-                continue
+                return
             try:
-                synchronize(device)
-                start = time.perf_counter()
                 run()
                 synchronize(device)
-                seconds[name].append(time.perf_counter() - start)
             except Exception as error:  # noqa: BLE001 - the other rows are timed
                 errors[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        tick()
+
+        return once
+
+    synchronize(device)
+    measured = ratios({name: guarded(name, run) for name, run, *_ in group}, _ROUNDS, tick, most_seconds)
     base = group[0][0]
     out = []
     for name, _, matrix, operation in group:
         if name in errors:
             out.append(Timed(name, None, None, error=errors[name]))
-            continue
-        own = seconds[name][1:]
-        quotients = [] if base in errors else [a / b for a, b in zip(own, seconds[base][1:], strict=True)]
-        out.append(Timed(name, median(own), median(quotients) if quotients else None, _backend(matrix, operation)))
+        else:
+            ratio = None if base in errors else measured[name].median
+            out.append(Timed(name, measured[name].seconds, ratio, _backend(matrix, operation)))
     return out
 
 
