@@ -20,6 +20,7 @@ from attlas.engine import trust
 from attlas.engine.backend import Request
 from attlas.engine.costs import Operation
 from attlas.engine.dispatch import backends_of, candidates
+from attlas.foundation.reasons import in_one_line
 
 PASSED = "passed"
 #: Backends that compile a program for each kind of mask and score, which takes seconds: they run some cases only.
@@ -125,8 +126,7 @@ def compare(name: str, case: Case, device: torch.device) -> dict[str, str]:
         except BackendError as error:
             found[operation] = f"failed: {error.found}"
         except Exception as error:  # noqa: BLE001 - it is told, and the next one is tried
-            lines = str(error).strip().splitlines() or [""]
-            found[operation] = f"failed: {type(error).__name__}: {lines[0]}"
+            found[operation] = f"failed: {in_one_line(error)}"
     return found
 
 
@@ -246,7 +246,7 @@ def _counted(call: Callable[[], object]) -> int | str:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     except Exception as error:  # noqa: BLE001 - the other calls are counted
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return in_one_line(error)
     return sum("synchronizing" in str(one.message) for one in caught)
 
 
@@ -350,7 +350,7 @@ def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Ca
                 run()
                 synchronize(device)
             except Exception as error:  # noqa: BLE001 - the other rows are timed
-                errors[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                errors[name] = in_one_line(error)
 
         return once
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attlas.corpus.measuring import TextIndex, TextNumbers, measure_layer, pool_and_measure
 from attlas.errors import AttlasError, RecordingError
+from attlas.foundation.reasons import in_one_line
 from attlas.heads.classification import measure_block, repeated_block
 from attlas.heads.evaluation import evaluating, vocabulary_size
 from attlas.matrix import AttentionMatrix
@@ -243,4 +244,4 @@ def _reason(error: Exception) -> str:
     """Return in one line why a text failed."""
     if isinstance(error, AttlasError):
         return f"{error.rule} found: {error.found}" if error.found else error.rule
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return in_one_line(error)

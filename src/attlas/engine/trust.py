@@ -30,6 +30,7 @@ from attlas.engine.limits import cache_folder
 from attlas.engine.plan import Plan
 from attlas.errors import AttlasError, BackendError
 from attlas.foundation.files import save_text
+from attlas.foundation.reasons import in_one_line
 
 #: How far a result may be from that of tiles, as a part of its largest number; gradients four times as far.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, torch.float64: 1e-6}
@@ -129,8 +130,7 @@ def is_known(family: Family, device: torch.device) -> bool:
 
 def failed(family: Family, device: torch.device, error: Exception, plan: Plan) -> str | None:
     """Note that a family has raised, which is then used no more; returns and raises as `fault_of`."""
-    lines = str(error).strip().splitlines() or [""]
-    fault = f"{type(error).__name__}: {lines[0]}"[:_LONGEST]
+    fault = in_one_line(error)[:_LONGEST]
     if not isinstance(error, torch.OutOfMemoryError):
         _remember(family, device, fault)
     return _told(family, device, fault, plan, warn=True)

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from attlas.errors import AttlasError, DeviceError, DtypeError, ShapeError, kind
 from attlas.foundation.compat import tracing
 from attlas.foundation.read_tensors import ReadTensors, watched
+from attlas.foundation.reasons import in_one_line
 from attlas.foundation.tiles import Tile
 
 # What a function raises that is not written for whole tiles, or not for vmap.
@@ -185,7 +186,7 @@ class TileFunction:
             else:
                 fix = "write it without `if`, `and`, `or`: use torch.where, &, |, and index with i and j."
             rule = "the function must return one value for a batch, head, query and key."
-            raised = f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+            raised = in_one_line(cause)
             raise ShapeError(rule, raised, fix, tile=f"{at.shape}", where=self.name) from cause
         return found
 
