@@ -85,14 +85,15 @@ BIASED, BIASED_CELLS = 0.3, 1 << 12
 #: where there are many keys, which take longer to pack than to read in a tile: from 10 queries for 1,024 keys, from 37
 #: for 16,384 (``12 m² >= n``).
 STATISTICS_QUERIES, STATISTICS_KEYS = 4, 12
-#: Queries for each key from which tiles are the faster way for statistics: the kernels have work for each row.
-STATISTICS_ROWS = 128
+#: Queries for each key from which tiles are the faster way for several statistics: the kernels have work for each row.
+STATISTICS_ROWS = 1024
 STATISTICS, STATISTICS_SMALL = 1.0, 5.0
 
 # --------------------------------------------------------------------------------------- pairs of tokens, our kernels
 
-#: The kernels are faster at every size, but for statistics of `STATISTICS_ROWS` queries for each key.
+#: The kernels are faster at every size, but for statistics of `PAIRS_ROWS` queries for each key.
 PAIRS, PAIRS_SMALL = 0.3, 5.0
+PAIRS_ROWS = 128
 #: Coordinates up to which differences are faster than any dot product, and up to which there are kernels of them; from
 #: there on a matrix product is faster.
 DIRECT_COORDINATES, MOST_COORDINATES = 8, 16
@@ -149,7 +150,7 @@ def _adds_places(score: Score) -> bool:
 def _of_pairs(problem: Problem, operation: Operation, instruction_set: str) -> float:
     """Return the cost of an operation by the kernels of pairs; plain dot products are none of theirs."""
     _, _, m, n = problem.shape
-    if type(problem.score) is ScaledDot or (operation == "statistics" and m >= STATISTICS_ROWS * n):
+    if type(problem.score) is ScaledDot or (operation == "statistics" and m >= PAIRS_ROWS * n):
         return PAIRS_SMALL
     return PAIRS
 
