@@ -8,6 +8,7 @@
 #include "bias.h"
 #include "logits.h"
 #include "parallel.h"
+#include "reader.h"
 #include "whole.h"
 
 namespace ATTLAS_ISA {
@@ -100,6 +101,16 @@ void pack_columns(T* to, const attlas::Tensor4& from, int64_t b, int64_t h, int6
   }
 }
 
+// Rows of numbers; those beyond the last one repeat it.
+template <class T>
+struct Repeated {
+  Reader<T, T> read;
+  int64_t last;
+  ATTLAS_INLINE Vec<T> vector(int64_t i, int64_t first, int64_t count) const {
+    return read.vector(std::min(i, last), first, count);
+  }
+};
+
 // The values of all heads, packed once: coordinate by coordinate for few of them, else as the matrix product reads them.
 template <class T>
 struct PackedValues {
@@ -119,8 +130,8 @@ struct PackedValues {
       if (by_coordinate) {
         pack_columns<T>(to, p.values, b, h, p.n, e, [](T x, int64_t) { return x; });
       } else {
-        Whole<T>::pack_rows(to, 0, padded<T>(p.n), padded<T>(p.n), e, 1,
-                            [&](int64_t j, int64_t c) { return token<T>(p.values, b, h, std::min(j, p.n - 1))[c]; });
+        const Reader<T, T> read{token<T>(p.values, b, h, 0), p.values.row};
+        Whole<T>::pack_rows(to, 0, padded<T>(p.n), padded<T>(p.n), e, 1, Repeated<T>{read, p.n - 1});
       }
     });
   }

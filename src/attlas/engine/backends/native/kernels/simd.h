@@ -149,6 +149,24 @@ ATTLAS_INLINE Vec<T> most_of_pairs(Vec<T> a, Vec<T> b) {
   return larger<T>(every_other<T, 0>(a, b, All()), every_other<T, 1>(a, b, All()));
 }
 
+// A square of numbers, one row in each vector, becomes its transpose: each round moves one bit of the lane's number into the
+// row's, and one back.
+template <class T>
+ATTLAS_INLINE void transpose(Vec<T> (&x)[WIDTH<T>]) {
+  using All = std::make_index_sequence<WIDTH<T>>;
+#pragma GCC unroll 4
+  for (int round = 1; round < WIDTH<T>; round *= 2) {
+    Vec<T> next[WIDTH<T>];
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDTH<T> / 2; ++i) {
+      next[i] = every_other<T, 0>(x[2 * i], x[2 * i + 1], All());
+      next[i + WIDTH<T> / 2] = every_other<T, 1>(x[2 * i], x[2 * i + 1], All());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < WIDTH<T>; ++i) x[i] = next[i];
+  }
+}
+
 // One bit for each lane of x that is above y.
 template <class T>
 ATTLAS_INLINE uint32_t above(Vec<T> x, Vec<T> y) {

@@ -1,6 +1,8 @@
 // Matrix products with the vectors of any instruction set: C (rows x columns) += A (rows x depth) B (depth x columns).
 #pragma once
 
+#include <algorithm>
+
 #include "interrupt.h"
 #include "simd.h"
 
@@ -35,16 +37,29 @@ struct Whole {
   // Columns of B from their transpose, one block of COLUMNS; those from `columns` on are 0.
   template <class Read>
   static void pack_transposed(Number* to, int64_t first, int64_t columns, int64_t depth, int, Read read) {
-    Number* block = to + first * depth;
-    for (int64_t j = 0; j < COLUMNS; ++j)
-      for (int64_t t = 0; t < depth; ++t) block[t * COLUMNS + j] = first + j < columns ? T(read(first + j, t)) : T(0);
+    constexpr int W = WIDTH<T>;
+    for (int64_t j = first; j < first + COLUMNS; j += W)
+      for (int64_t t = 0; t < depth; t += W) {
+        Vec<T> x[W];
+#pragma GCC unroll 16
+        for (int r = 0; r < W; ++r) x[r] = j + r < columns ? read.vector(j + r, t, depth - t) : Vec<T>{};
+        transpose<T>(x);
+        Number* block = to + first * depth + t * COLUMNS + (j - first);
+        if (t + W <= depth) {
+#pragma GCC unroll 16
+          for (int r = 0; r < W; ++r) store(block + r * COLUMNS, x[r]);
+        } else {
+          for (int r = 0; r < depth - t; ++r) store(block + r * COLUMNS, x[r]);
+        }
+      }
   }
   // Rows `first` to `first + some` of B, which has `columns` columns and `depth` rows in all.
   template <class Read>
   static void pack_rows(Number* to, int64_t first, int64_t some, int64_t depth, int64_t columns, int, Read read) {
     for (int64_t i = first; i < first + some; ++i)
-      for (int64_t j = 0; j < round_up(columns, COLUMNS); ++j)
-        to[j / COLUMNS * COLUMNS * depth + i * COLUMNS + j % COLUMNS] = i < depth && j < columns ? T(read(i, j)) : T(0);
+      for (int64_t j = 0; j < round_up(columns, COLUMNS); j += WIDTH<T>)
+        store(to + j / COLUMNS * COLUMNS * depth + i * COLUMNS + j % COLUMNS,
+              i < depth ? read.vector(i, j, std::max<int64_t>(columns - j, 0)) : Vec<T>{});
   }
 
   // Where the weights of one row go, two vectors at a time; `depth` is how many a row has room for.
