@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
-    """Return the result of a function without collectives, or raise on all ranks the first error of any rank.
+    """Run a function without collectives on all ranks; return its result, or raise the first error of any rank on all.
 
     Cost: one all-reduce of one number for each dimension of the mesh.
     """
@@ -30,7 +30,7 @@ def agreed(mesh: DeviceMesh, compute: Callable[[], T]) -> T:
 
 
 def attempted(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return the result of a function, or its error."""
+    """Call a function, and return its result and None, or None and its error."""
     try:
         return compute(), None
     except Exception as error:  # noqa: BLE001 - any error leaves the other ranks waiting
@@ -84,7 +84,7 @@ def gathered(mesh: DeviceMesh, compute: Callable[[], T]) -> dict[int, T]:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return an error that every process can read: one of attlas or of Python itself."""
+    """Return an error that can be pickled for other processes: one of attlas or of Python itself."""
     if error is None or isinstance(error, AttlasError):
         return error
     if type(error).__module__ == "builtins" and not isinstance(error, OSError | UnicodeError):

@@ -150,7 +150,10 @@ def _check_order(order: Tensor, roles: tuple[Role, ...], m: int, n: int) -> None
 
 
 def _check_gradients(problem: Problem) -> None:
-    """Raise where code of the user reads a tensor whose gradient would have to be summed over the ranks."""
+    """Raise a GradientError where a user's function reads a tensor that needs a gradient.
+
+    That gradient would have to be summed over the ranks.
+    """
     if any(t.requires_grad for t in problem.read):
         rule = "a gradient cannot be summed over the ranks for a tensor that a function reads."
         fix = "score + attlas.TensorBias(t), or a Score of your own that holds the tensor."

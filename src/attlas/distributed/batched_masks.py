@@ -17,7 +17,7 @@ from attlas.scores import Alibi, Forget, RelativeBias, Score, TensorBias
 
 
 class _DifferError(Exception):
-    """Two masks that are not of one form."""
+    """The stored forms of two masks, or scores, cannot be joined into one."""
 
 
 def joined_mask(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
@@ -73,7 +73,7 @@ def joined_score(specs: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
 
 
 def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[int, int, int, int]) -> Any:
-    """Return the stored form of several masks joined along an axis, as the runs of keys that they allow."""
+    """Join masks of different forms: ask what they allow, and return it as runs of keys in stored form."""
     masks = [None if spec is None else mask_from(spec, lambda ref: ref["t"]) for spec in specs]
     if any(mask is not None and mask.log_weights() for mask in masks):
         rule = "masks that add to the logits must be of one form on all ranks to be joined."
@@ -84,21 +84,21 @@ def _runs(specs: Sequence[Any], sizes: Sequence[int], axis: int, shape: tuple[in
 
 
 def _conjuncts(spec: Any) -> list[Any]:
-    """Return the stored masks that are combined with ``&`` in one, from left to right; none for None."""
+    """Return the masks that a stored mask joins with ``&``, from left to right; none for None."""
     if spec is None:
         return []
     return _conjuncts(spec["left"]) + _conjuncts(spec["right"]) if spec["class"] == "And" else [spec]
 
 
 def _kind(spec: Any) -> tuple[Any, ...]:
-    """Return the class of a stored mask, and of `Padding` the side: masks of one kind can be joined."""
+    """Return what stored masks must have in common to be joined: the class, and the side of `Padding`."""
     return spec["class"], spec.get("side")
 
 
 def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[list[Any]]:
-    """Let each part say how much padding it has where one does; a batch without any has n tokens.
+    """Add a padding of length n to the parts that have none, where another has one, so that all have one form.
 
-    `parts` are the conjuncts of the mask of each part.
+    `parts` are the conjuncts of the mask of each part. Raise a _DifferError where other masks differ.
     """
     most = max(parts, key=len)
     out = []
@@ -118,9 +118,9 @@ def _with_padding(parts: list[list[Any]], sizes: Sequence[int], n: int) -> list[
 
 
 def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[Mask | Score] | None = None) -> Any:
-    """Return the common settings of all parts; tensors with an entry per batch or head are joined.
+    """Join the stored settings of all parts: tensors of a batch or head are concatenated, all else must be equal.
 
-    `owner` is the class of the score or mask whose settings these are.
+    `owner` is the class of the score or mask whose settings these are. Raise a _DifferError where parts differ.
     """
     first = specs[0]
     if not isinstance(first, dict):
@@ -138,7 +138,10 @@ def _joined(specs: Sequence[Any], sizes: Sequence[int], axis: int, owner: type[M
 
 
 def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
-    """Return the tensors of all parts as one; `owner` is the class that holds them, None for one of the user's own."""
+    """Join one tensor of the settings of all parts, along `axis` where it counts batches or heads.
+
+    Else it must be equal in all. `owner` is the class that holds it, None for one of the user's own.
+    """
     if owner is None or (issubclass(owner, Score) and owner not in (Forget, TensorBias)):
         # A parameter of a score may count heads, by an axis that is not known; that of these two does.
         if tensors[0].numel() > 1 or (axis == 1 and owner in (Alibi, RelativeBias)):
@@ -163,11 +166,12 @@ def _tensor(owner: type[Mask | Score] | None, tensors: list[Tensor], sizes: Sequ
 
 
 def _agree(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all tensors hold the same numbers."""
     return all(same_settings(tensors[0], other) for other in tensors)
 
 
 def _shared(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensor that all parts have."""
+    """Return the tensor that all parts have; raise a _DifferError where they differ."""
     if not _agree(tensors):
         raise _DifferError
     return tensors[0]

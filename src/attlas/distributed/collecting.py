@@ -50,16 +50,23 @@ class Collector:
         self.parts = parts
 
     def _axis(self, statistic: Statistic) -> str | None:
+        """Return which axis a statistic's results count, "rows", "columns" or "diagonals".
+
+        None where they cannot be merged.
+        """
         return statistic.axis if can_merge(statistic) else None
 
     def _split(self, statistic: Statistic) -> list[Role]:
-        """Return what ranks divide so that results must be merged: queries or keys, unless the result counts them."""
+        """Return which of "queries" and "keys" ranks divide so that results of a statistic must be merged over them.
+
+        Results that count the queries themselves are only put side by side; so it is with keys.
+        """
         axis = self._axis(statistic)
         by: dict[Role, str] = {"queries": "rows", "keys": "columns"}
         return [role for role, own in by.items() if axis != own and self.layout.dims(role)]
 
     def _by_carry(self, statistic: Statistic) -> bool:
-        """Return whether parts are merged before `Statistic.finish`: finished results do not tell that of the whole.
+        """Return whether parts are merged as carries, before `Statistic.finish`, and not as finished results.
 
         So it is for numbers of rows whose keys are divided over ranks, and for results that have no axis to join along.
         """
@@ -101,7 +108,7 @@ class Collector:
             raise GradientError(rule, "a recorded gradient", "call it under torch.no_grad().", where="A.collect()")
 
     def _asked(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
-        """Return the statistic that a part collects: itself if its results suffice, else one that keeps its carry."""
+        """Return what a part collects: the statistic itself, or one that keeps its carry for the whole matrix."""
         if not self._by_carry(statistic):
             return statistic
         m = self.whole.shape[2]
@@ -122,7 +129,7 @@ class Collector:
         return base
 
     def _joined(self, statistic: Statistic, asked: Sequence[Any], found: Sequence[Any]) -> Any:
-        """Join what the parts of this rank give."""
+        """Join the results of this rank's parts, in `found`, of the statistics that they collected, in `asked`."""
         if self._by_carry(statistic):
             carries = [rebuilt(one.form, list(tensors)) for one, tensors in zip(asked, found, strict=True)]
             return _folded(statistic, carries)
@@ -135,7 +142,7 @@ class Collector:
         return tree_map(lambda *parts: torch.cat(parts, dim=2), *found)
 
     def _placed(self, t: Tensor, rows: range) -> Tensor:
-        """Return sums of the diagonals of some rows as sums of all diagonals."""
+        """Return sums of the diagonals of some rows, padded with zeros to all diagonals of the whole matrix."""
         m, n = self.whole.shape[2:]
         if not len(rows) or not len(self.layout.columns):
             return t.new_zeros(*t.shape[:2], max(m + n - 1, 0))
@@ -143,7 +150,7 @@ class Collector:
         return functional.pad(t, (first, m + n - 1 - first - t.shape[-1]))
 
     def merged(self, statistic: Statistic, own: Any) -> Any:
-        """Merge what all ranks have of a statistic, and return DTensors."""
+        """Merge the results of one statistic over the ranks, and return them as DTensors."""
         layout, axis, split = self.layout, self._axis(statistic), self._split(statistic)
         how = _REDUCTIONS.get(type(statistic).merge)
         if split and how is not None:
@@ -157,10 +164,11 @@ class Collector:
         return tree_map(lambda t: layout.wrap(self._recorded(statistic, t), queries=queries, keys=keys), result)
 
     def _recorded(self, statistic: Statistic, t: Tensor) -> Tensor:
+        """Return a result that takes part in the backward on every rank, where its statistic is differentiable."""
         return with_graph(t, self.parts) if statistic.differentiable and t.is_floating_point() else t
 
     def _gathered(self, carry: Any, dim: int) -> list[Any]:
-        """Return the carries of all ranks along a dimension of the mesh, in their order."""
+        """Return the carries of all ranks along one dimension of the mesh, in the order of the ranks."""
         mesh, tensors = self.layout.mesh, tensors_in(carry)
         ranks, group = mesh.size(dim), mesh.get_group(dim)
         columns = []
@@ -190,6 +198,7 @@ class _Carried(Statistic):
         self.form: Any = None  # of the carry, without its numbers: those have a graph that knows this statistic
 
     def start(self, problem: Problem) -> Any:
+        # `base` is the problem of the whole matrix, without numbers: the carry has its size.
         return self.inner.start(self.base)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
@@ -205,9 +214,11 @@ class _Carried(Statistic):
         return tuple(tensors)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # As for the inner statistic, which is asked about the whole.
         return _row_outputs(self.inner, self.base)
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
+        # Numbers of keys become those of the whole matrix.
         if (keys := results.get("top_keys")) is not None:  # counted in the part; negative ones are none
             results = {**results, "top_keys": torch.where(keys < 0, keys, keys + self.column)}
         return self.inner.carry_from(results, problem)
@@ -219,9 +230,9 @@ class _Carried(Statistic):
 
 
 def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | None:
-    """Return the numbers of each row that a statistic takes from the kernels; a part has those of the whole matrix.
+    """Return the outputs of the kernels that a statistic of rows is computed from, for `problem`.
 
-    None where it takes none, or its carry could not be made of them: such carries of parts must be merged.
+    None where it takes none, or where its carry could not be made of them: then parts are computed tile by tile.
     """
     own = type(statistic)
     tell = own.carry_from is not Statistic.carry_from or own.from_outputs is Statistic.from_outputs
@@ -230,7 +241,10 @@ def _row_outputs(statistic: Statistic, problem: Problem) -> Mapping[str, Any] | 
 
 
 class _Moved:
-    """A part at its position in the whole matrix; its numbers are those of the part."""
+    """A `Part`, as `Statistic.step` gets one, that tells its position in the whole matrix.
+
+    Its numbers stay as they are.
+    """
 
     def __init__(self, part: Part, problem: Problem, at: Tile) -> None:
         self._part, self.problem, self.at = part, problem, at
@@ -242,20 +256,22 @@ class _Moved:
         )
 
     def __getattr__(self, name: str) -> Any:
+        # All that is not redefined here is asked of the part.
         return getattr(self._part, name)
 
 
 def _shifted(span: range, shift: int) -> range:
+    """Return a range moved by `shift`."""
     return range(span.start + shift, span.stop + shift)
 
 
 def _copied(carry: Any) -> Any:
-    """Return a carry in which tensors with a graph are copies."""
+    """Return the carry with clones of its tensors that have a graph."""
     return rebuilt(carry, [t.clone() if t.requires_grad else t for t in tensors_in(carry)])
 
 
 def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
-    """Return the carries of several parts merged to one."""
+    """Merge the carries of several parts, one after the other."""
     first, *others = carries
     for other in others:
         first = statistic.merge(first, other)

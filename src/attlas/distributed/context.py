@@ -120,11 +120,12 @@ def context_parallel(
 
 
 def _refused(rule: str, found: str, fix: str) -> BackendError:
+    """Return a BackendError of `context_parallel`."""
     return BackendError(rule, found, fix, where=_WHERE)
 
 
 def _check_model(model: nn.Module) -> None:
-    """Raise if a model mixes tokens in another way than by its attention, or numbers them by itself."""
+    """Raise a BackendError where tokens of a model meet outside its attention, or it numbers positions by itself."""
     one = "run it on one process."
     if hasattr(model, "_orig_mod"):
         raise _refused("the model must run eagerly.", "torch.compile", "context_parallel(mesh, model._orig_mod)")
@@ -180,6 +181,7 @@ class _Text:
         self.layers = 0
 
         def own() -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
+            """Return what the other ranks must know of this rank's text."""
             return self._checked(given)
 
         told = list(gathered(self.mesh, own).values())  # of each rank: sizes, positions, mask
@@ -206,7 +208,7 @@ class _Text:
         return (), given | {"use_cache": False}
 
     def _checked(self, given: dict[str, Any]) -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
-        """Return the sizes of this rank's tokens, their positions and their mask."""
+        """Return shape, positions and mask of this rank's tokens; raise where the call cannot be divided over ranks."""
         if given.get("past_key_values") is not None or given.get("use_cache"):
             rule = "a cache would have the keys of one rank only, so text is not generated here."
             raise _refused(rule, "use_cache=True, or past_key_values", "use_cache=False, or generate on one process.")
@@ -286,7 +288,10 @@ class _Text:
         bias: Tensor | None,
         chosen: Mask | None,
     ) -> None:
-        """Raise if a layer asks for something that is not known of the whole text; it is the same on all ranks."""
+        """Raise an error for what a layer asks and context_parallel cannot give.
+
+        The answer is the same on all ranks.
+        """
         for found, wrong in (
             ("a layer without a mask", mask is None),
             (f"{q.shape[2]} queries and {k.shape[2]} keys", q.shape[2] != k.shape[2]),
@@ -313,5 +318,5 @@ class _Text:
         return (A @ whole_v).to_local(), A
 
     def _whole(self, t: Tensor) -> DTensor:
-        """Return tokens of this rank, shape (batch, heads, m, d), as its part of the tokens of the whole text."""
+        """Return tokens of this rank, (batch, heads, m, d), as its shard of a DTensor of the whole text."""
         return of_shape(t.contiguous(), self.mesh, [Shard(2)], (*t.shape[:2], self.n, t.shape[3]))

@@ -28,7 +28,7 @@ Group: TypeAlias = tuple[range, ...]
 
 
 def is_divided(A: Matrix) -> bool:
-    """Return whether the keys of all heads, and as many values, are more than a rank may gather at a time."""
+    """Return whether heads are computed in groups: the keys of all, and as many values, need too much memory."""
     return len(_Groups(A, (), ()).every) > 1
 
 
@@ -82,7 +82,7 @@ def by_group(
 
 
 class _Groups:
-    """The groups of a matrix; sizes of the whole alone decide, so that all ranks have the same."""
+    """The groups of heads and batches that are computed one after the other; the same on all ranks."""
 
     method: Callable[..., Any]
     sizes: tuple[int, ...]  # leading axes of this rank's part of a result
@@ -119,7 +119,7 @@ class _Groups:
         return t.numel() * t.element_size() // shared
 
     def _numbers(self, group: Group) -> tuple[Tensor, Tensor]:
-        """Return the numbers of the batches and of the heads of a group, those of all ranks together."""
+        """Return the batch ids and head ids of a group, those of all ranks together."""
         layout, problem = self.layout, self.A.whole.problem
         places = []
         for size, ranks, pieces, own in zip(layout.leading, self.ranks, self.pieces, group, strict=True):
@@ -133,7 +133,7 @@ class _Groups:
         return batches.flatten(), heads
 
     def has(self, group: Group, wanted: tuple[Tensor, Tensor]) -> bool:
-        """Return whether a group has one of some batches and one of some heads."""
+        """Return whether a group has at least one of the wanted batches and one of the wanted heads."""
         numbers = zip(self._numbers(group), wanted, strict=True)
         return all(bool(torch.isin(own, asked).any()) for own, asked in numbers)
 
@@ -141,8 +141,6 @@ class _Groups:
         """Return the slices of a group in a tensor whose last leading axes have these sizes.
 
         An axis of size 1 serves all groups, and is taken whole.
-
-        All groups have an axis of size 1: it is not cut.
         """
         first = len(group) - len(sizes)
         steps = [size // pieces for size, pieces in zip(sizes, self.pieces[first:], strict=True)]
@@ -152,17 +150,20 @@ class _Groups:
         )
 
     def _sizes(self, group: Group, leading: Sequence[int]) -> tuple[int, ...]:
-        """Return the leading axes of the whole that a group has."""
+        """Return the sizes of a group's leading axes, given those of the whole."""
         return tuple(len(range(size)[own]) for size, own in zip(leading, self._place(group, leading), strict=True))
 
     def _narrowed(self, t: DTensor, group: Group) -> DTensor:
-        """Return the pieces of a group; the tokens stay where they are."""
+        """Return the part of a DTensor that belongs to a group; its tokens stay on their ranks."""
         local = t.to_local()
         shape = (*self._sizes(group, t.shape[:-2]), *t.shape[-2:])
         return of_shape(local[self._place(group, local.shape[:-2])], self.layout.mesh, t.placements, shape)
 
     def of(self, group: Group, own: Sequence[Tensor]) -> Any:
-        """Return the results of a group, with some tensors in the place of `leaves`."""
+        """Call the method for the matrix of one group, and return its results.
+
+        `own` are tensors that stand for `leaves`, so that gradients can be taken with respect to them.
+        """
         A, layout, problem = self.A, self.layout, self.A.whole.problem
         mine: dict[int, Any] = dict(zip(map(id, self.leaves), own, strict=True))  # what stands for each leaf
         q, k, *others = (self._narrowed(mine.get(id(t), t), group) for t in self.tokens)
@@ -184,14 +185,17 @@ class _Groups:
         return self.method(type(A)(replace(layout, leading=leading), whole, (q, k, scale)), *others)
 
     def joined(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's part of the results of all groups; cells are the sums of those of the groups."""
+        """Return this rank's results of all groups, each at its place in the whole."""
         totals: list[Tensor] = []
         for group in self.every:
             self._add(group, own, totals)
         return totals
 
     def _add(self, group: Group, own: Sequence[Tensor], totals: list[Tensor]) -> None:
-        """Add the results of a group to `totals`, which is empty before the first, and remember their form."""
+        """Add the results of one group to `totals`, at its place; the first call fills the empty list.
+
+        Also remember the form of the results.
+        """
         # What a group has gathered is released where this returns.
         found = self.of(group, own)
         self.recorded = [t.requires_grad for t in tree_leaves(found)]
@@ -203,7 +207,10 @@ class _Groups:
             total[self._place(group, self.sizes)] += t
 
     def slopes(self, group: Group, own: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the contribution of a group to the gradients of `own`, from the gradients of the results."""
+        """Return a group's contribution to the gradients with respect to `own`; `given` are those of the results.
+
+        The group is computed again, with a graph.
+        """
         graph, place = torch.is_grad_enabled(), self._place(group, self.sizes)
         with torch.enable_grad():
             found = zip(map(_local, tree_leaves(self.of(group, own))), given, strict=True)
@@ -212,10 +219,11 @@ class _Groups:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Results of all groups, of which no group's keys and values are kept: the backward computes each again."""
+    """Computes all groups and keeps no keys or values of them; the backward computes each group again."""
 
     @staticmethod
     def forward(ctx: Any, groups: _Groups, *leaves: Tensor) -> tuple[Tensor, ...]:
+        # Detached leaves with a graph tell which results carry a gradient.
         ctx.groups = groups
         ctx.save_for_backward(*leaves)
         with torch.enable_grad():
@@ -236,4 +244,5 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _local(t: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; another tensor as it is."""
     return t.to_local() if isinstance(t, DTensor) else t

@@ -61,7 +61,7 @@ def head_tail_order(n: int, ranks: int) -> Tensor:
 
 
 def check_dtensor(name: str, t: object, mesh: DeviceMesh | None = None) -> DTensor:
-    """Return a DTensor, or raise an error for anything else, another mesh, or placements that are not supported."""
+    """Return `t`; raise an error where it is no DTensor, on another mesh, or sharded in a way that is not supported."""
     if not isinstance(t, DTensor):
         rule, fix = f"{name} must be a DTensor, as q and k are.", f"distribute_tensor({name}, mesh, placements)"
         raise DtypeError(rule, kind(t), fix, arguments={name: t if isinstance(t, Tensor) else kind(t)})
@@ -78,13 +78,16 @@ def check_dtensor(name: str, t: object, mesh: DeviceMesh | None = None) -> DTens
 
 
 def like(t: Tensor) -> Tensor:
-    """Return a tensor of the global shape that takes no memory, to check arguments with."""
+    """Return zeros of the global shape that take no memory (all strides are 0), to check arguments with."""
     local = t.to_local() if isinstance(t, DTensor) else t
     return torch.zeros(1, dtype=t.dtype, device=local.device).expand(t.shape)
 
 
 def _axis(t: DTensor, dim: int, rank: int) -> int | None:
-    """Return the leading axis of the matrix that an axis of a tensor is; None for its tokens."""
+    """Return which leading axis of the matrix an axis of a tensor is; None where it is its tokens.
+
+    Leading axes are aligned from the right: `rank` is their number in the matrix, the tensor may have fewer.
+    """
     axis = dim % t.ndim + rank - (t.ndim - 2)
     return axis if axis < rank else None
 
@@ -132,15 +135,15 @@ class Layout:
         return len(self.leading)
 
     def dims(self, role: Role) -> list[int]:
-        """Return the dimensions of the mesh that divide something."""
+        """Return the dimensions of the mesh that have a role."""
         return [dim for dim, own in enumerate(self.roles) if own == role]
 
     def placements(self, **axes: int | None) -> list[Placement]:
-        """Return how a result lies on the mesh whose axes of queries and of keys are given; None where it has none."""
+        """Return how a result lies on the mesh, given the number of its axis of `queries` and of `keys`, if any."""
         return _sharded(axes.get(role) if isinstance(role, str) else role for role in self.roles)
 
     def _spans(self) -> list[range]:
-        """Return this rank's range of each leading axis, of the queries and of the keys."""
+        """Return this rank's ranges of: each leading axis, the queries, the keys."""
         shape = (*self.leading, self.m, self.n)
         placements = self.placements(queries=self.rank, keys=self.rank + 1)
         sizes, starts = local_part(shape, self.mesh, placements)
@@ -223,7 +226,7 @@ class Layout:
         return t.shape[own_axis] if own_axis >= 0 else 1
 
     def gathers(self, t: DTensor) -> bool:
-        """Return whether a rank needs keys or values of other ranks for its own queries."""
+        """Return whether a rank has to fetch keys or values from other ranks for its own queries."""
         roles = zip(self.roles, t.placements, strict=True)
         return (
             any(role in ("queries", "nothing") and isinstance(p, Shard) for role, p in roles) and self.mesh.size() > 1
@@ -239,7 +242,10 @@ class Layout:
         return _sharded(self._own_axis(t, role) if isinstance(role, int) else own for role, own in roles)
 
     def _own_axis(self, t: DTensor, axis: Role) -> int | None:
-        """Return the axis of a tensor that is sharded with a leading axis of the matrix; None where it stays whole."""
+        """Return the axis of `t` that is sharded as a leading axis of the matrix is.
+
+        None where `t` stays whole along it.
+        """
         if not isinstance(axis, int):
             return None
         size, own_axis = self.size(t, axis), axis - (self.rank - (t.ndim - 2))
@@ -248,7 +254,10 @@ class Layout:
         return own_axis if size > 1 or self.leading[axis] == 1 else None
 
     def _in_step(self, heads: int) -> bool:
-        """Return whether each shard of so many key heads has just those that a shard of the query heads needs."""
+        """Return whether key heads can be sharded as query heads are.
+
+        Each shard has just the ones that its queries need.
+        """
         dims, all_heads = self.dims(self.rank - 1), self.leading[-1]
         ranks = math.prod(self.mesh.size(dim) for dim in dims)
         # Chunks of both have the same share of their heads, also where the last chunk is shorter.
@@ -256,7 +265,7 @@ class Layout:
         return heads == all_heads or heads % ranks == 0 or equal_chunks
 
     def _four_axes(self, local: Tensor, whole: DTensor) -> Tensor:
-        """Bring a local tensor to (batch, heads, tokens, size); heads are those that this rank's queries need.
+        """Return a local tensor as (batch, heads, tokens, size), with the key heads that this rank's queries need.
 
         `whole` is the tensor of all ranks. A key head that all queries of this rank share is given once.
         """
@@ -311,7 +320,7 @@ class Layout:
         return DTensor.from_local(local, self.mesh, replicate, run_check=False).to_local(grad_placements=placements)
 
     def replicated(self, t: Tensor) -> Tensor:
-        """Return a tensor that all ranks have, so that its gradient is the sum of what all ranks find."""
+        """Return a tensor that all ranks have, whose gradient is summed over the ranks."""
         if not t.requires_grad:
             return t
         whole = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
@@ -320,27 +329,28 @@ class Layout:
 
 
 def _sharded(axes: Iterable[int | None]) -> list[Placement]:
-    """Return a placement for each dimension of a mesh, from the axis that it divides; None where it divides none."""
+    """Return a Shard or Replicate for each dimension of a mesh, from the axis that it divides (None: Replicate)."""
     return [Replicate() if axis is None else Shard(axis) for axis in axes]
 
 
 def of_shape(t: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
-    """Return the DTensor of a shape whose part on this rank is given."""
+    """Return a DTensor of a global shape, of which this rank's part is `t`."""
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(t, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def _axis_first(placements: Sequence[Placement], axis: int) -> list[Placement]:
-    """Return placements of a tensor whose last sharded axis was moved to the front."""
+    """Return the placements of a tensor after ``movedim(axis, 0)``."""
     return [Shard((p.dim + 1) % (axis + 1)) if isinstance(p, Shard) else p for p in placements]
 
 
 def _defined(t: Tensor) -> Tensor:
+    """Return a tensor whose gradient is zeros, and not missing, on a rank that does not use it."""
     return _Defined.apply(t)  # type: ignore[no-untyped-call]  # torch's own
 
 
 class _Defined(torch.autograd.Function):
-    """A tensor whose gradient is 0, not missing, on a rank that does not use it: all ranks must join its collective."""
+    """Gives zeros for a missing gradient: all ranks must take part in the collective of its backward."""
 
     @staticmethod
     @public("attend()")

@@ -27,11 +27,12 @@ from attlas.stats import Statistic, TopK
 
 
 class _Refusing:
-    """Gives an error of its own for what only a tensor, or a matrix of one process, has."""
+    """Raises an error that says what to use instead, for attributes that only a tensor has."""
 
     _shown = "A"
 
     def __getattr__(self, name: str) -> Any:
+        # Called for names that the class does not have: for those of Tensor the error says what to use instead.
         if name.startswith("_") or not hasattr(Tensor, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         rule = "a matrix of DTensors has A @ v, A.mT @ x, A.lse, A.topk(), A.collect() and A[...]."
@@ -159,7 +160,7 @@ class DistributedMatrix(_Refusing):
 
     @public("A[...]")
     def _own_cells(self, where: Where) -> Tensor:
-        """Return the asked cells with those of other ranks 0, so that the sum over the ranks has all."""
+        """Return the asked cells, with 0 for those that other ranks have: the sum over ranks has all."""
         parts = self._with_whole_rows()
         return with_graph(agreed(self.device_mesh, lambda: own_cells(where, self.layout, parts)), parts)
 
@@ -167,6 +168,7 @@ class DistributedMatrix(_Refusing):
 
     @public("A @ v")
     def __matmul__(self, v: DTensor) -> DTensor:
+        # Group of heads by group, where the keys of all take too much memory.
         self._check(v, "keys")
         return by_group(self, DistributedMatrix._product, v, values=True)
 
@@ -198,7 +200,7 @@ class DistributedMatrix(_Refusing):
 
     @public("A.mT @ x")
     def _gathered(self, x: DTensor) -> DTensor:
-        """Return ``A.mT @ x``."""
+        """Return ``A.mT @ x``: what each key gathers from the queries."""
         self._check(x, "queries")
         return by_group(self, DistributedMatrix._transposed_product, x)
 
@@ -217,10 +219,13 @@ class DistributedMatrix(_Refusing):
         return layout.wrap(layout.reduced(found, ["queries"]), keys=0)
 
     def _check(self, t: Any, tokens: Role) -> None:
-        """Check what the matrix is multiplied with, on all ranks where they exchange something."""
+        """Raise an error unless `t` can be multiplied with the matrix along its queries or keys.
+
+        All ranks raise it together where they exchange something.
+        """
 
         def check() -> None:
-            """Raise the error of a tensor that does not fit, or of a matrix whose tokens have changed."""
+            """Raise an error where the tensor does not fit, or tokens of the matrix were changed in place."""
             name, size, token = ("v", "n", "key") if tokens == "keys" else ("x", "m", "query")
             check_dtensor(name, t, self.device_mesh)
             self.whole.weights.check_unchanged()
@@ -231,10 +236,11 @@ class DistributedMatrix(_Refusing):
         self._agreed(check)
 
     def _splits(self, role: Role) -> bool:
+        """Return whether a dimension of the mesh divides the queries, or the keys."""
         return bool(self.layout.dims(role))
 
     def _agreed(self, compute: Any) -> Any:
-        """Run what has no collective and may fail on one rank only; all ranks raise its error."""
+        """Call a function without collectives; where ranks exchange something, all raise the error of any."""
         exchanges = self._splits("queries") or self._splits("keys")
         return agreed(self.device_mesh, compute) if exchanges else compute()
 
@@ -255,7 +261,7 @@ class DistributedMatrix(_Refusing):
         """Return the log-sum-exp of each part's rows over this rank's keys, in float64 with a graph."""
 
         def of(part: AttentionMatrix) -> Tensor:
-            """Return the log-sum-exp of one part."""
+            """Return the log-sum-exp of one part's rows, with a graph where it needs one."""
             known = part.softmax_weights.lse()
             if part.needs_graph:  # numbers of float64, and the gradient of what torch records
                 recorded = part.lse.double()
@@ -265,12 +271,12 @@ class DistributedMatrix(_Refusing):
         return self._agreed(lambda: [of(part) for part in parts])
 
     def _shares(self) -> list[Tensor]:
-        """Return the share of its row that each part has, shape (batch, heads, rows, 1), in float64 with a graph."""
+        """Return which share of its row's weight each part has: (batch, heads, rows, 1), float64, with a graph."""
         own = self._own_lses(self.parts)
         return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
-        """Return the log-sum-exp of rows over the keys of all ranks."""
+        """Return the log-sum-exp of rows over the keys of all ranks, from that over this rank's keys."""
         layout = self.layout
         # The largest of all ranks is subtracted first, so that no exp overflows.
         top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))
@@ -399,7 +405,7 @@ class Transposed(_Refusing):
 
 @public("A[...]")
 def parsed(key: object, layout: Layout) -> Where:
-    """Return the index of some cells, batches and heads by number, or raise an error for one that is not supported."""
+    """Parse the index of some cells; its batches and heads become lists of numbers. Raise where it is not supported."""
     axes = Axes(layout.leading, (True,) * layout.rank)
     where = parse(key, axes, layout.m, layout.n)
     fix = "A[..., 5:9, :], or stats.Picture and stats.Spans for sums over large parts."
@@ -419,7 +425,7 @@ def parsed(key: object, layout: Layout) -> Where:
 
 
 def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) -> Tensor:
-    """Return the cells of an index that this rank has, and 0 for the others, shape (batch, heads, rows, columns)."""
+    """Return the asked cells that this rank has, with 0 for the others, shape (batch, heads, rows, columns)."""
     asked_batches, asked_heads, _ = where.leading  # type: ignore[misc]  # parsed() fills it in
     asked_rows, asked_columns = _positions(where.rows), _positions(where.columns)
     shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
@@ -440,13 +446,13 @@ def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) 
 
 
 def _positions(index: Any) -> Tensor:
-    """Return the positions that an index of rows or columns names."""
+    """Return an index of rows or columns as a tensor of positions."""
     if isinstance(index, Tensor):
         return index.cpu()
     return torch.tensor([index] if isinstance(index, int) else index, dtype=torch.int64, device="cpu")
 
 
 def _within(asked: Tensor, own: range) -> tuple[Tensor, Tensor]:
-    """Return which of the positions that are asked for a rank has, and where among its own."""
+    """Return which of the asked positions lie in the range `own`, as indices of `asked`, and their places in `own`."""
     to = ((asked >= own.start) & (asked < own.stop)).nonzero().squeeze(-1)
     return to, asked[to] - own.start

@@ -59,7 +59,7 @@ def parts_of(
 
 
 def with_graph(t: Tensor, parts: tuple[AttentionMatrix, ...]) -> Tensor:
-    """Give a result of parts without cells the graph that other ranks have: all must join in the backward."""
+    """Give a result that has no graph here, but on other ranks, an empty one: all ranks must join in the backward."""
     if t.requires_grad or not any(part.needs_graph for part in parts):
         return t
     return t + sum(leaf.flatten()[:0].sum().to(t.dtype) for part in parts for leaf in part.problem.leaves)

@@ -63,7 +63,7 @@ class Divided:
 
 
 def _hollow(t: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Return a tensor of a dtype and a shape that takes no memory."""
+    """Return zeros of the dtype and shape of a tensor, or of `shape`, that take no memory."""
     return torch.zeros(1, dtype=t.dtype, device="cpu").expand(t.shape if shape is None else shape)
 
 
@@ -112,18 +112,20 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
 
 
 def _settings(entry: Entry) -> tuple[Any, Any]:
-    """Return score and mask of an entry as plain data; a mask that is a function as what it allows."""
+    """Return the score and the mask of an entry as plain data; a mask that is a function as the runs that it allows."""
     if entry.matrix is None:
         return None, None
     problem = entry.matrix.problem
 
     def put(name: str, t: Tensor) -> dict[str, Any]:
+        """Return the stored form of a tensor: itself, on the CPU."""
         return {"t": t.detach().cpu().contiguous()}
 
     # Heads are asked by their number among those of this rank; the others will not be.
     batch, heads = (int(t.max()) + 1 if t.numel() else 0 for t in (problem.batch_ids, problem.head_ids))
 
     def runs(mask: Mask) -> Mask:
+        """Return what a mask that cannot be stored allows."""
         return runs_of(mask, batch, heads, *problem.shape[2:], device=problem.device)
 
     mask = None if problem.mask is None else mask_spec(problem.mask, put, runs)
@@ -131,7 +133,7 @@ def _settings(entry: Entry) -> tuple[Any, Any]:
 
 
 def _of_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
-    """Return a mask or a score that says of no other heads than those that are recorded, counted from 0.
+    """Cut a stored mask or score to the recorded heads, which are renumbered from 0.
 
     `owner` is the class of the mask or the score whose settings these are.
     """
@@ -152,7 +154,7 @@ def _of_heads(spec: Any, heads: Tensor, owner: str = "") -> Any:
 
 
 def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
-    """Return a tensor of a mask or a score without the heads that are not recorded."""
+    """Cut a tensor of a stored mask or score to the recorded heads, where it counts heads."""
     if owner == "TensorBias" and t.ndim == 3 and t.shape[0] > 1:
         return t[None, heads]
     # Three axes are (batch, m, n) in any other class.
@@ -160,7 +162,7 @@ def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
 
 
 def _runs_of_heads(spec: dict[str, Any], heads: Tensor) -> dict[str, Any]:
-    """Return a stored `Runs` without the heads that are not recorded."""
+    """Cut the tables of a stored `Runs` to the recorded heads."""
     first = spec["first"]["t"]
     if first.shape[1] == 1:  # one table for all heads
         return spec
@@ -213,7 +215,7 @@ def joined(
 
 
 def _by_heads(grid: Grid) -> Grid:
-    """Return the parts of one entry, each head once, in the order of the heads; they must fit."""
+    """Return the parts of one entry in the order of their heads, each head once; raise where the parts do not fit."""
     first = grid[0][0][1].entry if grid[0] else next(part.entry for row in grid for _, part in row)
     ordered = []
     for row in grid:
@@ -239,11 +241,12 @@ def _by_heads(grid: Grid) -> Grid:
 
 
 def _unfit(entry: Entry, rule: str, found: str, fix: str = "save each rank's atlas by itself.") -> RecordingError:
+    """Return the error of entries that cannot be joined."""
     return RecordingError(rule, found, fix, entry=f"{entry.path}, call {entry.call}", where="save()")
 
 
 def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
-    """Return one entry of the parts of all ranks, and where the parts of its tensors lie, by the names of the tensors.
+    """Join the parts of one entry: return the entry of all, and where each rank's tensors lie in it, by name.
 
     `own` has this rank's scores by the name of their class. Results of statistics are tensors ``name.0``, ``name.1``...
     """
@@ -270,7 +273,7 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
 
 
 def _with_query_mask(part: Part, grid: Grid) -> Part:
-    """Let each part say which queries are padding where one does."""
+    """Add a mask that calls no query padding to a part without one, where another part has one."""
     if "query_mask" in part.tensors or not any("query_mask" in one.tensors for row in grid for _, one in row):
         return part
     batch, _, m, _ = part.entry.shape
@@ -278,13 +281,13 @@ def _with_query_mask(part: Part, grid: Grid) -> Part:
 
 
 def _with_equal_groups(grid: Grid) -> Grid:
-    """Let each query head have a key head of its own where ranks have groups of different sizes."""
+    """Repeat keys for each query head where ranks have different numbers of query heads per key head."""
     parts = [part for row in grid for _, part in row if "k" in part.tensors]
     if len({part.entry.shape[1] / max(part.tensors["k"].shape[1], 1) for part in parts}) <= 1:
         return grid
 
     def spread(part: Part) -> Part:
-        """Return a part whose keys have the shape that one key head for each query head gives."""
+        """Return a part whose keys have one head for each query head, in shape only."""
         k = part.tensors["k"]
         whole = _hollow(k[:, :1]).expand(-1, part.entry.shape[1], -1, -1)
         return part._replace(tensors=part.tensors | {"k": whole})
@@ -293,7 +296,10 @@ def _with_equal_groups(grid: Grid) -> Grid:
 
 
 def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: Entry) -> Divided:
-    """Return where the parts of a tensor lie in the whole; `axes` are those of the batch and of the heads."""
+    """Return the shape of a tensor of all ranks, and where each rank's part lies in it.
+
+    `axes` are those of the batch and of the heads, None where the tensor has none.
+    """
     batch, head = axes
     grid = [row if head is not None else row[:1] for row in (grid if batch is not None else grid[:1])]
     first = grid[0][0][1]
@@ -351,11 +357,12 @@ def _matrix(
 
 
 def _held(ref: Any) -> Tensor:
+    """Return the tensor of a setting in stored form, ``{"t": tensor}``."""
     return ref["t"]
 
 
 def _has_heads(spec: Any) -> bool:
-    """Return whether a mask or a score says different things to different heads."""
+    """Return whether a stored mask or score differs between heads."""
     if not isinstance(spec, dict):
         return False
     tables = [value["t"] for value in spec.values() if isinstance(value, dict) and "t" in value]

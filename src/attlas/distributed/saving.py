@@ -98,7 +98,7 @@ def save(
     first = [told[row[0]] for row in grid]
 
     def join() -> tuple[Atlas, dict[str, dict[str, Divided]]]:
-        """Return the atlas of all ranks, and where the parts of its tensors lie."""
+        """Return the joined atlas of all ranks, and where each rank's tensors lie."""
         whole, divided = joined(atlas, {rank: entries for rank, (entries, *_) in told.items()}, grid)
         _, texts, encoder_texts, ids = zip(*first, strict=True)
         whole.texts, whole.encoder_texts, whole.ids = _texts(texts), _texts(encoder_texts), _ids(ids)
@@ -111,7 +111,7 @@ def save(
 
 
 def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
-    """Return the ranks by parts of the batch, then of the heads."""
+    """Return the ranks as a table: rows for parts of the batch, columns for parts of the heads."""
     placements = list(placements)
     known = len(placements) == mesh.ndim and all(
         isinstance(p, Replicate) or (isinstance(p, Shard) and p.dim in (0, 1)) for p in placements
@@ -128,12 +128,12 @@ def _grid(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
 
 
 def _texts(parts: Sequence[Any]) -> list[list[str]] | None:
-    """Return the texts of the ranks one after another; None where a rank has none."""
+    """Return the texts of all ranks in one list; None where a rank has none."""
     return None if any(part is None for part in parts) else [text for part in parts for text in part]
 
 
 def _ids(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the token ids of the ranks one after another; None where none has ids."""
+    """Return the token ids of all ranks in one tensor; None where no rank has ids."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -186,11 +186,14 @@ class _SharedWriter(Writer):
         return bool(self.rank == self.ranks[0])
 
     def begin(self) -> tuple[Path, int]:
-        """Let the first rank make and lock the folder; other ranks get an open file that stands for the lock."""
+        """Return the folder that is written to, and its lock; the rank that leads makes both.
+
+        Other ranks get an open file that stands for the lock.
+        """
         lock = os.open(os.devnull, os.O_RDONLY)
 
         def make() -> str:
-            """Make the folder on the rank that leads; return its name."""
+            """Create the folder on the rank that leads; return its name, "" on others."""
             nonlocal lock
             if not self.leads:
                 return ""
@@ -210,10 +213,11 @@ class _SharedWriter(Writer):
             os.close(self._lock)
 
     def part(self, name: str, t: Tensor) -> Tensor:
+        # A tensor of no memory that stands for one of all ranks is not copied.
         return t if id(t) in self.divided else super().part(name, t)
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> Written:
-        """Write a file together: the first rank makes it, each fills in its parts, and one reads all of it again."""
+        """Write a file together: the rank that leads creates it, each fills in its parts, and one verifies it."""
         path = self.partial / name
         header, starts, size = header_of(tensors)
         gathered(self.mesh, lambda: self._create(path, header, size) if self.leads else None)
@@ -222,18 +226,19 @@ class _SharedWriter(Writer):
         reader = self.ranks[len(self.files) % len(self.ranks)]
 
         def check() -> Written | None:
+            """Verify the file on one rank; None on others."""
             return self._verified(path, tensors, starts, marks, size) if self.rank == reader else None
 
         return gathered(self.mesh, check)[reader] or Written(size, "")
 
     def _create(self, path: Path, header: bytes, size: int) -> None:
-        """Make a file of a given size that begins with a header."""
+        """Create a file of `size` bytes that begins with a header."""
         with self.errors_name_folder(), path.open("xb") as file:
             file.write(header)
             file.truncate(size)
 
     def _places(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, tuple[slice, ...]]:
-        """Return where the parts of a rank lie, by the name of the tensor; what is not divided is the first rank's."""
+        """Return where a rank's parts lie in the tensors, by name; a tensor that is not divided is the first rank's."""
         found = {}
         for name, t in tensors.items():
             one = self.divided.get(id(t))
@@ -243,7 +248,7 @@ class _SharedWriter(Writer):
         return found
 
     def _mapped(self, path: Path, name: str, tensors: Mapping[str, Tensor], start: int, mode: Any) -> Tensor:
-        """Return the numbers of a tensor that start at a byte of a file, mapped into memory."""
+        """Return a tensor of a file, from byte `start` on, as a memory map in a mode of numpy."""
         t = tensors[name]
         numbers = np.memmap(path, dtype=_BITS[t.element_size()], mode=mode, offset=start, shape=tuple(t.shape))
         found = torch.from_numpy(numbers)
@@ -287,4 +292,5 @@ class _SharedWriter(Writer):
         return Written(size, sha256_of(path))
 
     def seal(self, content: Mapping[str, Any]) -> None:
+        # The rank that leads does it for all.
         gathered(self.mesh, lambda: super(_SharedWriter, self).seal(content) if self.leads else None)

@@ -85,11 +85,14 @@ class Request:
 
     @cached_property
     def dot(self) -> Dot | None:
-        """The score as a dot product; None where it is none."""
+        """The score as a dot product (`Dot`: q, k, scale, soft cap, bias and a constant per row).
+
+        None where it is none.
+        """
         problem = self.problem
         if self.fused is not None:
             return self.fused
-        if self.tokens is vars(problem).get("tokens"):  # those without a graph, of which it is kept for all reads
+        if self.tokens is vars(problem).get("tokens"):  # the detached tokens: their dot product is cached
             return problem.dot
         with problem.recording():
             return problem.score.as_dot(*self.tokens)  # type: ignore[arg-type]  # tokens in the score's own form
@@ -103,7 +106,7 @@ class Request:
         return dot if dot.row is None else replace(dot, row=None)
 
     def as_fused(self) -> Request:
-        """Return the request whose score and tokens are those of the dot product.
+        """Return the request whose score is replaced by the scaled dot product that it equals, for a fused kernel.
 
         A fused kernel gives gradients in the tokens of the dot product, autograd the rest. The constant of each row is
         left out: softmax does not see it.
@@ -174,7 +177,7 @@ class Backend(ABC):
         """Return in one sentence why an operation of this request is not computed; None where it is."""
 
     def prepare(self, request: Request) -> Request:
-        """Return the request with the tokens that this backend takes, and that its gradients speak of."""
+        """Return the request with the tokens that this backend reads; its gradients are with respect to these."""
         return request
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:

@@ -140,7 +140,7 @@ def _of_dot_products(problem: Problem, operation: Operation, instruction_set: st
 
 
 def _adds_places(score: Score) -> bool:
-    """Return whether a score of places is added somewhere in a score."""
+    """Return whether a score has a position-dependent summand (a positional bias) anywhere inside it."""
     if isinstance(score, Sum):
         return any(part.positional or _adds_places(part) for part in (score.left, score.right))
     inner = getattr(score, "inner", None)
@@ -165,7 +165,7 @@ FLEX_CELLS = 1 << 24
 
 
 def _of_flex(problem: Problem, operation: Operation, instruction_set: str) -> float:
-    """Return the cost of an output by FlexAttention."""
+    """Return the cost of an output by FlexAttention; all functions of costs have these parameters."""
     batch, heads, m, n = problem.shape
     return FLEX if m >= UNPACKED and batch * heads * m * n >= FLEX_CELLS else FLEX_SMALL
 

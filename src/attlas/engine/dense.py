@@ -33,7 +33,10 @@ MatrixLike: TypeAlias = Collects | Tensor | Sequence[Collects | Tensor]
 
 @statistic_of_tensor.register(Tensor)
 def _of_weights(weights: Tensor, statistic: Statistic) -> Any:
-    """Return a statistic of a dense tensor; every cell counts as allowed."""
+    """Return a statistic of a dense tensor of weights, as a problem whose logits are their logarithms.
+
+    No cell is masked.
+    """
     where = f"stats.{type(statistic).__name__} of a tensor"
     if statistic.of_logits:
         fix = "attlas.attend(q, k), which knows the log-weights."

@@ -131,19 +131,22 @@ def allowed_backends(name: str, operation: Operation, device: str) -> tuple[Back
 
 @cache
 def _rows(backends: tuple[Backend, ...]) -> tuple[tuple[str, ...], Callable[[], Any] | None]:
-    """Return the rows of backends in the table of costs, and the kernels for whose instruction set they are."""
+    """Return the row of each backend in the table `engine/costs.py`, and what loads their compiled kernels.
+
+    None without.
+    """
     kernels = [type(backend).kernels for backend in backends]
     return tuple(backend.row for backend in backends), next(filter(None, kernels), None)
 
 
 @cache
 def _cheapest_first(backends: tuple[Backend, ...], costs: tuple[float, ...]) -> tuple[Backend, ...]:
-    """Return backends by their costs; of two that cost the same, the first comes first."""
+    """Return backends in ascending order of cost; equal costs keep the given order."""
     return tuple(sorted(backends, key=dict(zip(backends, costs, strict=True)).__getitem__))
 
 
 def _compare(request: Request, names: Iterable[str]) -> tuple[dict[Backend, float], dict[str, str]]:
-    """Return the cost of each backend that computes the output, and the reason of each name that does not."""
+    """Return the cost of each backend that computes the output, and why each other one does not, by name."""
     costs: dict[Backend, float] = {}
     device = request.problem.device.type
     objects = {name: backends_of(name, device) for name in names}

@@ -154,7 +154,10 @@ def of_one_size(*tensors: Tensor) -> list[Tensor]:
 
 
 def _without_numbers(t: Tensor) -> Tensor:
-    """Return tokens that kernels are asked about: those of CUDA that `of_one_size` would copy stand for their copy."""
+    """Return a stand-in for tokens, which kernels are asked about.
+
+    The sizes of the copy that `of_one_size` would make, uncopied.
+    """
     width = -(-t.shape[-1] // _ALIGNED) * _ALIGNED
     if t.device.type != "cuda" or width == t.shape[-1]:
         return t
@@ -162,7 +165,10 @@ def _without_numbers(t: Tensor) -> Tensor:
 
 
 def _forms(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the same tokens in the forms that a kernel may take: shared key heads, then one for each query head."""
+    """Yield the tokens in the two forms that a kernel may take.
+
+    Keys shared by groups of query heads, then repeated for each.
+    """
     heads = q.shape[1]
     q, k, v = of_one_size(q, k, v)
     k, v = match_heads(k, v, heads)

@@ -84,6 +84,7 @@ class CellGradient:
         return self.left, self.right, self.delta
 
     def __add__(self, other: CellGradient) -> CellGradient:
+        """Return the gradient of the sum of two losses, term by term."""
         a, b = self, other
         # `right` may have fewer heads than `left`: to be put side by side, both need as many.
         if a.right is not None and b.right is not None and a.right.shape[1] != b.right.shape[1] and a.left is not None:

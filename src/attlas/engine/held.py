@@ -68,7 +68,10 @@ def holds_all(owner: nn.Module | Mask) -> bool:
 
 
 def _reads_its_own(part: nn.Module | Mask) -> bool:
-    """Return whether a part of a score or a mask reads nothing but its attributes."""
+    """Return whether a part of a score or a mask reads no tensor but its attributes.
+
+    Code of the user may read others.
+    """
     if isinstance(part, (ScoreMod, FunctionMask)) or not type(part).__module__.startswith(("attlas.", "torch.nn.")):
         return False
     # Hooks of a module are functions of the user, too.
@@ -187,7 +190,7 @@ def check_leaves(name: str, result: Tensor, known: Sequence[Tensor]) -> None:
 
 
 def _runs(run: Callable[[Tile], Any], at: Tile) -> bool:
-    """Run code on a tile, and return whether it took it."""
+    """Run a score or a mask on a tile; return False where the user's code raises an error."""
     try:
         run(at)
     except DeviceError:

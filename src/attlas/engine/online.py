@@ -120,7 +120,10 @@ def moved_lse(lse: Tensor, device: torch.device) -> Tensor:
 
 
 def high_part(lse: Tensor) -> Tensor:
-    """Return one finite number a row that is close to its log-sum-exp: 0 where it sees nothing."""
+    """Return one finite number a row that is close to its log-sum-exp, to subtract from logits.
+
+    0 where a row sees no key.
+    """
     return finite_shift(lse[..., 0] if lse.ndim == 4 else lse)
 
 
@@ -130,7 +133,10 @@ def sees_keys(lse: Tensor) -> Tensor:
 
 
 def above(lse: Tensor, shift: Tensor) -> Tensor:
-    """Return how far a log-sum-exp lies above a number of each row; it counts as 0 where a row sees nothing."""
+    """Return ``lse - shift`` for each row, where `shift` is one number a row.
+
+    A row that sees no key counts as lse = 0.
+    """
     if lse.ndim == 4:
         return high_part(lse) - shift + lse[..., 1]
     return finite_shift(lse) - shift
@@ -164,7 +170,10 @@ def exceeds(lse: Tensor, bound: float) -> bool:
 
 
 def share_of(own: Tensor, lse: Tensor) -> Tensor:
-    """Return the part of each row's weight that some of its keys have, from their log-sum-exp and that of all."""
+    """Return ``exp(own - lse)``: the share of each row's weight that a subset of its keys has.
+
+    `own` is the log-sum-exp over the subset, `lse` that over all keys.
+    """
     # exp(own - lse), without NaN where both are -inf.
     if own.ndim == 4 or lse.ndim == 4:
         (high, low), (of_all, rest) = (t.unbind(dim=-1) if t.ndim == 4 else (t, 0.0) for t in (own, lse))

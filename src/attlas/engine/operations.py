@@ -141,16 +141,16 @@ def cells(problem: Problem, at: Tile, plan: Plan, lse: Tensor | None = None, for
     """Return some cells, shape ``at.shape``; `lse`, shape (batch, heads, m), is that of all rows, where it is known."""
     request = Request(problem, problem.tokens, plan)
     found = (backend.cells(request, at, lse, form) for backend in candidates(request, "cells"))
-    return next(some for some in found if some is not None)
+    return next(tile for tile in found if tile is not None)
 
 
 def dense(problem: Problem, rows: Tensor | range | None = None) -> reference.Dense:
-    """Return some rows as they are defined, or all, with their log-sum-exp and their weights, in torch's operations."""
+    """Return logits, log-sum-exp and weights of some rows, or all, by the definition of softmax."""
     return reference.dense(problem, rows)
 
 
 def defined(problem: Problem, rows: Tensor) -> reference.Dense:
-    """Return some rows as they are defined, computed in float64, with their log-sum-exp and their weights."""
+    """Return logits, log-sum-exp and weights of some rows by the definition of softmax, computed in float64."""
     return reference.dense(reference.in_float64(problem), rows)
 
 
@@ -158,7 +158,10 @@ def defined(problem: Problem, rows: Tensor) -> reference.Dense:
 def record(
     problem: Problem, statistics: Sequence[Statistic], plan: Plan, compute: Callable[[], tuple[list[Any], Tensor]]
 ) -> tuple[list[Any], Tensor]:
-    """Return statistics with their graph, and the log-sum-exp without; `compute` gives both, without a graph."""
+    """Return statistics with their graph, and the log-sum-exp without.
+
+    `compute` gives the numbers of both, without a graph.
+    """
     request = Request(problem, problem.project(), plan)
     # Fused kernels give the gradient in the tokens of a dot product, but none in a constant that it adds to each row.
     # Softmax does not see that constant; a statistic may (LogSumExp).

@@ -88,12 +88,15 @@ class Output(NamedTuple):
 
 
 def _of_columns(m: int, n: int, value: Any) -> tuple[int, ...]:
-    """Return the further axes of a result with one number per key."""
+    """Return the axes after (batch, heads) of a result with one number per key.
+
+    The signature is that of `Output.shape`.
+    """
     return (n,)
 
 
 def _of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
-    """Return the further axes of a result with one number per block of a picture."""
+    """Return the axes after (batch, heads) of a result with one number per block of a picture."""
     return len(value[0]) - 1, len(value[1]) - 1
 
 
@@ -217,7 +220,7 @@ def _merge(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str
 
 
 def _select(found: Mapping[str, Tensor], outputs: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the outputs of one statistic, in the form that it asked for."""
+    """Return the outputs that one statistic asked for, cut from those that all statistics asked for together."""
     own = dict(found)
     if "largest" in outputs:
         own["top_values"] = found["top_values"][..., : outputs["largest"]]
@@ -244,5 +247,6 @@ def _pool_blocks(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> 
 
 
 def _largest(x: Tensor, axis: int) -> Tensor:
+    """Return the number of largest absolute value along an axis, with its sign."""
     high, low = x.amax(axis), x.amin(axis)
     return torch.where(-low > high, low, high)

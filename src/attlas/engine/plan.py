@@ -76,6 +76,7 @@ class Plan:
 
     @public("Plan()")
     def __post_init__(self) -> None:
+        # Raise a ShapeError for an unknown backend, or a size that is no count.
         if self.backend not in ("auto", *BACKENDS):
             *names, last = BACKENDS
             rule = "backend must be 'auto', " + ", ".join(map(repr, names)) + f" or {last!r}."

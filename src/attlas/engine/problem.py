@@ -162,6 +162,7 @@ class Problem:
 
     @public("a copy of A")
     def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds; an error if a tensor was changed in place since attend()."""
         self.check_unchanged()
         asked_again = ("versions", "read")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in asked_again}
@@ -174,7 +175,7 @@ class Problem:
 
     @full_precision
     def _score_cells(self, at: Tile) -> Tensor:
-        """Return the log-weights of a few cells; their tokens are projected alone where the score can do that."""
+        """Return the log-weights of a few cells: run to see which tensors the score reads, not for its numbers."""
         rows, columns = (
             torch.arange(span.start, span.stop, device="cpu") if index is None else index
             for span, index in ((at.rows, at.row_index), (at.columns, at.column_index))
@@ -380,7 +381,10 @@ class Problem:
         return replace(self, q=q, k=k, sink=sink, ids=(self.batch_ids[batches], self.head_ids[heads]))
 
     def _key_heads(self, heads: Tensor | slice) -> slice | None:
-        """Return the key heads of some heads as a slice, where each of them serves equally many of these in a row."""
+        """Return the key heads that serve some query heads as a slice.
+
+        None unless each serves equally many, in order.
+        """
         if isinstance(heads, Tensor) and tracing():
             return None
         numbers = heads.tolist() if isinstance(heads, Tensor) else list(range(self.shape[1])[heads])
@@ -393,14 +397,14 @@ class Problem:
 
 
 def tree_map(f: Callable[[Tensor], Tensor], tokens: Any) -> Any:
-    """Apply `f` to each tensor of tokens and keep their form."""
+    """Apply `f` to each tensor of tokens, which are a tensor or nested tuples of tensors, and keep their form."""
     if isinstance(tokens, Tensor):
         return f(tokens)
     return tuple(tree_map(f, part) for part in tokens)
 
 
 def tree_flatten(tokens: Tokens) -> list[Tensor]:
-    """Return the tensors of tokens in order."""
+    """Return the tensors of tokens, which are a tensor or nested tuples of tensors, in order."""
     if isinstance(tokens, Tensor):
         return [tokens]
     return [t for part in tokens for t in tree_flatten(part)]

@@ -498,7 +498,7 @@ class Statistic(ABC):
         return self.finish(self.carry_from(results, problem))
 
     def describes(self, name: str, steps: Sequence[str] = ("start", "step", "finish", "of", "merge")) -> bool:
-        """Return whether an attribute is about the steps of this statistic, not about those that a subclass overrides.
+        """Return whether an inherited attribute still holds: no subclass has overridden a step of what it describes.
 
         A subclass may compute something else, and inherit a formula for the gradient, numbers of the kernels, or an
         axis: then these are not used. A base class without a `step` describes all of its subclasses.
@@ -515,7 +515,7 @@ class Statistic(ABC):
 
 @cache
 def _describes(own: type[Statistic], name: str, steps: tuple[str, ...]) -> bool:
-    """Return what `Statistic.describes` does, of a class: whether the class that defines `name` has the same steps."""
+    """Do `Statistic.describes` for a class: compare its steps with those of the class that defines `name`."""
     # What a class of attlas inherits is about that class, too.
     owner = next(kind for kind in own.__mro__ if name in vars(kind) or kind.__module__.startswith("attlas.stats."))
     step = getattr(owner, "step", None)
@@ -525,7 +525,7 @@ def _describes(own: type[Statistic], name: str, steps: tuple[str, ...]) -> bool:
 
 
 def merge_sums(self: Statistic, a: Any, b: Any) -> Any:
-    """Merge carries that are sums, or tuples of them; a statistic may set it as its `merge`."""
+    """Merge carries that are sums, or nested tuples of sums, by adding them; a statistic may set it as its `merge`."""
     if isinstance(a, tuple):
         return tuple(merge_sums(self, *pair) for pair in zip(a, b, strict=True))
     return None if a is None else a + b

@@ -247,7 +247,10 @@ def version_of_triton() -> str | None:
 
 
 def _place(device: torch.device) -> str:
-    """Return what this process calls a device."""
+    """Return the key of a device in `_results`.
+
+    Its name and versions, or ``str(device)`` where nobody can tell these.
+    """
     return setting_of(device) or str(device)
 
 
@@ -265,7 +268,7 @@ def _recall(family: Family, device: torch.device) -> tuple[bool, str | None]:
 
 
 def _remember(family: Family, device: torch.device, fault: str | None) -> None:
-    """Keep what was found of a family."""
+    """Keep the result of a comparison, for this process and, if the family is kept, in the file."""
     _results[_place(device), family] = fault
     setting = setting_of(device)
     if family.kept and setting is not None:
@@ -282,7 +285,7 @@ def _enter(table: dict[str, Found], setting: str, family: Family, fault: str | N
 
 
 def _told(family: Family, device: torch.device, fault: str | None, plan: Plan, *, warn: bool = False) -> str | None:
-    """Return a fault as a sentence; raise where the plan asks for these kernels, or warn."""
+    """Return a fault as a sentence, after a warning if asked for; raise where the plan names this backend."""
     if fault is None:
         return None
     sentence = _sentence(family, device, fault)
@@ -299,6 +302,7 @@ def _told(family: Family, device: torch.device, fault: str | None, plan: Plan, *
 
 
 def _sentence(family: Family, device: torch.device, fault: str) -> str:
+    """Return a fault with its family and device, as one sentence."""
     return f"{family.backend} ({family.name}) failed on {device}: {fault}"
 
 
@@ -329,6 +333,7 @@ def _remembered() -> dict[str, Found]:
 
 @cache
 def _table_of(path: Path) -> dict[str, Found]:
+    """Return the table in a file; cached, so that each process reads it once."""
     return _read()[0]
 
 
@@ -359,7 +364,10 @@ def _is_table(table: object) -> bool:
 
 
 def _change(change: Callable[[dict[str, Found]], object]) -> None:
-    """Change the table of the file; that it cannot be written is no error."""
+    """Read the table of the file, apply `change` to it, and write it back.
+
+    A file that cannot be written is no error.
+    """
     _unwritten.clear()
     table = _read()[0]  # what other processes have found meanwhile
     change(table)

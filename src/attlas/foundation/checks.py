@@ -49,7 +49,10 @@ def all_finite(*tensors: Tensor) -> bool:
 
 
 def surely_finite(*tensors: Tensor) -> bool:
-    """Return whether no number is NaN or infinite; False where the host would have to wait for the answer."""
+    """Return whether all numbers are known to be finite.
+
+    False on a device, where the answer would have to be waited for.
+    """
     return tensors[0].device.type == "cpu" and all_finite(*tensors)
 
 
@@ -67,6 +70,7 @@ def holds_numbers(t: Tensor) -> bool:
 
 
 def _keeps_numbers(t: Tensor) -> bool:
+    """Return whether a subclass of Tensor has its numbers itself: it does not redefine ``__torch_dispatch__``."""
     return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # a subclass that only changes methods
 
 
@@ -97,7 +101,10 @@ def as_plain(name: str, t: Tensor) -> Tensor:
 
 
 def as_floats(value: Any) -> Tensor:
-    """Return a tensor as it is, and numbers as a float64 tensor; an empty bool tensor if the value is not numeric."""
+    """Return a tensor as it is, and numbers as a float64 tensor.
+
+    Anything else gives an empty bool tensor, which the caller refuses by its dtype.
+    """
     if isinstance(value, Tensor):
         return value
     try:
@@ -114,7 +121,7 @@ def check_floating(rule: str, name: str, t: object, fix: str) -> None:
 
 
 def wrong_type(rule: str, name: str, t: object, fix: str) -> DtypeError:
-    """Return the error of a value that is no tensor, or one of another dtype."""
+    """Return a DtypeError that says a value is not a tensor, or a tensor of another dtype than the rule wants."""
     given, found = (t, str(t.dtype).removeprefix("torch.")) if isinstance(t, Tensor) else (type(t).__name__, kind(t))
     return DtypeError(rule, found, fix, arguments={name: given})
 
@@ -125,7 +132,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def one_of(name: str, value: object, choices: Sequence[object], fix: str = "") -> None:
-    """Raise a ShapeError unless a setting is one of its choices."""
+    """Raise a ShapeError unless the value of an argument is one of its choices."""
     if value in choices:
         return
     words = [f'"{choice}"' if isinstance(choice, str) else repr(choice) for choice in choices]
@@ -134,7 +141,7 @@ def one_of(name: str, value: object, choices: Sequence[object], fix: str = "") -
 
 
 def instance_of(name: str, value: object, wanted: type | UnionType, what: str, fix: str) -> None:
-    """Raise a DtypeError unless an argument is of a class; `what` words it, as "an nn.Module"."""
+    """Raise a DtypeError unless an argument is of a class; `what` is the wanted class in words, "an nn.Module"."""
     if not isinstance(value, wanted):
         raise DtypeError(f"{name} must be {what}.", kind(value), fix)
 
@@ -287,7 +294,10 @@ def is_one_or(size: int, full: int) -> bool:
 
 
 def check_tensors(labels: dict[str, Tensor]) -> None:
-    """Check that arguments are floating point tensors of one dtype and device, with two axes or more."""
+    """Raise an error unless all arguments are floating-point tensors of one dtype and device with at least two axes.
+
+    `labels` has each by its name and axes, such as "q (..., m, d)".
+    """
     first_label, first = next(iter(labels.items()))
     for label, t in labels.items():
         name = label.partition(" ")[0]
@@ -314,9 +324,10 @@ def check_tensors(labels: dict[str, Tensor]) -> None:
 
 
 def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are plain ones of four axes and of one batch, dtype and device, as nearly all are.
+    """Return whether two tensors pass the usual case without a closer look.
 
-    Then there is nothing to be brought to four axes, and nothing to be said but of heads and tokens.
+    Both are plain strided tensors of four axes, and have one batch size, dtype and device; only heads and tokens are
+    left to check.
     """
     return (
         type(t) is type(other) is Tensor
@@ -331,9 +342,10 @@ def _fit_as_they_are(t: Tensor, other: Tensor) -> bool:
 
 
 def _with_heads(t: Tensor, rank: int) -> Tensor:
-    """Return a tensor (..., tokens, size) with axes for batch and heads: one leading axis is the batch, of one head.
+    """Return a tensor (..., tokens, size) with at least four axes, (..., batch, heads, tokens, size).
 
-    `rank` is the number of leading axes of the matrix.
+    `rank` is the number of leading axes of the matrix: with one or none, there are no heads, and an axis of size 1 is
+    added.
     """
     if rank <= 1:
         t = t.unsqueeze(-3)
@@ -343,7 +355,7 @@ def _with_heads(t: Tensor, rank: int) -> Tensor:
 
 
 def _axes_text(leading: tuple[int, ...], tokens: int) -> str:
-    """Return the shapes that values may have, as text."""
+    """Return the shape that values must have, as text for an error."""
     plain = f"({tokens}, e)"
     return f"({', '.join(map(str, leading))}, {tokens}, e), or {plain} for all" if leading else plain
 
@@ -363,7 +375,7 @@ def _broadcast(
 
 
 def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
-    """Return a tensor (..., heads, tokens, size) with its batch axes broadcast to `batch` and flattened to one.
+    """Return a tensor as (batch, heads, tokens, size): batch axes are broadcast to `batch`, then flattened to one.
 
     It is a view wherever strides allow it.
     """
@@ -373,7 +385,7 @@ def _flat(t: Tensor, batch: tuple[int, ...], heads: int) -> Tensor:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return a device, or raise a DeviceError where torch has no such one here."""
+    """Return a torch.device; raise a DeviceError where torch cannot use it on this machine."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
@@ -392,7 +404,7 @@ def refuse_context_parallel() -> None:
 
 
 def finite_number(name: str, value: float, fix: str, *, above: float = -math.inf) -> float:
-    """Return a setting as a float, or raise a ShapeError."""
+    """Return a setting as a float; raise a ShapeError unless it is finite and greater than `above`."""
     if isinstance(value, Real) and not isinstance(value, bool) and above < value < math.inf:
         return float(value)
     rule = f"{name} must be a finite number{'' if above == -math.inf else f' above {above:g}'}."

@@ -29,6 +29,7 @@ else:
         """That of Python 3.11 holds one lock for all objects of a class: threads wait for each other, even forever."""
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
+            # The first access stores the value in the object, where later ones find it first.
             if instance is None:
                 return self
             values = vars(instance)
@@ -179,7 +180,7 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
 
 
 def tracing() -> bool:
-    """Return whether torch traces the program, so that no number of a tensor can be read.
+    """Return whether code runs on stand-ins of tensors, whose numbers cannot be read.
 
     True inside torch.compile, torch.export and the transforms of torch.func.
     """
@@ -189,15 +190,18 @@ def tracing() -> bool:
 
 
 def transforming() -> bool:
-    """Return whether a transform of torch.func or forward-mode differentiation is at work.
+    """Return whether the code runs inside a transform of torch.func (vmap, grad, jvp) or forward-mode differentiation.
 
-    torch.compiler.is_compiling() says so for the compiler; nothing public does for vmap, grad, jvp and dual levels.
+    torch.compiler.is_compiling() tells of the compiler; nothing public tells of these.
     """
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def wrapper(kind: type[Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a tensor of a subclass with a shape and no numbers; torch's own subclasses are made by this name."""
+    """Return a tensor of a subclass that has a shape, dtype and device, and no numbers.
+
+    torch makes its own subclasses by this method.
+    """
     return Tensor._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
 
 
@@ -210,7 +214,10 @@ def replaced_by_context_parallel() -> Any:
 
 
 def local_part(shape: tuple[int, ...], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return size and place of this rank's part of a distributed tensor; a DTensor tells the size of its own only."""
+    """Return the shape of this rank's part of a distributed tensor, and where it begins along each axis.
+
+    A DTensor tells the size of its own part only.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(shape, mesh, placements)

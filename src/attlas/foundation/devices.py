@@ -84,7 +84,10 @@ class DeviceCopies:
         return copy
 
     def for_tiles(self, t: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept."""
+        """Return a tensor from which tiles take parts.
+
+        Its copy on the device, or the tensor itself where none is kept.
+        """
         unknown = t.dtype is torch.float64 and not has_float64(device)
         if t.device == device or unknown or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
             return t
@@ -125,9 +128,9 @@ class IdCopies:
         self._others: dict[tuple[int, ...], Tensor] = {}
 
     def of(self, ids: Tensor, axis: int) -> Tensor:
-        """Return numbers of batches (`axis` 0) or heads (1) on the device.
+        """Return ids of batches (`axis` 0) or heads (1) on the device.
 
-        A view of the numbers of the whole matrix costs no copy.
+        Ids that are a view of those of the whole matrix cost no copy.
         """
         whole = self._whole[axis]
         # Where in the whole numbers these begin, if they are a view of them.
@@ -141,7 +144,7 @@ class IdCopies:
         return self._others[key]
 
     def _copy(self, axis: int) -> Tensor:
-        """Return the numbers of all batches (`axis` 0) or heads (1) on the device, copied when first asked for."""
+        """Return the ids of all batches (`axis` 0) or heads (1) on the device; copied when first asked for."""
         copy = self._copies[axis]
         if copy is None:
             whole = self._whole[axis]
@@ -152,7 +155,10 @@ class IdCopies:
 
 
 def ids_on(device: torch.device, ids: Tensor, axis: int, copies: IdCopies | None) -> Tensor:
-    """Return numbers of batches (`axis` 0) or heads (1) on a device, from `copies` where these are for it."""
+    """Return ids of batches (`axis` 0) or heads (1) on a device.
+
+    A view of `copies`, where these are for that device.
+    """
     if copies is None or copies.device != device or tracing():
         return to_device(ids, device)
     return copies.of(ids, axis)

@@ -133,7 +133,7 @@ def replace_folder(folder: Path, target: Path) -> None:
 
 
 def discard_folder(old: Path, target: Path) -> None:
-    """Remove what `target` was; under a name first that is never put back, since half of it may stay."""
+    """Delete a folder that was replaced, after renaming it so that nobody takes a half-deleted one for whole."""
     shutil.rmtree(old.rename(target.with_name(f".{target.name}.partial-{os.urandom(4).hex()}")), ignore_errors=True)
 
 
@@ -171,7 +171,10 @@ def lock(handle: int, *, wait: bool = False) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock a folder waiting; without effect where the system cannot lock a folder."""
+    """Hold a lock of a folder for a block, after waiting for other processes that have it.
+
+    Without effect where the system cannot lock a folder.
+    """
     with ExitStack() as stack:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
@@ -192,7 +195,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(handle: int) -> None:
-    """Wait until an open file is on disk, where its file system can say so."""
+    """Flush an open file to disk, where its file system supports that."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -201,9 +204,9 @@ def _sync(handle: int) -> None:
 
 
 def _create(unfinished: Path, replaced: int | None) -> int:
-    """Make an empty file, and return the mode that it has to have in the end.
+    """Create an empty file, and return the mode that it gets when it is complete.
 
-    `replaced` is the mode of the file whose name it will take, None where there is none.
+    `replaced` is the mode of the file that it will replace, None where there is none.
     """
     # The system applies the umask. One that replaces another may have fewer readers: while it is written it has none.
     handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if replaced is None else 0o600)
@@ -214,7 +217,10 @@ def _create(unfinished: Path, replaced: int | None) -> int:
 
 
 def _replaced_mode(target: Path) -> int | None:
-    """Return the mode of the file that is replaced, None for a new one; raise where none may be."""
+    """Return the permissions of the file that is to be replaced, None where there is none.
+
+    Raise an OSError where the target is a folder, a device, or not writable.
+    """
     try:
         found = target.stat()
     except FileNotFoundError:
@@ -230,7 +236,10 @@ def _replaced_mode(target: Path) -> int | None:
 
 @contextmanager
 def _worded_errors(target: Path, kind: type[AttlasError], unfinished: Path | None = None) -> Iterator[None]:
-    """Word errors of the file system; with `unfinished`, only those that are about that file."""
+    """Turn errors of the file system inside a block into errors of class `kind` that name the target.
+
+    With `unfinished`, only errors that are about that file, or a full disk.
+    """
     try:
         yield
     except AttlasError:
@@ -247,7 +256,7 @@ def _worded_errors(target: Path, kind: type[AttlasError], unfinished: Path | Non
 
 
 def _reason(error: OSError, target: Path) -> tuple[str, str]:
-    """Return the message of an error of the system about a file, and what to do."""
+    """Return what went wrong with a file, and what to do about it, from an error of the system."""
     real = Path(os.path.realpath(target))
     said = error.strerror or str(error)
     if error.errno in _FULL:

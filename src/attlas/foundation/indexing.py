@@ -53,7 +53,7 @@ class Axes:
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
     def spread(self, t: Tensor) -> Tensor:
-        """Return a factor of a product with an axis of size 1 for each leading axis that an index has dropped."""
+        """Return a factor of a product with axes of size 1 inserted where an index has dropped leading axes."""
         if all(self.kept):
             return t
         # Leading axes that the factor lacks have size 1.
@@ -153,12 +153,15 @@ def parse(key: Any, axes: Axes, m: int, n: int) -> Where | None:
 
 
 def _wrong(rule: str, shape: tuple[int, ...], found: str, fix: str, error: type[ShapeError] = ShapeError) -> ShapeError:
-    """Return the error of an index of a matrix of this shape."""
+    """Return an error, of class `error`, about an index of a matrix of this shape."""
     return error(rule, found, fix, A=f"shape {shape}", where="A[...]")
 
 
 def _checked(entry: Any) -> Any:
-    """Return one index as an int, a slice, a range, a list or an index tensor; raise a DtypeError for other types."""
+    """Return one entry of an index as an int, slice, range, list or index tensor.
+
+    Raise a DtypeError for other types.
+    """
     if isinstance(entry, slice | range):
         return entry
     if isinstance(entry, Tensor) and entry.ndim == 0 and not entry.is_floating_point() and entry.dtype != torch.bool:
@@ -220,12 +223,15 @@ def _resolve(entry: Any, size: int, axis: int, shape: tuple[int, ...]) -> Any:
 
 
 def span_of(start: int, stop: int) -> range | Tensor:
-    """Return rows or columns that follow each other; as a tensor where torch.compile would fix the ends of a range."""
+    """Return consecutive rows or columns as a range.
+
+    As a tensor under torch.compile, which would fix the ends of a range.
+    """
     return torch.arange(start, stop, device="cpu") if torch.compiler.is_compiling() else range(start, stop)
 
 
 def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
-    """Return the error of an index outside of an axis of a matrix of this shape."""
+    """Return the error about an index that lies outside its axis."""
     size = shape[axis]
     fix = f"use an index from {-size} to {size - 1}." if size else "this axis is empty."
     found = f"index {index} on axis {axis} of size {size}"
@@ -233,14 +239,14 @@ def _outside(index: int, axis: int, shape: tuple[int, ...]) -> ShapeError:
 
 
 def _places(some: range | list[int]) -> Tensor:
-    """Return places as int64 on the CPU."""
+    """Return a range, or a list of indices, as an int64 tensor on the CPU."""
     if isinstance(some, range) and len(some):
         return torch.arange(some.start, some.stop, some.step, device="cpu")
     return torch.tensor(list(some), dtype=torch.int64, device="cpu")
 
 
 def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
-    """Return the selected batches and heads, as slices if possible, and the remaining leading axes.
+    """Return batches and heads that an index selects, as slices where possible, and the leading axes that remain.
 
     `entries` are resolved indices of the leading axes that the user sees, None for a whole axis. All axes before the
     heads are one axis, the batch, in the engine. The result is None where no index selects anything.
@@ -258,7 +264,7 @@ def _leading(entries: list[Any], axes: Axes) -> tuple[Any, Any, Axes] | None:
 
 
 def _pick(entry: Any, size: int) -> Tensor | range:
-    """Return a resolved index of an axis as its positions; None stands for all."""
+    """Return the positions that a resolved index selects of an axis of a size; None selects all."""
     return range(size) if entry is None else range(entry, entry + 1) if isinstance(entry, int) else entry
 
 
@@ -291,6 +297,6 @@ def _as_slice(index: Tensor | range) -> Tensor | slice:
 
 
 def as_range(index: Tensor) -> range | Tensor:
-    """Return positions that follow each other as a range; others as they are."""
+    """Return consecutive positions as a range, others as they are."""
     span = range(int(index[0]), int(index[-1]) + 1) if len(index) else range(0)
     return span if len(span) == len(index) and bool((index.diff() == 1).all()) else index

@@ -38,7 +38,7 @@ def install_command(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return pip's note of the place that attlas was installed from (PEP 610); an empty one for an index."""
+    """Return pip's record of where attlas was installed from (PEP 610); empty where it came from an index."""
     from importlib import metadata  # not with `attlas --help`: it takes longer than the rest
 
     try:
@@ -49,7 +49,7 @@ def _origin() -> dict[str, Any]:
 
 
 def _folder(folder: Path, extra: str) -> str:
-    """Return a folder with an extra as a shell takes it: ``'.[view]'`` where it is the present one."""
+    """Return a folder with an extra, quoted for a shell; the current folder as ``'.[view]'``."""
     try:
         shown = "." if folder.samefile(Path.cwd()) else str(folder)
     except OSError:  # the folder, or the present one, is gone

@@ -112,7 +112,7 @@ class TileFunction:
         return self.f(*cells, at.b, at.h, at.i, at.j)
 
     def _few(self, at: Tile, cells: tuple[Tensor, ...], ask: Callable[[Tile, tuple[Tensor, ...]], Any]) -> Any:
-        """Return the function's values for few cells of a tile; None where it fails, as it will on the tile.
+        """Return the function's values for a few cells of a tile; None where it raises an error, as it will for all.
 
         `ask` is the way to call it, `_whole` or `_pairs`. Raises a DeviceError before an operation gets a tensor that
         is neither on the CPU nor where the matrix is.
@@ -191,7 +191,10 @@ class TileFunction:
         return found
 
     def _agree(self, at: Tile, cells: tuple[Tensor, ...]) -> bool:
-        """Return whether a call with a whole tile gives what single pairs give, on at most 2 × 2 × 8 × 8 of them."""
+        """Return whether a call for a whole tile gives what calls for single pairs give.
+
+        At most 2 × 2 × 8 × 8 pairs are compared.
+        """
         whole = self._few(at, cells, self._whole)
         few = few_of(at)
         with torch.no_grad():
@@ -225,19 +228,22 @@ def few_of(at: Tile) -> Tile:
 
 
 def _few_cells(at: Tile, cells: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the cells that `few_of` chooses, of tensors of shape (batches, heads, rows, columns) of the whole tile."""
+    """Return the same cells that `few_of` chooses, of tensors with one number for each pair of the whole tile."""
     rows, columns = (_spread(len(span), at.device) for span in (at.rows, at.columns))
     return tuple(t.detach()[:2, :2][:, :, rows][..., columns] for t in cells)
 
 
 def _fits(found: Tensor, at: Tile) -> bool:
-    """Return whether a result can be one of each pair: of fewer than two axes, pairs were reduced or picked out."""
+    """Return whether a result's shape broadcasts to a tile's.
+
+    With fewer than two axes, pairs were reduced or picked out.
+    """
     sizes = zip(found.shape[::-1], at.shape[::-1], strict=False)
     return 2 <= found.ndim <= 4 and all(size in (1, full) for size, full in sizes)
 
 
 class _IndexByTensor(TorchFunctionMode):
-    """Let ``ids[i]`` work under vmap, where torch would ask the number i for its value."""
+    """Let ``ids[i]`` work under vmap, where `i` is a tensor whose value torch would ask for."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -257,13 +263,13 @@ class _IndexByTensor(TorchFunctionMode):
 
 
 def _spread(size: int, device: torch.device) -> Tensor:
-    """Return at most 8 indices below `size`, evenly spread, the first and the last among them, made on a device."""
+    """Return at most 8 evenly spaced indices below `size`, with the first and the last."""
     steps = min(size, _FEW) - 1
     return torch.arange(steps + 1, device=device) * (size - 1) // max(steps, 1)
 
 
 def _takes(f: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with `count` positional arguments."""
+    """Return whether a function accepts `count` positional arguments."""
     try:
         inspect.signature(f).bind(*range(count))
     except TypeError:

@@ -49,12 +49,14 @@ class FullFloat32:
         self._before: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
+        # The first thread in changes the settings.
         with self._lock:
             if not self.users:
                 self._before = _set_full()
             self.users += 1
 
     def __exit__(self, *_: object) -> None:
+        # The last thread out restores them.
         with self._lock:
             self.users -= 1
             if not self.users:
@@ -67,7 +69,7 @@ FULL_FLOAT32 = FullFloat32()
 
 
 def _set_full() -> list[Callable[[], None]]:
-    """Switch to full precision, and return what puts the settings back, in this order."""
+    """Switch all settings to full precision, and return functions that restore them, to be called in this order."""
     put_back: list[Callable[[], None]] = []
     newer = sorted(set(_NEWER.values())) if FP32_PRECISION else []
     before = [(name, setting(*name)) for name in newer]
@@ -85,7 +87,7 @@ def _set_full() -> list[Callable[[], None]]:
 
 
 def _set(name: tuple[str, ...], value: str) -> None:
-    """Change one of the newer settings; one that is inherited stays so."""
+    """Change one of the newer settings to a value, unless it inherits that value already."""
     if SET_FP32_PRECISION is not None:
         SET_FP32_PRECISION(*name, "none")  # "none" inherits the setting of the device, or that of all devices
         if setting(*name) != value:
@@ -93,7 +95,7 @@ def _set(name: tuple[str, ...], value: str) -> None:
 
 
 def sums_in_float32(x: Tensor, y: Tensor) -> bool:
-    """Return whether `products_in_float32` takes two tensors: of 16 bits, on a GPU of CUDA that can do so.
+    """Return whether `products_in_float32` can be used: both tensors of 16 bits, on a GPU of CUDA that supports it.
 
     CPUs round such a product to 16 bits, so that its factors have to become float32 first.
     """
@@ -106,7 +108,7 @@ def sums_in_float32(x: Tensor, y: Tensor) -> bool:
 
 @cache
 def _has_wide_sums(device: torch.device) -> bool:
-    """Return whether torch multiplies float16 and bfloat16 into float32 on a GPU; it has no such function for AMD's.
+    """Return whether torch can multiply 16-bit factors on this GPU into a float32 result; not on AMD's.
 
     Compute capability 8.0 is the first that multiplies bfloat16.
     """

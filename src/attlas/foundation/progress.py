@@ -36,7 +36,7 @@ class Progress:
         self._text = ""
 
     def __call__(self, text: str) -> None:
-        """Tell how far it is."""
+        """Show a message, unless the last one is too recent."""
         self._text, seconds = text, time.perf_counter() - self._begin
         if self._on and seconds - self._told >= (_QUICK if self._moves else _SLOW):
             self._told = seconds
@@ -50,6 +50,7 @@ class Progress:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Clear the moving line of a terminal; in a log, write how it ended.
         if self._moves:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -61,6 +61,7 @@ class ReadTensors:
         self._known = {id(t): t for t in given}
 
     def __enter__(self) -> Self:
+        # From here on torch tells both modes of each function and operation.
         self._modes = ExitStack()
         self._modes.callback(setattr, _here, "current", watched())
         self._modes.enter_context(_Functions(self))
@@ -74,7 +75,10 @@ class ReadTensors:
 
     @contextmanager
     def checking(self, check: Callable[[Tensor], None]) -> Iterator[None]:
-        """Call a function with each tensor from elsewhere before an operation gets it; it may raise."""
+        """Call `check` with each tensor from elsewhere, before an operation gets it, while a block runs.
+
+        It may raise.
+        """
         before, self._check = self._check, check
         try:
             yield
@@ -82,7 +86,7 @@ class ReadTensors:
             self._check = before
 
     def read(self, arguments: object) -> None:
-        """Note the tensors among the arguments of an operation."""
+        """Record the tensors among an operation's arguments that come from elsewhere."""
         for t in _tensors(arguments):
             if id(t) not in self._known:
                 if self._check is not None:
@@ -91,13 +95,13 @@ class ReadTensors:
                 self.found.append(t)
 
     def made(self, results: object) -> None:
-        """Note the tensors among the results of an operation."""
+        """Remember an operation's results as made here, so that reading them is not recorded."""
         for t in _tensors(results):
             self._known[id(t)] = t
 
 
 def watched() -> ReadTensors | None:
-    """Return the block of `ReadTensors` that runs in this thread, the innermost one; None where none does."""
+    """Return the innermost `ReadTensors` block that runs in this thread; None where none does."""
     found: ReadTensors | None = getattr(_here, "current", None)
     return found
 
@@ -114,13 +118,14 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 class _Operations(TorchDispatchMode):
-    """Sees what torch computes, also inside of its own functions, of autograd functions and of vmap."""
+    """Watches every operation that torch runs, also inside its own functions, autograd functions and vmap."""
 
     def __init__(self, reads: ReadTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this in the place of each operation.
         kwargs = kwargs or {}
         (self._reads.made if func is _MAKES else self._reads.read)((args, kwargs))
         result = func(*args, **kwargs)
@@ -129,13 +134,14 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Sees the functions that take numbers out of torch."""
+    """Watches functions that read numbers out of a tensor without an operation, such as ``tolist``."""
 
     def __init__(self, reads: ReadTensors) -> None:
         super().__init__()
         self._reads = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this in the place of each function.
         kwargs = kwargs or {}
         if func == _DATA or getattr(func, "__name__", "") in _LEAVES_TORCH:
             self._reads.read((args, kwargs))

@@ -106,10 +106,12 @@ class Tile:
 
 
 def _slice(span: range) -> slice:
+    """Return a range of step 1 as a slice."""
     return slice(span.start, span.stop)
 
 
 def _places(span: range, index: Tensor | None, device: torch.device) -> Tensor:
+    """Return the positions of rows or columns as a tensor: those of `index`, or of `span` where there is none."""
     return torch.arange(span.start, span.stop, device=device) if index is None else to_device(index, device)
 
 

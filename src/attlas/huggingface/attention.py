@@ -154,6 +154,7 @@ def attention_forward(
     A = attend(query, key if torch.compiler.is_compiling() else _own_keys(key), score=score, mask=mask, sink=sink)
 
     def pool_step(weights: AttentionMatrix, values: Tensor) -> Tensor:
+        """Pool the values of a decoding step by torch's own function, unless an intervention changed something."""
         out: Tensor | None = None
         # Nothing is changed, and no statistic is to come from the same call.
         if weights is A and values is value and not A.weights.announced:
@@ -169,7 +170,7 @@ def attention_forward(
 
 
 def _own_keys(key: Tensor) -> Tensor:
-    """Return keys that later steps leave as they are, for a matrix that is read after them.
+    """Return keys that later steps do not overwrite, for a matrix that is read after them.
 
     A static cache writes every step into the tensor that it returned before. A tensor that was ever written to in
     place is copied; tensors of inference mode do not count their changes, so they are copied too.

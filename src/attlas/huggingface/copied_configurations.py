@@ -50,5 +50,5 @@ def _switch_copies(model: nn.Module, name: str) -> None:
 
 
 def _parts(config: Any) -> list[Any]:
-    """Return the configurations inside of a configuration."""
+    """Return the configurations that a configuration is made of, such as that of its text model."""
     return [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]

@@ -82,6 +82,7 @@ class LazyMask(Tensor):
         first_query: int = 0,
         first_key: int = 0,
     ) -> LazyMask:
+        # A tensor of no numbers, which carries a mask.
         tensor: LazyMask = wrapper(cls, shape, dtype, torch.device(device))
         tensor.mask = mask
         tensor.first_query = first_query
@@ -143,7 +144,7 @@ class LazyMask(Tensor):
 
 
 def _placed(out: Any, mask: LazyMask) -> Any:
-    """Give a mask that a model computed for the same queries the positions of the first query and key.
+    """Copy the positions of the first query and key from a mask to what a model computed from it for the same queries.
 
     Models hide what an indexer did not choose (Qwen4), or append further keys (DeepSeek-V4).
     """
@@ -162,7 +163,7 @@ def _written_out(mask: LazyMask) -> Tensor:
 def _leading_part(
     mask: LazyMask, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[int, ...] | None:
-    """Return the shape of a slice that keeps places as they are, or None for another slice."""
+    """Return the shape of a slice that starts at 0, so that positions stay as they are; None for another slice."""
     if (start or 0) != 0 or step != 1:
         return None
     size = mask.shape[dim]
@@ -301,7 +302,7 @@ class _Position(NamedTuple):
 
 
 def _sees_all(mask: Causal | Window, position: _Position) -> bool:
-    """Whether the one query of a step of decoding sees every key."""
+    """Return whether the one query of a decoding step sees every key."""
     left, right = mask.left, mask.right
     return (left is None or left >= position.shift) and (right is None or position.n - 1 <= position.shift + right)
 
@@ -406,7 +407,7 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _texts(closure: Mapping[str, Any], position: _Position) -> Mask | None:
-    """Return the mask of several texts packed into one row; None with a cache."""
+    """Return the mask of several texts packed into one row; None with a cache, for which there is no such mask."""
     ids = closure["packed_sequence_mask"]
     fits = position.m == position.n == ids.shape[-1] and position.first_query == position.first_key == 0
     return Documents(ids) if fits else None
@@ -422,7 +423,7 @@ def _blocks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
 
 
 def _not_padding(closure: Mapping[str, Any], position: _Position) -> Mask | None:
-    """Return the mask of the keys that are no padding."""
+    """Return the mask of the keys that are no padding, by the tensor of the model."""
     keep = closure["padding_mask"]
     whole = keep.shape[-1] >= position.first_key + position.n
     return from_tensor(position.keys(keep.bool())[:, None, None, :]) if whole else None

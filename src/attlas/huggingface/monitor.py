@@ -184,7 +184,7 @@ class AttentionMonitor(TrainerCallback):
             recording.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def _layers(self) -> Layers:
-        """End the recording, and return what is kept of each head."""
+        """End the recording, and return the sums of each layer's heads, by its name in the log."""
         error, self._failed = self._failed, None
         if self._open is None:
             raise error or RuntimeError("no step was begun.")
@@ -198,7 +198,7 @@ class AttentionMonitor(TrainerCallback):
         return layers
 
     def _numbers(self, layers: Layers) -> Numbers:
-        """Return the numbers of a step by the names that are logged."""
+        """Return the numbers of a step by the names that are logged: of each head, of each layer, of the model."""
         out: Numbers = {}
         for name, (heads, sums) in layers.items():
             if self.per == "head":
@@ -212,7 +212,7 @@ class AttentionMonitor(TrainerCallback):
         return out
 
     def _named(self, path: str, sums: Sums) -> Numbers:
-        """Return the largest logit and the means over rows by their names; nothing where no row saw a key."""
+        """Return largest logit and means over rows, by the names that are logged; nothing where no row saw a key."""
         rows = float(sums.rows.sum())
         if not rows:
             return {}
@@ -253,7 +253,7 @@ class _StepRecording(Recording):
 
 
 def _sums(entry: Entry) -> Sums:
-    """Return the numbers that are kept of one pass of one layer; one transfer from the device."""
+    """Return largest logit and sums over rows of each head, for one pass of one layer; one transfer from the device."""
     results = [entry.statistics[name] for name in ("max_logit", "entropy", "effective_keys")]
     # Sums are taken in float64, which Apple's GPUs do not have.
     logit, entropy, effective = (t.cpu() if t.device.type == "mps" else t for t in results)

@@ -77,7 +77,7 @@ class Ranks:
         return self._unpacked(packed[2:])
 
     def _exchange(self, own: dict[str, tuple[int, ...]]) -> None:
-        """Exchange the heads of all ranks, by layer."""
+        """Let every rank know which heads of which layers there are on all ranks."""
         everywhere: list[dict[str, tuple[int, ...]]] = [{}] * world()
         distributed.all_gather_object(everywhere, own)
         names = dict.fromkeys(name for one in everywhere for name in one)

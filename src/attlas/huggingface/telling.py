@@ -136,7 +136,7 @@ def _(
 
 
 def _copied(allowed: Tensor, shift: int) -> Mask:
-    """Return the mask of some booleans, shape (batch, 1, m, n); one that is causal says so.
+    """Return a mask with a copy of the given booleans, shape (batch, 1, m, n); one that is causal says so.
 
     A static cache has room for more keys, and a recording leaves out those that a causal mask hides from all queries.
     """

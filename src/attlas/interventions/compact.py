@@ -94,12 +94,12 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
 
 
 def per_head(t: Tensor, heads: int) -> Tensor:
-    """Return keys or values with a head of their own for each query head."""
+    """Repeat keys or values that several query heads share, so that each of the `heads` query heads has its own."""
     return t.repeat_interleave(heads // t.shape[1], dim=1) if t.shape[1] != heads else t
 
 
 def _parts(mask: Mask | None) -> Iterator[Mask]:
-    """Yield the masks that must all allow a pair."""
+    """Yield the masks that a mask is made of by ``&``, from left to right."""
     if isinstance(mask, And):
         yield from (*_parts(mask.left), *_parts(mask.right))
     elif mask is not None:
@@ -107,17 +107,22 @@ def _parts(mask: Mask | None) -> Iterator[Mask]:
 
 
 def _all_of(parts: list[Mask]) -> Mask | None:
+    """Return one mask of several, combined with ``&``; None where there are none."""
     return reduce(and_, parts) if parts else None
 
 
 def _hides_in_some_heads(mask: Mask) -> bool:
+    """Return whether a mask is a `Heads` that hides a span of keys in at least one head."""
     return isinstance(mask, Heads) and any(isinstance(part, OutsideRectangle) for part in mask.parts)
 
 
 def _by_heads(
     problem: Problem, values: Tensor, mask: Heads, others: list[Mask], pool_part: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Compute the heads that have one mask together, and put the outputs in the order of the heads."""
+    """Pool each group of heads that share a mask by `pool_part`, and return the outputs in the order of the heads.
+
+    `mask` says which mask each head has; `others` are masks that hold for all heads.
+    """
     heads = problem.shape[1]
     outputs, order = [], []
     for places, own, _ in mask.split(problem.tile(range(1), range(heads), range(0), range(0))):
@@ -129,14 +134,17 @@ def _by_heads(
 
 
 def _rows_of(problem: Problem, parts: list[Mask], rows: range) -> Problem:
-    """Return some queries of a problem; each part of its mask stays a part."""
+    """Return the part of a problem with some of its queries; `parts` are the masks that it has, combined with ``&``."""
     m, n = problem.shape[2:]
     moved = [translated_mask(part, rows, range(n), m, n) for part in parts]
     return replace(cut_out(replace(problem, mask=None), rows, range(n)), mask=_all_of(moved), versions=())
 
 
 def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
-    """Return some runs of keys or values, one run as a view; `name` is that of the buffer for several."""
+    """Return the keys or values of some runs, joined; a single run is a view.
+
+    `name` is that of the buffer in `memory` that several runs are copied to.
+    """
     parts = [t[:, :, start:stop] for start, stop in runs]
     if len(parts) < 2:
         return parts[0] if parts else t[:, :, :0]
@@ -151,7 +159,10 @@ def _select_runs(t: Tensor, runs: Runs, memory: Memory, name: str) -> Tensor:
 
 
 def _compact(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> tuple[Problem, Runs] | None:
-    """Return a problem without the hidden keys, and the runs of keys that it has; None where rows see several runs."""
+    """Return the problem of the keys that are left, and the runs of keys that these are.
+
+    None where the mask of a row would not be one run of the keys that are left.
+    """
     n = base.shape[3]
     of_mask = [(version.changes, version.address) for version in base.versions if version.name == "mask"]
     of_runs = base.shape, base.device, base.batch_ids.tolist(), base.head_ids.tolist()
@@ -168,7 +179,10 @@ def _compact(base: Problem, outside: list[OutsideRectangle], memory: Memory) -> 
 
 
 def _mask_of_rest(base: Problem, outside: list[OutsideRectangle]) -> tuple[Mask | None, Runs] | None:
-    """Return the mask without the hidden keys, and the runs of the others; None where rows see several runs."""
+    """Return a mask over the keys that are left, and their runs.
+
+    None where `base` has no single run of keys per row.
+    """
     n = base.shape[3]
     seen = torch.ones(n, dtype=torch.bool, device=base.device)
     for part in outside:
@@ -178,5 +192,6 @@ def _mask_of_rest(base: Problem, outside: list[OutsideRectangle]) -> tuple[Mask 
         return base.mask, runs
     if base.allowed_runs is None:
         return None
+    # Number of keys left before each key: it turns the ends of old runs into ends among the keys that are left.
     count = functional.pad(seen.cumsum(0), (1, 0))
     return RunPerRow(*(count[end] for end in base.allowed_runs)), runs

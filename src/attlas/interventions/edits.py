@@ -117,7 +117,7 @@ class Intervention:
         return None
 
     def _without_gradient(self, pool: Pool, call: Call) -> Pool:
-        """Return how values are pooled where no gradient flows through the weights that are chosen."""
+        """Return a way to pool values that detaches the weights of chosen heads and queries."""
 
         def pooled(A: AttentionMatrix, values: Tensor) -> Tensor:
             """Return the output, with rows of detached weights where queries are chosen."""
@@ -129,7 +129,10 @@ class Intervention:
         return pooled
 
     def _rows(self, call: Call, of: Weights | Tensor) -> Tensor:
-        """Return True where a head and a query are chosen, shape (1, heads, m, 1), of axes (batch, heads, m, ...)."""
+        """Return which heads and queries this intervention is about, as bool (1, heads, m or 1, 1).
+
+        `of` has the axes (batch, heads, m, ...).
+        """
         heads, m = of.shape[1:3]
         chosen = torch.zeros(1, heads, 1, 1, dtype=torch.bool, device=of.device)
         chosen[:, list(call.heads)] = True
@@ -156,7 +159,10 @@ class _PairIntervention(Intervention):
         return super().positions | ({} if self.keys is None else {"keys": self.keys})
 
     def other_pairs(self, A: AttentionMatrix, call: Call) -> Mask:
-        """Return the mask of all pairs but the chosen ones: those at chosen queries and keys that `pairs` has, too."""
+        """Return a mask that allows every pair but the chosen ones.
+
+        Chosen are the pairs at chosen heads, queries and keys, and in `pairs` where that is given.
+        """
         batch, heads, m, n = A.weights.shape
         # `others` are the pairs that are not at chosen queries and keys, `there` the chosen pairs in this matrix.
         others: Mask = OutsideRectangle(self.queries, self.keys, call.first_query, call.first_key)
@@ -171,7 +177,7 @@ class _PairIntervention(Intervention):
         return others if len(call.heads) == heads else Heads({int(A.weights.head_ids[h]): others for h in call.heads})
 
     def hide_pairs(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
-        """Return a matrix in which the chosen pairs may not attend."""
+        """Return the matrix with the chosen pairs masked out."""
         others, mask = self.other_pairs(A, call), A.mask
         return _changed(A, mask=others if mask is None else mask & others)
 
@@ -241,9 +247,11 @@ class Suppress(_PairIntervention):
         self.when = when
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        # Before softmax: the pairs are masked, so that the other weights of a row grow.
         return self.hide_pairs(A, call) if self.when == "before" else A
 
     def pool(self, pool: Pool, call: Call) -> Pool:
+        # After softmax: the pairs weigh nothing, and the other weights stay as they are.
         if self.when == "before":
             return pool
 
@@ -268,6 +276,7 @@ class Suppress(_PairIntervention):
         return per_head(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
 
     def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        # After softmax: the matrix that is shown keeps the old log-sum-exp, so that its rows sum to less than 1.
         if self.when == "before":
             return A
         with torch.no_grad():
@@ -320,6 +329,7 @@ class ScaleLogits(_PairIntervention):
         self.factor = finite_number("factor", factor, "factor=0.5")
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        # Three ways, the fastest that fits: scale the score, scale q or k, or scale the chosen pairs one by one.
         problem, factor = A.problem, self.factor
         _, heads, _, n = problem.shape
         if not self.positions and self.pairs is None and len(call.heads) == heads:
@@ -357,6 +367,7 @@ class ScaledPairs(Derived):
         self.factor, self.others = factor, others
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        # `others` is a mask of the pairs that are not scaled.
         logits = self.inner(q, k, at)
         as_they_are = self.others.allows(at) | (logits == -math.inf)
         return torch.where(as_they_are, logits, logits * self.factor)
@@ -399,6 +410,7 @@ class Temperature(Intervention):
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        # The logits are divided by the temperature, and so is a sink, which is a logit too.
         scaled, sink = self._scale.matrix(A, call), A.sink
         if sink is None:
             return scaled
@@ -459,6 +471,7 @@ class ReplaceWeights(Intervention):
         self.recording = recording
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
+        # Put queries, keys, sink and mask of the recording in the place of those of the chosen heads.
         problem = A.problem
         batch, count, m, n = problem.shape
         heads, source = self._source(call)
@@ -497,7 +510,7 @@ class ReplaceWeights(Intervention):
             raise OutOfRangeError(rule, found, f"heads={list(heads)}", attention=call.site.path, where=self.where)
 
     def _source(self, call: Call) -> tuple[tuple[int, ...], Entry | AttentionMatrix]:
-        """Return the heads that the recording of an attention has, and the recording."""
+        """Return the recorded heads and the recording itself, for the attention that is called."""
         recording = self.recording
         if isinstance(recording, AttentionMatrix):
             return tuple(range(recording.problem.shape[1])), recording
@@ -514,7 +527,10 @@ class ReplaceWeights(Intervention):
 
     @public()
     def _part(self, source: Entry | AttentionMatrix, call: Call, A: AttentionMatrix) -> Problem:
-        """Return the queries and keys of the recording that stand where those of a call stand."""
+        """Return the recorded problem cut to the positions of the call's queries and keys.
+
+        Raise where it does not fit.
+        """
 
         def check(fits: bool, rule: str, found: str, fix: str) -> None:
             if not fits:
@@ -644,13 +660,17 @@ class Ablate(Intervention):
         self.value = value
 
     def pool(self, pool: Pool, call: Call) -> Pool:
+        # Pool as before, then overwrite the rows of chosen heads and queries.
         return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights), call)
 
     def linear_output(self, out: Tensor, call: Call) -> Tensor:
         return self._replaced(out, self._rows(call, out), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
-        """Return the output, shape (batch, heads, m, e), with `value` where `chosen` (1, heads, m, 1) is True."""
+        """Return the output with `value` in the rows that `chosen` marks.
+
+        The output has the shape (batch, heads, m, e), `chosen` (1, heads, m, 1).
+        """
         value = self.value.to(out)
         one_per_head = value.ndim == 2 and len(value) > 1
         wrong_count = one_per_head and len(value) != call.count
@@ -664,16 +684,23 @@ class Ablate(Intervention):
 
 
 def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:
-    """Return a matrix whose problem has other fields; the log-sum-exp of rows that sum to less than 1 stays."""
+    """Return the matrix with some fields of its problem replaced.
+
+    Rows that sum to less than 1 (`partial`) keep their log-sum-exp.
+    """
     problem = replace(A.problem, **fields, versions=())
     return softmax_matrix(problem, A.plan, lse=A.softmax_weights.lse() if problem.partial else None)
 
 
 def _index(numbers: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return numbers as an index tensor on the device of `like`."""
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Return the part of each row's weight that is left, from two log-sum-exps; 0 where nothing is."""
+    """Return which fraction of each row's weight is left.
+
+    ``exp(part - whole)`` of two log-sum-exps, 0 where it is empty.
+    """
     empty = part == -math.inf
     return torch.where(empty, 0.0, torch.exp(torch.where(empty, 0.0, part) - torch.where(empty, 0.0, whole)))

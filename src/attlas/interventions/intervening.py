@@ -128,6 +128,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         self._reached: dict[tuple[int, str], int] = {}
 
     def __enter__(self) -> nn.Module:
+        # Tell attentions, and functions of linear attention, to ask this object while the block runs.
         fix = "with attlas.intervene(model, interventions): each time anew; blocks may be nested."
         self._enter_once("a block of interventions", fix)
         with ExitStack() as stack:
@@ -137,7 +138,10 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         return self._model
 
     def _complete(self) -> None:
-        """Raise an error where a chosen layer did not attend, or a position lies beyond the longest text."""
+        """Raise an error where an intervention had no effect.
+
+        No chosen layer attended, or a position lies beyond the text.
+        """
         for number, item in enumerate(self._interventions):
             silent = item.selection.unmatched(self._attentions, self._heard)
             if silent:
@@ -151,6 +155,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
                     raise OutOfRangeError(rule, found, fix, arguments={axis: str(positions)}, where=item.where)
 
     def on_attention(self, call: AttentionCall) -> None:
+        # A chosen attention that only offers its weights, to be read, cannot be changed.
         site = None if in_backward() else self._site_of(call.module, call.number)
         if site is None or not any(self._chosen(item, site) for item in self._interventions):
             return
@@ -159,6 +164,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         raise RecordingError(rule, type(call.module).__name__, fix, module=site.path, where=self.where)
 
     def _chosen(self, item: Intervention, site: AttentionSite) -> bool:
+        """Return whether an intervention is about this attention."""
         return item.selection.includes(site, self._attentions)
 
     @public()
@@ -233,7 +239,10 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         change: Change,
         position: tuple[int, int],
     ) -> Change:
-        """Return how an attention computes with one more intervention."""
+        """Return the change of an attention with one more intervention added.
+
+        `position` holds the positions in the text of query 0 and key 0.
+        """
         (query, key), (_, own, m, n) = position, change.matrix.weights.shape
         # A static cache has room for keys that no query has reached.
         known = {

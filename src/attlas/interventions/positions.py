@@ -50,7 +50,7 @@ def positions_of(name: str, value: Where | None) -> Positions | None:
 
 
 def _runs(value: Any) -> list[tuple[int, int]] | None:
-    """Return the runs of positions that an argument names; None for what is no position."""
+    """Return the runs (start, stop) of positions that an argument names; None where it names none that are valid."""
     if isinstance(value, slice) and value.step in (None, 1):
         value = (0 if value.start is None else value.start, OPEN_END if value.stop is None else value.stop)
         return [value] if all(map(is_integer, value)) else None

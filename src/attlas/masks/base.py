@@ -211,7 +211,7 @@ class Mask(Stored, ABC):
 
 
 def _mask(value: object, operator: str) -> Mask:
-    """Return the other side of an operator; raise where it is no mask."""
+    """Return the operand of a mask operator; raise a DtypeError where it is not a mask."""
     if isinstance(value, Mask):
         return value
     rule, found = "both sides must be masks of attlas.", f"{kind(value)} on one side"
@@ -229,7 +229,7 @@ def _boolean(mask: Mask, operator: str) -> Mask:
 
 
 class Combined(Mask):
-    """What masks that are made of others share."""
+    """A mask that is made of other masks, which are its settings (`to_dict`)."""
 
     @property
     def parts(self) -> tuple[Mask, ...]:
@@ -246,6 +246,7 @@ class Combined(Mask):
         return next((a for a in m if a is not None), None), next((b for b in n if b is not None), None)
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask | None:
+        # Translate each part; None where one of them cannot be.
         moved = {part: part.translate(rows, columns, m, n) for part in self.parts}
         settings = {name: moved[part] for name, part in (self.to_dict() or {}).items()}
         return None if None in moved.values() else self.from_dict(settings)
@@ -266,6 +267,7 @@ class _Pair(Combined):
         self.right = right
 
     def allows(self, at: Tile) -> Tensor:
+        # Skip a mask that has no effect on this tile.
         neutral = _OPPOSITE[self.absorbing]  # where one mask has this state, the other alone decides
         if tracing():  # a state may ask for numbers that a program does not have while it is traced
             return self.combine(self.left.allows(at), self.right.allows(at))
@@ -276,6 +278,7 @@ class _Pair(Combined):
         return self.combine(self.left.allows(at), self.right.allows(at))
 
     def coverage(self, at: Tile) -> BlockState:
+        # The answer follows from the states of the two masks; the right one is asked only where it matters.
         left = self.left.coverage(at)
         if left is self.absorbing:
             return left
@@ -291,7 +294,10 @@ class _Pair(Combined):
     def combined_runs(
         self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the run of each row that the runs of both masks make, or None where they make two."""
+        """Return one run for each row, combined from a run of each mask, or None where a row has two.
+
+        Runs go from `first` up to `stop` (not included).
+        """
 
 
 class And(_Pair):
@@ -324,6 +330,7 @@ class And(_Pair):
     def combined_runs(
         self, first: Tensor, stop: Tensor, other_first: Tensor, other_stop: Tensor
     ) -> tuple[Tensor, Tensor]:
+        # The intersection of two runs: from the later start to the earlier stop (empty where stop <= start).
         return torch.maximum(first, other_first), torch.minimum(stop, other_stop)
 
     @property
@@ -416,6 +423,7 @@ class Not(Combined):
         return ~self.inner.allows(at)
 
     def coverage(self, at: Tile) -> BlockState:
+        # FULL becomes EMPTY, EMPTY becomes FULL.
         return _OPPOSITE[self.inner.coverage(at)]
 
     def name(self) -> str:

@@ -27,7 +27,7 @@ _TOGETHER = 1 << 26  # cells on a device that are judged at a time
 
 
 class _Stored(Mask):
-    """What masks of booleans and of numbers share: the tensor, its tiles, its coverage.
+    """What `TensorMask` and `AdditiveMask` share: the tensor, the cells of a tile, and coverage by blocks of 64 x 64.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class _Stored(Mask):
 
     @abstractmethod
     def rule(self, t: Tensor) -> Tensor:
-        """Return True where the numbers of the tensor let a query see a key."""
+        """Return which entries of the tensor allow their pair: a bool tensor of the same shape."""
 
     def allows(self, at: Tile) -> Tensor:
         return to_device(self.rule(cells_of(self._copies.for_tiles(self.cells, at.device), at)), at.device)
@@ -94,7 +94,7 @@ class _Stored(Mask):
         return ~self.allows(at)[:, 0, 0] if at.m > 1 and self.cells.shape[1:3] == (1, 1) else None
 
     def _forget(self) -> None:
-        """Forget what was read off the tensor before it changed."""
+        """Drop what was computed from the tensor, since the user has changed it in place."""
         self._block_rows, self._changes = {}, changes_of(self.tensor)
         vars(self).pop("_all_blocks", None)
 
@@ -268,7 +268,7 @@ class AdditiveMask(_Stored):
 
 
 def _own(cells: Tensor) -> Tensor:
-    """Return the cells without axes that were only expanded: what is stored, and no more."""
+    """Return the cells without repetitions: a batch or head axis made by `expand` (stride 0) becomes one of size 1."""
     for axis in (0, 1):
         if cells.stride(axis) == 0 and cells.shape[axis] > 1:
             cells = cells.narrow(axis, 0, 1)
@@ -451,4 +451,5 @@ class FunctionMask(Mask):
 
 
 def _name(function: object) -> str:
+    """Return how a mask made of this function is written: "from_function(name)"."""
     return f"from_function({getattr(function, '__name__', type(function).__name__)})"

@@ -57,11 +57,11 @@ class _Counted(Mask):
             raise ShapeError(rule, f"{label} = {self.shortest}", fix, arguments={label: lengths})
 
     def of(self, at: Tile) -> Tensor:
-        """Return the lengths of a tile's sequences, on the CPU, shape (batches,) or (1,)."""
+        """Return the lengths of a tile's batch entries, on the CPU, shape (batches,) or (1,)."""
         return self.lengths if self.lengths.numel() == 1 else self.lengths[at.batch_ids]
 
     def _there(self, at: Tile) -> Tensor:
-        """Return the lengths of a tile's sequences on its device, shape (batches,) or (1,)."""
+        """Return the lengths of a tile's batch entries on the tile's device, shape (batches,) or (1,)."""
         if at.device.type == "cpu":
             return self.of(at)
         lengths = self._copies.of(self.lengths, at.device)
@@ -229,6 +229,7 @@ class Padding(_Counted):
         return Padding((self.lengths - columns.start).clamp(0, len(columns)))
 
     def padding(self, at: Tile) -> Tensor:
+        # This mask is the same for all heads and queries: the first of each is taken.
         return ~self.allows(at)[:, 0, 0]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
@@ -316,10 +317,14 @@ class Documents(Mask):
         return 0 if t.ndim == 2 else None
 
     def first(self, at: Tile) -> int:
-        """Return the place of query 0 among the ids of the queries."""
+        """Return the index of query 0 among the ids of the queries.
+
+        With shared ids the queries are the last m tokens.
+        """
         return at.n - at.m if self.queries is self.keys else 0
 
     def allows(self, at: Tile) -> Tensor:
+        # True where the query's id is the key's.
         first = self.first(at)
         rows = self.queries.tile(at, at.rows, at.row_index, first, at.device)
         columns = self.keys.tile(at, at.columns, at.column_index, 0, at.device)

@@ -118,7 +118,10 @@ class Heads(Combined):
         return _merged([(places, mask.allows(part)) for places, mask, part in self.split(at)], at.shape[1:])
 
     def _chosen(self, at: Tile) -> Tensor:
-        """Return what is allowed where no number of a head can be read: each mask of all heads, and then a choice."""
+        """Return the allowed pairs while torch compiles, when head numbers cannot be read.
+
+        Each mask is asked for all heads, and `torch.where` chooses.
+        """
         allowed = self.default.allows(at)
         for head, mask in zip(self.heads, self.masks, strict=True):
             own = (at.head_ids == head).view(-1, 1, 1).to(allowed.device)
@@ -126,10 +129,12 @@ class Heads(Combined):
         return allowed
 
     def coverage(self, at: Tile) -> BlockState:
+        # One state if all masks of the tile agree.
         states = {mask.coverage(part) for _, mask, part in self.split(at)}
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # None where the mask of a head of the tile has no such runs.
         firsts, stops = [], []
         for places, mask, part in self.split(at):
             runs = mask.allowed_runs(part)
@@ -157,7 +162,7 @@ class Heads(Combined):
 
 
 def _in_a_row(places: list[int]) -> slice | None:
-    """Return places that follow each other as a slice; None where they do not."""
+    """Return ascending indices as a slice where they are consecutive, else None."""
     first, stop = (places[0], places[-1] + 1) if places else (0, 0)
     return slice(first, stop) if stop - first == len(places) else None
 

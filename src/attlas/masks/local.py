@@ -42,12 +42,13 @@ class _Local(Mask):
         return n - m if self.offset is None else self.offset
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Mask:
+        # The same pattern; the new offset aligns the window's query 0 with the same key as before.
         moved = copy.copy(self)
         moved.offset = self.first_query(m, n) + rows.start - columns.start
         return moved
 
     def shift(self, at: Tile) -> int:
-        """Return how far query 0 stands to the right of key 0."""
+        """Return the index of the key that query 0 is aligned with: query i is aligned with key ``i + shift``."""
         return self.first_query(at.m, at.n)
 
     def allows(self, at: Tile) -> Tensor:
@@ -75,6 +76,7 @@ class _Local(Mask):
         return first_column - last_row - shift, last_column - first_row - shift
 
     def coverage(self, at: Tile) -> BlockState:
+        # Compares the least and largest distance of the tile with the limits.
         distances = self.distances(at)
         if distances is None:
             return BlockState.PARTIAL
@@ -86,6 +88,7 @@ class _Local(Mask):
         return BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # Ends may lie outside 0 to n.
         place = (at.i + self.shift(at)).view(1, 1, -1)
         first = torch.zeros_like(place) if self.left is None else place - self.left
         return first, torch.full_like(place, at.n) if self.right is None else place + self.right + 1
@@ -313,7 +316,7 @@ class Dilated(_Local):
 
 
 def _whole(label: str, value: int) -> int:
-    """Return a whole number as an int, or raise."""
+    """Return a value as an int, or raise a DtypeError where it is no whole number."""
     try:
         return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # None raises
     except TypeError:
@@ -323,7 +326,7 @@ def _whole(label: str, value: int) -> int:
 
 
 def _reach(label: str, value: int) -> int:
-    """Return a whole number that is not negative, or raise."""
+    """Return a limit `left` or `right` as an int, or raise a ShapeError where it is negative."""
     number = _whole(label, value)
     if number >= 0:
         return number

@@ -99,6 +99,7 @@ class Placed(Mask):
         return self.inner.coverage(self.original(at))
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # Runs of the own matrix, moved by where it begins.
         if self.columns.start > 0 or self.columns.stop < at.n:
             return None  # the mask does not tell where runs go on beyond its own matrix
         runs = self.inner.allowed_runs(self._all_columns(at))
@@ -120,7 +121,7 @@ class Placed(Mask):
 
 
 def _in_columns(flags: Tensor, column: int, n: int) -> Tensor:
-    """Return flags of keys, shape (batches, keys), that begin at `column`, as flags of n keys; others are False."""
+    """Place flags of keys, shape (batches, keys), at `column` in a row of n keys, which is False elsewhere."""
     out = flags.new_zeros(len(flags), n)
     first, stop = max(column, 0), min(column + flags.shape[-1], n)
     out[:, first:stop] = flags[:, first - column : stop - column]
@@ -163,6 +164,7 @@ class Stacked(Mask):
         self._starts = torch.tensor([block.rows.start for block in self.blocks], device="cpu")
 
     def allows(self, at: Tile) -> Tensor:
+        # Each row is answered by the block it belongs to.
         rows = torch.arange(at.rows.start, at.rows.stop, device="cpu") if at.row_index is None else at.row_index.cpu()
         owner = torch.searchsorted(self._starts, rows, right=True) - 1  # the block of each row
         if at.row_index is None and len(rows) and int(owner[0]) == int(owner[-1]):
@@ -175,7 +177,7 @@ class Stacked(Mask):
         return out
 
     def _of(self, block: Block, at: Tile) -> Tensor:
-        """Return the pairs that one block allows in a tile of its rows."""
+        """Return the allowed pairs of a tile all of whose rows belong to one block."""
         keys, mask = block.columns, block.placed
         inside = (at.j >= keys.start) & (at.j < keys.stop)
         if mask is None:
@@ -197,7 +199,7 @@ class Stacked(Mask):
         return states.pop() if len(states) == 1 else BlockState.PARTIAL
 
     def _covers(self, block: Block, at: Tile) -> BlockState:
-        """Return how much of a tile's columns one block allows, in those of its rows that the tile has."""
+        """Return the coverage of the part of a tile that lies in the rows of one block."""
         keys = block.columns
         if at.columns.stop <= keys.start or at.columns.start >= keys.stop:
             return BlockState.EMPTY
@@ -212,6 +214,7 @@ class Stacked(Mask):
         return None if mask is None else mask.first_query(m, n)
 
     def padding(self, at: Tile) -> Tensor | None:
+        # Collect the padding of blocks that together have all n keys, from left to right; None if they do not.
         found, known = None, 0  # keys before `known` have been looked at
         while known < at.n:  # no step need have all keys: a sliding cache drops the first ones
             begun = (block for block in self.blocks if block.columns.start <= known)
@@ -304,7 +307,7 @@ class Positions:
         return torch.tensor(self.edges, dtype=torch.int64, device="cpu"), DeviceCopies()
 
     def state(self, first: int, last: int) -> BlockState:
-        """Return how much of a range of positions, its last one included, is among these."""
+        """Return how many of the positions from `first` to `last` (included) are among these: all, some or none."""
         run = bisect_right(self.edges, first)  # the edges up to `first`; odd where it lies in a run
         alone = run == len(self.edges) or self.edges[run] > last
         return BlockState.PARTIAL if not alone else BlockState.FULL if run % 2 else BlockState.EMPTY
@@ -336,7 +339,7 @@ class OutsideRectangle(Mask):
         self.row, self.column = first_query, first_key
 
     def _rows(self, at: Tile) -> Tensor:
-        """Return which queries of a tile are among those of the rectangle."""
+        """Return which queries of a tile belong to the rectangle, as bool of the shape of `at.i`."""
         i = at.i
         return torch.ones_like(i, dtype=torch.bool) if self.queries is None else self.queries.has(i + self.row)
 
@@ -345,6 +348,7 @@ class OutsideRectangle(Mask):
         return ~rows if self.keys is None else ~(rows & self.keys.has(at.j + self.column))
 
     def coverage(self, at: Tile) -> BlockState:
+        # EMPTY inside the rectangle; FULL where either the queries or the keys lie wholly outside it.
         ends = edges(at)
         if ends is None:
             return BlockState.PARTIAL
@@ -370,16 +374,16 @@ class OutsideRectangle(Mask):
         return rows * first, torch.where(rows, stop, at.n)
 
     def cuts(self, m: int) -> list[int]:
-        """Return the queries of a matrix at which the chosen ones begin or end."""
+        """Return the rows of a matrix with m queries at which a run of the rectangle's queries begins or ends."""
         named = () if self.queries is None else self.queries.edges
         return [edge - self.row for edge in named if 0 < edge - self.row < m]
 
     def hides_from(self, query: int) -> bool:
-        """Return whether a query of the matrix is among the chosen ones."""
+        """Return whether a query of the matrix belongs to the rectangle, and so loses its keys."""
         return self.queries is None or self.queries.state(query + self.row, query + self.row) is BlockState.FULL
 
     def visible_keys(self, n: int) -> Tensor:
-        """Return which of n keys the chosen queries attend to."""
+        """Return which of n keys the rectangle's queries still see, as bool of shape (n,)."""
         keys = torch.arange(self.column, self.column + n)
         return torch.zeros(n, dtype=torch.bool) if self.keys is None else ~self.keys.has(keys)
 

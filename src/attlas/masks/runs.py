@@ -84,7 +84,10 @@ class Runs(Mask):
             raise ShapeError("the tables must describe runs of keys.", found, fix)
 
     def _fault(self) -> str:
-        """Return the fault of the tables, or an empty text; their order is checked after that."""
+        """Return a description of what is wrong with the tables, or "".
+
+        Also computes `_counts`; the order of the runs is checked by the caller.
+        """
         if self.first.ndim != 3 or self.first.shape[-1] < 1 or self.first.dtype is not torch.int64:
             return f"first is {tuple(self.first.shape)} {self.first.dtype}, not int64 of shape (batch, heads, m + 1)"
         if self.starts.ndim != 1 or self.starts.shape != self.stops.shape or self.starts.dtype != self.stops.dtype:
@@ -102,6 +105,7 @@ class Runs(Mask):
         return ""
 
     def allows(self, at: Tile) -> Tensor:
+        # A sum over runs on the CPU, else a search for each cell.
         rows = self._rows(at, at.row_index)
         if not at.scattered and at.device.type == "cpu" and not torch.compiler.is_exporting():
             return self._summed(rows, at)  # its sizes depend on numbers, which an export has not
@@ -115,10 +119,10 @@ class Runs(Mask):
         return (run >= 0) & (functional.pad(stops, (0, 1))[run] > line)
 
     def _rows(self, at: Tile, index: Tensor | None) -> Tensor:
-        """Return which rows of the table a tile asks about, shape (batches, heads, rows), on the CPU.
+        """Return the rows of the table for a tile, as (batches, heads, rows) on the CPU.
 
-        The table counts the rows of all batches and heads from 0. `index` holds the rows of the tile where these are
-        no range.
+        The table numbers the rows of all batches and heads in one line. `index` is `at.row_index`, the rows of a
+        scattered tile.
         """
         batch, heads, ends = self.first.shape  # m + 1 ends
         b = at.batch_ids if batch > 1 else at.batch_ids[:1] * 0
@@ -199,7 +203,7 @@ class RunPerRow(Mask):
         self.first, self.stop = (t[(None,) * (3 - t.ndim)] for t in (first, stop))  # as (batch, heads, m)
 
     def _runs(self, at: Tile) -> tuple[Tensor, Tensor]:
-        """Return the runs of a tile's rows where they are stored."""
+        """Return the first key and the stop of each of a tile's rows, on the device of the mask's own tensors."""
         first, stop = (cells_of(t.unsqueeze(-1), at).squeeze(-1) for t in (self.first, self.stop))
         return first, stop
 
@@ -212,6 +216,7 @@ class RunPerRow(Mask):
         return (at.j >= first) & (at.j < stop)
 
     def coverage(self, at: Tile) -> BlockState:
+        # EMPTY where no row's run meets the columns, FULL where each row's run has them all.
         if at.scattered or self.first.device.type != "cpu":
             return BlockState.PARTIAL
         (first, stop), columns = self._runs(at), at.columns
@@ -262,6 +267,7 @@ class Bits(Mask):
         self.packed, self.n = packed, n
 
     def allows(self, at: Tile) -> Tensor:
+        # Take the bytes of the tile's rows, then of each key its byte `j // 8` and in it bit `j % 8`.
         cells = self.packed
         for axis, ids in ((0, at.batch_ids), (1, at.head_ids)):
             cells = cells.index_select(axis, ids) if cells.shape[axis] > 1 else cells
@@ -285,7 +291,7 @@ class Bits(Mask):
 
 
 def _check_sizes(name: str, own: tuple[int, ...], batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
-    """Raise unless a mask, with the four sizes `own`, fits a matrix; batch and heads may be 1."""
+    """Raise a ShapeError unless a mask of sizes `own` (batch, heads, m, n) fits; its batch and heads may be 1."""
     wanted = (torch.Size(batch).numel(), heads, m, n)
     if own[2:] == wanted[2:] and all(size in (1, full) for size, full in zip(own[:2], wanted[:2], strict=True)):
         return
@@ -360,7 +366,7 @@ class _RowRuns(NamedTuple):
 
 
 def _bands(batch: int, heads: int, m: int, n: int) -> Iterator[range]:
-    """Yield ranges of the m rows that are asked for at once, with all batches, heads and keys."""
+    """Yield ranges of rows that are asked for at once, so that each has about `_CELLS` pairs in all."""
     return cut(m, max(1, _CELLS // max(1, batch * heads * n)))
 
 
@@ -382,7 +388,10 @@ def _allowed_rows(mask: Mask, sizes: tuple[int, int, int, int], rows: range, dev
 
 
 def _find_runs(allowed: Tensor) -> _RowRuns:
-    """Return the runs of rows, shape (batch, heads, rows, n): along a row, what is allowed begins and ends in turn."""
+    """Return the runs of allowed keys of each row of `allowed`, shape (batch, heads, rows, n).
+
+    Along a row, places where the value changes are starts and stops in turn.
+    """
     turns = functional.pad(allowed, (1, 1)).to(torch.int8).diff(dim=-1).ne(0)
     places = turns.nonzero()[:, -1]
     kind = torch.int32 if allowed.shape[-1] < 2**31 else torch.int64

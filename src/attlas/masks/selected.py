@@ -113,6 +113,7 @@ class Selected(Mask):
         return 0 if t.ndim in (3, 4) else None
 
     def allows(self, at: Tile) -> Tensor:
+        # Each group of heads is computed once, and repeated for its heads.
         ids, groups = at.head_ids // self.group, self.entries.shape[1]
         if groups == 1:
             return self._of_groups(at)
@@ -123,7 +124,7 @@ class Selected(Mask):
         return allowed if len(own) == len(ids) else allowed[:, to_device(places, allowed.device)]
 
     def _of_groups(self, at: Tile) -> Tensor:
-        """Return the allowed pairs of a tile whose heads are groups."""
+        """Return the allowed pairs of a tile whose `head_ids` are numbers of groups, one result for each group."""
         rows = self._rows(at, at.device)
         if not rows.shape[-1]:
             return torch.zeros(1, len(at.head_ids), 1, 1, dtype=torch.bool, device=at.device)
@@ -170,12 +171,12 @@ class Selected(Mask):
         return t[:, :, at.rows.start : at.rows.stop].contiguous()
 
     def _blocks(self, at: Tile) -> tuple[int, int]:
-        """Return the first block that a tile's columns have keys of, and the one after the last."""
+        """Return the range of blocks, first and stop, that a tile's columns touch."""
         return at.columns.start // self.block, -(-at.columns.stop // self.block)
 
     @staticmethod
     def _ends(rows: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return where the entries from `first` up to `stop` begin and end in each row of shape (..., k), ascending."""
+        """Return the slice of each row's ascending entries that lies in `first` to `stop`: its begin and its end."""
         settings: dict[str, Any] = {"dtype": rows.dtype, "device": rows.device}  # made there: a copy would wait
         asked = (
             torch.arange(first, stop + 1, stop - first, **settings)
@@ -199,6 +200,7 @@ class Selected(Mask):
         return BlockState.FULL if int(fewest) == stop - first else BlockState.PARTIAL
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> Selected | None:
+        # Only to a window that begins at a block; else the mask is placed, not translated.
         inside = 0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n
         if not inside or columns.start % self.block:
             return None
@@ -250,7 +252,7 @@ class Selected(Mask):
 
 
 def _entries(indices: Any) -> Tensor:
-    """Return the indices as a tensor of whole numbers with two axes or more, or raise."""
+    """Return the indices as a tensor of whole numbers with at least two axes, or raise."""
     fix = "one list of keys per query, filled with -1: [[0, -1], [0, 1]]."
     try:
         t = as_plain("indices", indices) if isinstance(indices, Tensor) else torch.as_tensor(indices)

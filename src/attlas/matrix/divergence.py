@@ -127,7 +127,7 @@ def _large(A: AttentionMatrix, B: AttentionMatrix) -> Large:
 
 
 def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
-    """Return whether the mean of the heads is compared, or raise an error."""
+    """Return whether heads are averaged (heads='mean'); raise an error for arguments that do not fit."""
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, AttentionMatrix):
             fix = "attlas.attend(q, k); of a tensor of weights the formula is one line of torch."
@@ -153,8 +153,9 @@ def _checked(A: Any, B: Any, distance: Any, heads: Any) -> bool:
 
 
 def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tensor | None:
-    """Return the divergence from an output of A, its entropy and the log-sum-exp of B; None where that is not all.
+    """Return the divergence from an output and entropy of A and the log-sum-exp of B; None where these do not tell it.
 
+    They do where the logits of B are plain dot products:
     ``Σ_j P_ij S_ij`` of ``S_ij = scale q_i · k_j`` is ``scale q_i · (Σ_j P_ij k_j)``.
     """
     first, second = A.problem, B.problem
@@ -244,6 +245,7 @@ class _RowDivergence(stats.Statistic):
         return torch.zeros(problem.shape[:3], dtype=problem.dtype, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        """Add the divergence of a part's cells to their rows."""
         if torch.is_grad_enabled():
             rule = "a divergence that is computed in tiles has no second derivative."
             fix = "the formula on A.to_dense() and B.to_dense()."

@@ -203,6 +203,7 @@ class AttentionMatrix(LazyTensor):
     # ------------------------------------------------------------------------------------------------------- products
 
     def __matmul__(self, v: Tensor | LazyTensor) -> Tensor:
+        # The product with a lazy matrix stays lazy where `chained` can make it so.
         if isinstance(v, LazyTensor):
             found = algebra.chained(self, v)
             return self.full_precision().pooled(v.to_dense()) if found is NotImplemented else found

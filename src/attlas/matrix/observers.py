@@ -23,7 +23,7 @@ def unobserved_product(matrix: Any, values: Tensor, dropout: Any) -> Tensor:
 
 
 def untold_product(matrix: Any, values: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """Return such a product with values of shape (batch, value heads, n, e), and weights that are dropped."""
+    """Return `unobserved_product` with dropout of probability `dropout_p`; values are (batch, value heads, n, e)."""
     return unobserved_product(matrix, values, Dropout.draw(dropout_p) if dropout_p > 0.0 else None)
 
 
@@ -54,5 +54,5 @@ def unheard() -> Iterator[None]:
 
 
 def is_unheard() -> bool:
-    """Return whether products of this thread are not heard."""
+    """Return whether this thread is in a block of `unheard`, so that recordings and interventions skip its products."""
     return _unheard.get()

@@ -44,7 +44,7 @@ def _is_left_factor(t: Tensor, A: LazyTensor) -> bool:
 
 @operation("stack")
 def _stack(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return matrices along a new first axis."""
+    """Stack matrices along a new first axis, lazily if they are large."""
     return (
         NotImplemented if "out" in kwargs or len(args) > 2 else with_arguments(algebra.stacked)(function, args, kwargs)
     )

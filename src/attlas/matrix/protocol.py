@@ -117,6 +117,7 @@ def with_arguments(compute: Callable[..., Any]) -> Operation:
     taken = _arguments_of(compute)
 
     def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `compute` if it takes these arguments."""
         named = {_NAMES.get(name, name): value for name, value in kwargs.items() if value is not None}
         if len(args) > taken.most or any(name not in taken.names for name in named):
             return NotImplemented
@@ -141,6 +142,7 @@ def lazy_method(f: Any = None, *, numpy: tuple[str, ...] = ()) -> Any:
 
     @wraps(f)
     def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the method; where it returns NotImplemented, call that of the dense tensor."""
         found = compute(None, (self, *args), kwargs)
         return self.on_dense(name, *args, **kwargs) if found is NotImplemented else found
 
@@ -243,6 +245,7 @@ class LazyTensor:
         return self.__array__()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        # numpy calls this to get an array: the matrix is written out.
         if self.requires_grad and torch.is_grad_enabled():
             A, rule = self.label, "an array carries no gradient, and one is being recorded."
             found, fix = f"{A}.requires_grad is True", f"{A}.detach().numpy(), or read under torch.no_grad()."
@@ -250,6 +253,7 @@ class LazyTensor:
         return np.asarray(self.to_dense().cpu().numpy(), dtype=dtype)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        # numpy calls this: some of its functions have a lazy form, for others the matrix is written out.
         compute = OPERATIONS.get(f"numpy.{func.__name__}")
         found = NotImplemented if compute is None else compute(func, args, kwargs)
         if found is not NotImplemented:
@@ -331,7 +335,7 @@ _NAMES = {"axis": "dim", "keepdims": "keepdim"}
 @operation("element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_signed", "ndimension",
            "nelement", "storage_offset", "stride")  # fmt: skip
 def _of_form(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what needs no number of the tensor."""
+    """Compute what depends on shape and dtype alone, such as `stride`, on a meta tensor of the same form."""
     if not args or not isinstance(args[0], LazyTensor):
         return NotImplemented
     return getattr(args[0]._on_meta(), function.__name__)(*args[1:], **kwargs)
@@ -350,6 +354,7 @@ def _operator(name: str) -> Callable[..., Any]:
     plain = name.strip("_")
 
     def run(self: LazyTensor, *args: Any) -> Any:
+        """Compute the operator from the table, else on the dense tensor."""
         compute = None if plain in _NOT_CELLWISE else OPERATIONS.get(plain)
         found = NotImplemented if compute is None else compute(getattr(torch.Tensor, name), (self, *args), {})
         return self.on_dense(name, *args) if found is NotImplemented else found
@@ -396,7 +401,10 @@ def written_out(given: Any, fix: str = "") -> Any:
 
 
 def _replaced(given: Any, write_out: Callable[[LazyTensor], Any], fix: str = "") -> Any:
-    """Return nested arguments with `write_out` of each lazy tensor in its place; refused where all are too large."""
+    """Return nested arguments with `write_out` of each lazy tensor in its place.
+
+    Refused where together they are too large.
+    """
     found = [part for part in tree_leaves(given) if isinstance(part, LazyTensor)]
     check_size(found, sum(part.numel() * part.dtype.itemsize for part in found), graph.DENSE_LIMIT, fix)
     return tree_map_only(LazyTensor, write_out, given)

@@ -93,7 +93,7 @@ class Cells(Statistic):
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
         cells = part.logits if self.of_logits else part.weights
         rows, columns = to_device(self.rows, cells.device), to_device(self.columns, cells.device)
-        return cells[:, :, rows][..., columns]  # the definition is one part
+        return cells[:, :, rows][..., columns]  # runs for second derivatives alone, where the whole matrix is one part
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # In order of place, so that those of a tile are a slice, which is found without a question to the device.
@@ -140,7 +140,7 @@ class _CellFunction(Statistic):
         self.dtype = dtype if dtype is None or dtype.is_floating_point else torch.int64
 
     def cells(self, weights: Tensor, at: Tile) -> Tensor:
-        """Return the numbers of a tile."""
+        """Return the function of each weight of a tile, with its tensors cut to the tile."""
         b, h, rows = at.place
         columns = slice(at.columns.start, at.columns.stop)
         whole = slice(None)
@@ -191,6 +191,7 @@ class CellSums(_CellFunction):
         return total, torch.zeros_like(total, dtype=torch.int64), n if self.over_keys else m
 
     def step(self, carry: tuple[Tensor, Tensor, int], part: Part, at: Tile) -> tuple[Tensor, Tensor, int]:
+        """Add the cells of a part to the sums, and count how many were added."""
         total, visited, _ = carry
         into = self._sums_of(at)
         total[into] += self.cells(part.weights, at).sum(dim=self._axis)
@@ -217,6 +218,7 @@ class CellSums(_CellFunction):
         return b, h, rows if self.over_keys else slice(at.columns.start, at.columns.stop)
 
     def finish(self, carry: tuple[Tensor, Tensor, int]) -> Tensor:
+        """Add the cells that the mask hides, whose weight is 0: `f(0)` each, as many as no step visited."""
         total, visited, size = carry
         if self.f is None or self._varies:
             return total
@@ -227,6 +229,7 @@ class CellSums(_CellFunction):
         return total + torch.where(hidden > 0, hidden * each, 0).to(total.dtype)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
+        # Each weight has the gradient of the sum that it is in.
         def of_tile(part: Part) -> Tensor:
             return self.weight_gradient(part, grad[self._sums_of(part.at)].unsqueeze(self._axis))
 
@@ -256,6 +259,7 @@ class LeadingSums(_CellFunction):
         self.take_max = take_max
 
     def start(self, problem: Problem) -> Any:
+        # Sums, or maxima and the numbers of the heads that have them.
         shape = self.groups, *problem.shape[2:]
         dtypes = (self.dtype or problem.dtype, torch.int32)[: 2 if self.take_max else 1]
         found = tuple(torch.zeros(shape, dtype=dtype, device=problem.device) for dtype in dtypes)
@@ -264,6 +268,7 @@ class LeadingSums(_CellFunction):
         return found
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        """Add the heads of a part to the sums of their groups; for maxima, keep the larger cells and their heads."""
         cells, place = self.cells(part.weights, at), self._place(at)
         for b, h, group in self._heads_of(at):
             into, own = carry[0][group][place], cells[b, h]

@@ -245,6 +245,7 @@ class SoftmaxWeights(Weights):
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
+        # ``A.mT @ x``, in a traced program as an operator of it.
         self.problem.check_unchanged()
         x = spread_heads(x, self.problem.shape[1])
         if self.is_symbolic:
@@ -258,6 +259,7 @@ class SoftmaxWeights(Weights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # Numbers alone where no graph is needed; else the cells are recorded with a graph.
         self.problem.check_unchanged()
         problem = self.problem
         form: Form = "logits" if logits else "weights"
@@ -289,6 +291,7 @@ class SoftmaxWeights(Weights):
 
     @public("A.collect()")
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        # Tiles that a mask hides are skipped, unless a statistic has to see them.
         self.problem.check_unchanged()
         self.check_numbers()
         self.check_statistics(statistics)
@@ -361,7 +364,10 @@ class SoftmaxWeights(Weights):
     def replaced(
         self, problem: Problem, lse: Tensor | None = None, whole: WeightGradient | None = None
     ) -> SoftmaxWeights:
-        """Return the weights of another problem, computed by the same plan."""
+        """Return the weights of another problem by the same plan.
+
+        `whole` is the gradient of a matrix of which it is a part.
+        """
         return SoftmaxWeights(problem, self.plan, lse, whole, are_shares=self.are_shares)
 
     def part(
@@ -371,6 +377,7 @@ class SoftmaxWeights(Weights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> SoftmaxWeights:
+        # A known log-sum-exp goes with the batches and heads that are chosen.
         some = self
         if batches is not None or heads is not None:
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
@@ -405,6 +412,7 @@ class SoftmaxWeights(Weights):
         return self.replaced(cut_out(problem, rows, columns), lse)
 
     def detach(self) -> SoftmaxWeights:
+        # The same weights without a graph; a known log-sum-exp stays known.
         problem = self.problem
         if not problem.requires_grad:
             return self
@@ -413,6 +421,7 @@ class SoftmaxWeights(Weights):
         return self.replaced(problem, self.known_lse)
 
     def full_precision(self) -> SoftmaxWeights:
+        # The same weights of tokens that are cast to the dtype of the computation; itself where they have it.
         problem = self.problem
         if problem.q.dtype is problem.dtype:
             return self
@@ -451,6 +460,7 @@ class _NoTileSkipped(Mask):
         self.mask = mask
 
     def allows(self, at: Tile) -> Tensor:
+        """Return what the wrapped mask allows."""
         return self.mask.allows(at)
 
 

@@ -74,7 +74,7 @@ class SweptWeights(Weights):
             yield some.cells(at.rows, block.columns)
 
     def tile_factors(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        """Yield the same, or pairs of factors ``(left, right)`` with the weights ``left @ right.mT``."""
+        """Yield the tiles of `row_tiles`, or pairs ``(left, right)`` of which ``left @ right.mT`` is the tile."""
         return self.row_tiles(at, blocks)
 
     # ---------------------------------------------------------------------------------------------------------- facts
@@ -110,6 +110,7 @@ class SweptWeights(Weights):
         return tracing() or self.device.type == "meta"
 
     def check_numbers(self) -> None:
+        # Raise a BackendError where the tensors have no numbers yet.
         if self.is_symbolic:
             rule = f"{self.description} is read outside of compiled programs, from tensors with numbers."
             found = f"a traced program, or tensors of {self.device}"
@@ -128,11 +129,13 @@ class SweptWeights(Weights):
             self.of_softmax("A.logits")
 
     def check_shares(self) -> None:
+        """Raise a ShapeError unless rows are shares of 1: no weight below 0, and a sum of at most 1."""
         if not self.are_shares:
             rule = "weights must be shares of a row: not negative, with a sum of at most 1."
             raise ShapeError(rule, self.description, "stats.RowMass(), stats.TopK(8)", A=f"shape {self.shape}")
 
     def check_statistics(self, statistics: Sequence[Statistic]) -> None:
+        """Raise an error, by its name, for a statistic of logits, or for one that needs other weights."""
         for statistic in statistics:
             with public(f"{type(statistic).__name__}()"):
                 if statistic.of_logits:
@@ -159,6 +162,7 @@ class SweptWeights(Weights):
 
     @public("A.sum()")
     def sums(self, *, over_keys: bool) -> Tensor:
+        # Sums of rows or columns are a product with ones.
         batch, heads, m, n = self.shape
         ones = torch.ones(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         whole = self.full_precision()
@@ -170,6 +174,7 @@ class SweptWeights(Weights):
 
     @public("A.collect()")
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        """Collect statistics: those that are products by a product, the others in one sweep over the tiles."""
         self.check_unchanged()
         self.check_numbers()
         self.check_statistics(statistics)
@@ -209,6 +214,7 @@ def is_sum(statistic: Statistic) -> bool:
 
 
 def _slice(places: range) -> slice:
+    """Return a range as a slice."""
     return slice(places.start, places.stop)
 
 
@@ -251,7 +257,10 @@ def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
 
 
 def _passed(weights: SweptWeights, statistics: Sequence[Statistic], sums: Any) -> list[Any] | None:
-    """Show the tiles to statistics, and to what adds them up; None where it cannot, as a weight is NaN or infinite."""
+    """Feed each tile to the statistics and to the kernel `sums`, in one pass.
+
+    None where a weight is NaN or infinite.
+    """
     outline = weights.outline
     carries = [statistic.start(outline) for statistic in statistics]
     whole_rows = any(statistic.whole_rows for statistic in statistics)
@@ -305,7 +314,7 @@ def _part(
     first: bool = True,
     last: bool = True,
 ) -> Part:
-    """Return the part of a tile whose weights are known."""
+    """Return the `Part` that statistics see of a tile whose weights are known."""
     if not weights.are_shares:
         return _SignedPart(weights.outline, at, block, lambda: cells, _no_lse, space, first, last)
     zero = empty_lse(at.shape[:3], at.device).zero_()
@@ -320,6 +329,7 @@ def _logs(weights: Tensor) -> Tensor:
 
 
 def _no_lse() -> NoReturn:
+    """Raise the error of a statistic that asks weights without a softmax for a log-sum-exp."""
     rule = "a log-sum-exp belongs to a softmax, and these weights are none."
     raise DtypeError(rule, "a statistic of log-weights", "part.weights, in the step of a statistic of yours")
 
@@ -330,23 +340,28 @@ class _SignedPart(Part):
 
     @cached_property
     def weights(self) -> Tensor:
+        """The weights, as they were given."""
         return self.score()
 
     @cached_property
     def shifted(self) -> Tensor:
+        """The weights, which order the keys in the place of logits."""
         return self.weights
 
     @cached_property
     def mass(self) -> Tensor:
+        """Sum of each row's weights in this part."""
         return self.weights.sum(dim=-1)
 
     @property
     def hidden(self) -> Tensor:
+        """True where the mask hides the key."""
         if self.allowed is None:
             return torch.zeros(self.shape, dtype=torch.bool, device=self.at.device)
         return ~self.allowed
 
     def as_weights(self, shifted: Tensor) -> Tensor:
+        """Return what `shifted` holds as weights: the same numbers, 0 for -inf."""
         return shifted.masked_fill(shifted == -torch.inf, 0.0)
 
 
@@ -357,6 +372,7 @@ class _Swept(torch.autograd.Function):
     def forward(
         ctx: Any, weights: SweptWeights, statistics: Sequence[Statistic], forms: list[Any], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
+        """Compute the statistics without a graph, and return the tensors of all results as a flat tuple."""
         results = _swept(weights, statistics)
         forms += results
         found = tensors_in(results)
@@ -373,6 +389,7 @@ class _Swept(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @public("backward of A.collect()")
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Turn the gradients in the results into one in each cell; autograd goes from the cells to the inputs."""
         weights: SweptWeights = ctx.weights
         weights.check_unchanged()
         found, inputs = ctx.saved_tensors[: len(slopes)], ctx.saved_tensors[len(slopes) :]
@@ -394,10 +411,10 @@ def _cell_gradient(
     total, rest = CellGradient(), list(slopes)
     for statistic, result in zip(statistics, results, strict=True):
         tensors = tensors_in(result)
-        own, rest = rest[: len(tensors)], rest[len(tensors) :]
-        if not statistic.differentiable or all(g is None for g in own):
+        slopes_of_result, rest = rest[: len(tensors)], rest[len(tensors) :]
+        if not statistic.differentiable or all(g is None for g in slopes_of_result):
             continue
-        filled = [torch.zeros_like(t) if g is None else g for g, t in zip(own, tensors, strict=True)]
+        filled = [torch.zeros_like(t) if g is None else g for g, t in zip(slopes_of_result, tensors, strict=True)]
         found = statistic.gradient(weights.outline, rebuilt(result, list(filled)), result)
         if found is None or not statistic.describes("gradient") or _is_of_logits(found):
             found = _by_autograd(weights, statistic, filled)
@@ -442,7 +459,7 @@ def _is_of_logits(gradient: CellGradient) -> bool:
 
 
 def _slope(gradient: CellGradient, part: Part) -> Tensor:
-    """Return the gradient of a loss in the weights of a part."""
+    """Evaluate the terms of a CellGradient on a part: the gradient of a loss in its weights."""
     at, weights = part.at, part.weights
     b, h, rows = at.place
     columns = _slice(at.columns)
@@ -523,6 +540,7 @@ class _Pooled(torch.autograd.Function):
     def forward(
         ctx: Any, weights: SweptWeights, dropout: Dropout | None, transposed: bool, v: Tensor, *inputs: Tensor
     ) -> Tensor:
+        """Compute the product tile by tile, without a graph."""
         ctx.weights, ctx.dropout, ctx.transposed = weights, dropout, transposed
         ctx.save_for_backward(v, *inputs)
         return _pooled(weights, v, dropout, transposed)
@@ -531,6 +549,7 @@ class _Pooled(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @public("backward of A @ v")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the tiles again with a graph; return the gradients in the values and in the inputs of the weights."""
         weights, dropout = ctx.weights, ctx.dropout
         weights.check_unchanged()
         v, *inputs = ctx.saved_tensors

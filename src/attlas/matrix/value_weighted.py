@@ -105,6 +105,7 @@ class KeyWeighted(Score):
         self.position_free = inner.position_free
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
+        """Let the inner score project the tokens; the last coordinate, the logarithm of the factor, is kept apart."""
         # The last coordinate is kept apart.
         queries, keys = self.inner.project(q[..., :-1], k[..., :-1])
         return (queries, q[..., -1:]), (keys, k[..., -1:])

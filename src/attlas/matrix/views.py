@@ -39,6 +39,7 @@ class _View(LazyTensor):
         return type(self)(self.matrix.detach())
 
     def __getitem__(self, key: Any) -> Any:
+        # A view of the part while rows and columns are not named, else cells.
         where = parse(key, self.matrix.axes, *self.shape[-2:])
         if where is None:
             return self.on_dense("__getitem__", key)
@@ -104,6 +105,7 @@ class TransposedMatrix(_View):
         return self.matrix.__matmul__(x) if x.ndim == 1 else self.matrix.__matmul__(x.mT).mT
 
     def __matmul__(self, x: Tensor | LazyTensor) -> Tensor:
+        # The product with a lazy matrix stays lazy where `chained` can make it so.
         if isinstance(x, LazyTensor):
             found: Any = algebra.chained(self, x)
             return self.matrix.full_precision().transposed_product(x.to_dense()) if found is NotImplemented else found
@@ -114,6 +116,7 @@ class TransposedMatrix(_View):
         return self.__matmul__(x)
 
     def _cells(self, part: Matrix, where: Where) -> Tensor:
+        """Read the cells with rows and columns exchanged, and transpose them."""
         cells = part.read(where._replace(rows=where.columns, columns=where.rows))
         # Where an index of pairs or an int has left one of the two axes, there is nothing to transpose.
         one_axis = where.pairs or isinstance(where.rows, int) or isinstance(where.columns, int)

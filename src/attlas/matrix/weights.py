@@ -71,7 +71,7 @@ class Weights(ABC):
     announced: tuple[Statistic, ...] = ()
 
     def check_shares(self) -> None:
-        """Raise a ShapeError where the weights of a row are no shares of one: those are times the norms of values."""
+        """Raise a ShapeError unless rows are shares of 1: weights times the norms of values are not."""
         if not self.are_shares:
             found = "value-weighted weights, whose rows do not sum to 1"
             fix = "ask the matrix without norms, Entry.matrix; or stats.RowMass(), stats.Coverage() of this one."
@@ -85,7 +85,7 @@ class Weights(ABC):
                     self.check_shares()
 
     def has(self, statistic: Statistic) -> bool:
-        """Return whether these weights have a statistic: an entropy, for example, is that of shares of a row."""
+        """Return whether these weights have a statistic: an entropy, for example, needs rows that are shares of 1."""
         try:
             self.check_statistics([statistic])
         except AttlasError:

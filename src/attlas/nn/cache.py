@@ -193,7 +193,7 @@ _FORMAT = "attlas.nn.KVCache 1"
 
 
 class _Layer:
-    """Room for the tokens of one layer: slots before `stop` hold the tokens from position `base` on."""
+    """Room for the tokens of one layer: slot s, below `stop`, holds the token at position ``base + s``."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int, window: int | None) -> None:
         self.window = window
@@ -207,7 +207,7 @@ class _Layer:
         return self.base + self.stop
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the m tokens of a step, and return all that its queries may see."""
+        """Store the m tokens of a step, and return the keys and values that its queries may see."""
         m = keys.shape[2]
         self._check(keys, values)
         if torch.is_grad_enabled() and (keys.requires_grad or self.keys.requires_grad or values.requires_grad):
@@ -223,7 +223,10 @@ class _Layer:
         return self.tokens(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
-        """Raise an error unless new keys and values fit those that are stored in all but their number."""
+        """Raise a ShapeError unless new keys and values continue those stored.
+
+        Same batch, heads, size, dtype, device.
+        """
         for name, new, old in (("keys", keys, self.keys), ("values", values, self.values)):
             same = new.ndim == 4 and new.shape[:2] == old.shape[:2] and new.shape[3] == old.shape[3]
             if same and new.dtype is old.dtype and new.device == old.device and keys.shape[2] == values.shape[2]:
@@ -258,7 +261,7 @@ class _Layer:
         self.base, self.stop = self.base + first, kept
 
     def tokens(self, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Return views of the keys and values from slot `first` on."""
+        """Return the stored keys and values from slot `first` on, as views."""
         return self.keys[:, :, first : self.stop], self.values[:, :, first : self.stop]
 
     def reorder(self, index: Tensor) -> None:
@@ -276,7 +279,7 @@ class _Layer:
         self.keys, self.values = reordered(self.keys), reordered(self.values)
 
     def crop(self, length: int) -> None:
-        """Forget all tokens but the first `length`."""
+        """Drop all tokens but the first `length` of the text."""
         first = 0 if self.window is None else max(0, length - (self.window - 1))
         if first < self.base:
             found = f"token {first} is needed, the first one kept is {self.base}"

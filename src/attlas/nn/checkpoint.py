@@ -94,6 +94,7 @@ def fill(model: nn.Module, found: Mapping[str, Tensor], folder: Path, *, tied: b
     CheckpointError
         If a name is missing or not known, or a shape is another.
     """
+    # Names of Hugging Face's files may begin with "transformer.", and old files hold buffers too.
     state = {name.removeprefix("transformer."): t for name, t in found.items()}
     state = {name: t for name, t in state.items() if not _BUFFERS.fullmatch(name)}
     if tied and "lm_head.weight" in state:
@@ -119,7 +120,10 @@ def write(folder: Path, settings: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _json(folder: Path, path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty for any other value; raise an error if it cannot be read."""
+    """Return the object that a JSON file holds, {} where it holds another value.
+
+    Raise a CheckpointError if unreadable.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -139,4 +143,5 @@ def _tensors(folder: Path, path: Path, device: str) -> dict[str, Tensor]:
 
 
 def _error(folder: Path, rule: str, found: str, fix: str) -> CheckpointError:
+    """Return an error about a folder of weights."""
     return CheckpointError(rule, found, fix, folder=str(folder), where=_WHERE)

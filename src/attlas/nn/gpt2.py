@@ -62,6 +62,8 @@ class GPT2Output(NamedTuple):
 
 
 class _MLP(nn.Module):
+    """The two layers of a block's feed-forward network, and the activation between them."""
+
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         inner = config.n_inner or 4 * config.n_embd
@@ -76,6 +78,8 @@ class _MLP(nn.Module):
 
 
 class _Block(nn.Module):
+    """One block: self-attention, cross-attention where the model has it, feed-forward; each behind a norm."""
+
     def __init__(self, config: GPT2Config, layer_idx: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
@@ -89,6 +93,7 @@ class _Block(nn.Module):
     def forward(
         self, x: Tensor, cache: KVCache | None, mask: Mask | None, encoded: Tensor | None, encoded_mask: Tensor | None
     ) -> tuple[Tensor, AttentionMatrix | None, AttentionMatrix | None]:
+        """Return the hidden states, and the weights of self-attention and of cross-attention."""
         attended, weights = self.attn(self.ln_1(x), cache, mask)
         x, cross = x + attended, None
         if encoded is not None:
@@ -162,6 +167,7 @@ class GPT2(nn.Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
+        """Draw the weights as GPT-2 does: normal, smaller for the layers that add to the residual stream."""
         std = self.config.initializer_range
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):  # two in each block add to the residual stream
@@ -228,7 +234,10 @@ class GPT2(nn.Module):
         return GPT2Output(logits, loss, tuple(weights), () if encoder_hidden_states is None else tuple(cross))
 
     def _mask(self, padding: Tensor | None, m: int, cache: KVCache | None) -> Mask | None:
-        """Return the mask that all blocks share, of m new tokens over those in the cache and themselves."""
+        """Return the mask that all blocks share, for m new tokens after those in the cache.
+
+        `padding` is 0 where a token is padding.
+        """
         if padding is None or (not tracing() and bool((padding != 0).all())):
             return causal_mask(m, None, cache)
         n = m if cache is None else cache.get_seq_length() + m
@@ -237,6 +246,7 @@ class GPT2(nn.Module):
         return causal_mask(m, mask_of_keys(padding, n, cache), cache)
 
     def _check_length(self, length: int) -> None:
+        """Raise a ShapeError where a text has more tokens than the model has positions."""
         if length > self.config.n_positions:
             rule = "a text must not be longer than the places that the model knows."
             fix = f"input_ids[:, -{self.config.n_positions}:], or fewer new tokens."
@@ -369,6 +379,7 @@ class GPT2(nn.Module):
 
 
 def _check_ids(input_ids: Tensor) -> None:
+    """Raise a ShapeError unless token ids have the shape (batch, tokens)."""
     if input_ids.ndim != 2:
         rule = "input_ids must have the shape (batch, tokens)."
         raise ShapeError(rule, f"{input_ids.ndim} axes", "input_ids[None]", input_ids=input_ids, where="GPT2()")
@@ -377,7 +388,7 @@ def _check_ids(input_ids: Tensor) -> None:
 def _choose(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Return a token for each row of logits, the likeliest at temperature 0, else one drawn; shape (batch,)."""
+    """Return a token for each row of logits, shape (batch,): the likeliest at temperature 0, else one that is drawn."""
     if temperature == 0.0:
         return logits.argmax(dim=-1)
     logits = logits.float() / temperature
@@ -393,6 +404,6 @@ def _choose(
 
 
 def _check(name: str, value: float | None, fine: bool, rule: str, fix: str) -> None:
-    """Raise an error that quotes the rule of an argument unless its value is `fine`."""
+    """Raise a ShapeError with the rule of an argument, unless `fine`."""
     if not fine:
         raise ShapeError(f"{name} must be {rule}.", f"{name} = {value!r}", fix, where="generate()")

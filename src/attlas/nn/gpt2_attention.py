@@ -184,12 +184,12 @@ class GPT2Attention(nn.Module):
         return out, returned_weights(matrix)
 
     def _heads(self, t: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Take apart what was projected at once: `parts` tensors of shape (batch, heads, tokens, head_dim)."""
+        """Split what was projected at once into `parts` tensors of shape (batch, heads, tokens, head_dim)."""
         whole = t.view(*t.shape[:2], parts, self.num_heads, self.head_dim)
         return whole.permute(2, 0, 3, 1, 4).unbind(0)
 
     def _encoded(self, states: Tensor, cache: KVCache | Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values of an encoder's tokens; a cache keeps them after the first step."""
+        """Return keys and values of an encoder's tokens; made at the first step where a cache keeps them."""
 
         def make() -> tuple[Tensor, Tensor]:
             k, v = self._heads(self.c_attn(states), 2)
@@ -208,7 +208,7 @@ def causal_mask(m: int, padding: Mask | None = None, cache: KVCache | Any = None
 
 
 def mask_of_keys(mask: Tensor | Mask | None, n: int, cache: KVCache | Any = None) -> Mask | None:
-    """Return a mask over n keys; a tensor of two axes has 0 for padding, over all tokens that were read."""
+    """Return an `attention_mask` as a Mask over n keys; a tensor of two axes is 0 where a token is padding."""
     if mask is None or isinstance(mask, Mask):
         return mask
     if mask.ndim != 2:

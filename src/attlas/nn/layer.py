@@ -51,6 +51,7 @@ class ValidLengths(RunPerRow):
         super().__init__(torch.zeros_like(stop), stop)
 
     def coverage(self, at: Tile) -> BlockState:
+        # Compares the columns with the shortest and the longest length.
         if at.column_index is not None or not len(at.columns):
             return BlockState.PARTIAL
         least, most = self._ends
@@ -179,7 +180,7 @@ def returned_weights(matrix: AttentionMatrix) -> AttentionMatrix | None:
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:
-    """Return numbers that change with every change of a parameter in place."""
+    """Return how often each parameter was changed in place: equal only if none has changed since."""
     if torch.compiler.is_compiling():
         return ()
     return tuple(changes(p) for p in layer.parameters())

@@ -55,10 +55,11 @@ class _TransportLayer(nn.Module):
         return {**self.__dict__, "_kept": None}
 
     def _factor(self, queries: Tensor) -> float:
+        """Return the factor of ``q · k``: `scale`, or 1 / sqrt(d)."""
         return queries.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def _keep(self, weights: AttentionMatrix, factor: Tensor | None = None) -> None:
-        """Keep the weights of a call, times a factor of each row."""
+        """Keep the weights of a call for `weights`, each row times a factor."""
         if tracing():  # what torch records or transforms are stand-ins, which mean nothing after the call
             self._kept = None
             return
@@ -256,6 +257,6 @@ class GatedDelta(_TransportLayer):
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return vectors divided by their norms, float32 of 16 bits."""
+    """Return vectors of norm 1; those of 16 bits become float32."""
     x = x.float() if x.dtype.itemsize < 4 else x
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -125,6 +125,7 @@ class MultiHeadAttention(nn.Module):
         self._qkv_same_embed_dim = self.kdim == embed_dim and self.vdim == embed_dim
 
         def empty(*shape: int) -> nn.Parameter:
+            """Return a parameter with no values yet."""
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         width = self.num_kv_heads * self.head_dim
@@ -221,7 +222,10 @@ class MultiHeadAttention(nn.Module):
         return out, HeadMean(returned) if average_attn_weights else returned
 
     def _project(self, tokens: list[Tensor], *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of shape (batch, heads, tokens, head_dim)."""
+        """Check the tokens and project them to q, k and v, shape (batch, heads, tokens, head_dim).
+
+        `shared` says that all three are one tensor, projected by one product.
+        """
         width = self.num_kv_heads * self.head_dim
         sizes = [self.embed_dim, width, width]
         wanted = (self.embed_dim, self.kdim, self.vdim)
@@ -251,7 +255,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, v
 
     def _appended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values with the learned one and the one of zeros at their end."""
+        """Append to keys and values the learned token (`add_bias_kv`) and the one of zeros (`add_zero_attn`)."""
         ends: list[tuple[Tensor, Tensor]] = []
         shape = (k.shape[0], self.num_kv_heads, 1, self.head_dim)
         if self.bias_k is not None and self.bias_v is not None:
@@ -273,7 +277,10 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool,
         cache: KVCache | None,
     ) -> Mask | None:
-        """Return which pairs are seen: of `real` keys as the masks say, of the `extra` ones that are appended all."""
+        """Return the mask of all keys.
+
+        The first `real` ones as the arguments say, the `extra` appended ones always seen.
+        """
         m = q.shape[2]
         parts: list[Mask] = []
         if isinstance(given, Mask):
@@ -326,6 +333,7 @@ class _WithAppended(Mask):
         return allowed
 
     def coverage(self, at: Tile) -> BlockState:
+        # A tile that has an appended key is not all the inner mask's.
         if at.column_index is not None or at.columns.stop > self.n:
             return BlockState.PARTIAL
         return self.tokens.coverage(replace(at, n=self.n))
@@ -338,7 +346,7 @@ class _WithAppended(Mask):
 
 
 def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
-    """Return a mask of `real` keys as one of `extra` more, which every query sees."""
+    """Extend a mask of `real` keys by `extra` keys that every query sees."""
     if not extra:
         return mask
     if mask.log_weights():
@@ -349,7 +357,10 @@ def _with_appended(mask: Mask, real: int, extra: int) -> Mask:
 
 
 def _from_torch(t: Tensor, extra: int) -> Mask:
-    """Return a mask of torch, where True is hidden or numbers are added, as one of attlas; `extra` keys are seen."""
+    """Return a mask tensor of torch as a Mask, with `extra` more keys that every query sees.
+
+    In torch's tensor True hides a pair; numbers are added to the logits.
+    """
     if t.is_floating_point():
         return from_tensor(functional.pad(t, (0, extra)) if extra else t)
     seen = ~t.bool()
@@ -357,7 +368,7 @@ def _from_torch(t: Tensor, extra: int) -> Mask:
 
 
 def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    """Raise an error unless heads of equal size divide the embedding, and key heads serve equal numbers of heads."""
+    """Raise a ShapeError unless num_heads divides embed_dim, and num_kv_heads divides num_heads."""
     whole = all(isinstance(n, int) and n > 0 for n in (embed_dim, num_heads, num_kv_heads))
     if whole and embed_dim % num_heads == 0 and num_heads % num_kv_heads == 0:
         return

@@ -85,7 +85,7 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _callers(kinds: Iterable[type[nn.Module]], functions: Iterable[Place]) -> set[type[nn.Module]]:
-    """Return the classes of modules that call a function of a file by its name, or have the method of a class."""
+    """Return the classes of modules whose code names a function, or that inherit the class of a method."""
     found = set()
     for owner, name in functions:
         if isinstance(owner, type):
@@ -175,6 +175,7 @@ class ModelAttentions:
         }
 
     def _is_linear(self, path: str) -> bool:
+        """Return whether the module at a path is a layer of linear attention that is recorded."""
         return type(self._by_path[path]) in self._linear
 
     def _share_layers(self, some: Sequence[str], others: Sequence[str]) -> bool:
@@ -291,11 +292,14 @@ class ModelAttentions:
         return self.sites[f"{path}#{number}" if number else path]
 
     def candidates(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that are attentions by their code, or whose class is named like one."""
+        """Return the modules that attend by their code, or whose class is named like an attention, with their paths."""
         return [(p, m) for p, m in self._modules if type(m) in self._known or type(m) in self._named]
 
     def watched(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that may attend: with `attlas.attention`, any but those of torch and scores."""
+        """Return the modules that may attend, with their paths.
+
+        With `attlas.attention`, any but those of torch and scores.
+        """
         known = dict(self.candidates())
         return [
             (path, module)

@@ -90,18 +90,18 @@ class ModelFollower(Listener):
         self._stack = stack.pop_all()
 
     def _handlers(self) -> dict[str, Handler]:
-        """Return the handlers of further hooks."""
+        """Return, by name, handlers of hooks that a subclass adds; none here."""
         return {}
 
     def _add_hooks(self, hooks: Hooks) -> None:
-        """Add further hooks."""
+        """Add the hooks of a subclass to the model; none here."""
 
     def running(self, module: nn.Module | None = None) -> ModuleCall | None:
         """Return the innermost call of a module that runs; by default, of any module of the model."""
         return self._passes.running(module)
 
     def _calling(self) -> nn.Module | None:
-        """Return the module whose call of torch's function is heard; None where calls are not."""
+        """Return the running module if calls of torch's attention function are followed now; else None."""
         heard = is_recording(self) and (self._patch or is_answering())
         return self._passes.innermost if heard else None
 
@@ -132,11 +132,11 @@ class ModelFollower(Listener):
             warnings.warn(self._warning(), stacklevel=3)
 
     def _warning(self) -> Warning:
-        """Return the warning of attentions that were not heard."""
+        """Return the warning of attentions that ran and could not be followed."""
         return errors.some_unrecorded(self._unrecorded, self.where, patched=self._patch, lazy=self.is_lazy)
 
     def _check_recorded(self) -> None:
-        """Raise an error where no attention of the model was heard."""
+        """Raise an error where no attention of the model could be followed."""
         if not self._recorded:
             raise errors.no_attention(
                 self._model,
@@ -150,7 +150,7 @@ class ModelFollower(Listener):
 
     @property
     def _heard(self) -> list[AttentionSite]:
-        """The attentions that were heard."""
+        """The attentions whose matrix this follower got so far."""
         return [*(self._attentions.sites[path] for path in self._matched), *self._reused_sites]
 
     # ------------------------------------------------------------------------------------------------- passes

@@ -43,7 +43,7 @@ class GateRecorder:
                 self.modules.append(module)
 
     def hear(self, module: nn.Module, x: Tensor) -> None:
-        """Keep what a projection is called with, shape (batch, m, heads * e)."""
+        """Keep a copy of the input of an output projection, shape (batch, m, heads * e)."""
         x = x.detach()
         x = x.clone() if self._device is None else x.to(self._device, copy=True)
         self._inputs.setdefault(self._paths[id(module)], []).append(x)
@@ -72,7 +72,10 @@ class GateRecorder:
 
 
 def _gates(x: Tensor, out: Tensor) -> Tensor:
-    """Return the factor of each row and head, shape (batch, heads, m); NaN for all where it is not one factor."""
+    """Return the gate of each row and head, ``x = gate * out``, shape (batch, heads, m).
+
+    NaN where it is not one factor.
+    """
     tolerance = _TOLERANCE[x.dtype.itemsize]
     x, out = x.float(), out.float()
     size = out.square().sum(-1)

@@ -239,7 +239,11 @@ def _pooled_at(
     first_query: int | None = None,
     first_key: int | None = None,
 ) -> tuple[Tensor, AttentionMatrix]:
-    """Pool values of shape (batch, value heads, n, e) with a matrix of four axes, whose place in modules is known."""
+    """Pool values with one attention: ask the interventions, multiply, and tell the recordings.
+
+    The matrix has four axes, and values the shape (batch, value heads, n, e); `places` says which attention of which
+    modules it is.
+    """
     change = Change(matrix, pool, lambda A: A)
     changers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Changer)]
     for place in places:
@@ -261,7 +265,10 @@ def _pooled_at(
 
 
 def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) -> Tensor:
-    """Return ``A @ v`` as interventions change it, as an attention of the module that runs; see `observers.product`."""
+    """Compute ``A @ v`` as an attention of the running module, with its interventions, and tell the recordings.
+
+    It stands in for `observers.product` while there is a recording.
+    """
     calls = [] if observers.is_unheard() or not matrix.weights.are_shares else _running()
     if not calls:
         if _active_changers and not observers.is_unheard():
@@ -287,7 +294,7 @@ def four_axes(matrix: AttentionMatrix) -> AttentionMatrix:
 
 
 def has_four_axes(matrix: AttentionMatrix) -> bool:
-    """Return whether the axes that users see are (batch, heads, m, n)."""
+    """Return whether the axes that users see are those of the weights: (batch, heads, m, n)."""
     shape = matrix.shape
     return len(shape) == 4 and shape[:2] == matrix.weights.shape[:2]
 
@@ -299,7 +306,7 @@ def _is_a(listener: type, protocol: type) -> bool:
 
 
 def _running(module: nn.Module | None = None) -> list[ModuleCall]:
-    """Return the innermost calls of all models that are followed, or those of one module; each module once."""
+    """Return the running calls of the innermost modules of all followed models, or those of one module; each once."""
     calls: dict[int, ModuleCall] = {}
     for listener in _listeners.get():
         if not _is_a(type(listener), Follower):
@@ -311,7 +318,7 @@ def _running(module: nn.Module | None = None) -> list[ModuleCall]:
 
 
 def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
-    """Return which attention of a module a matrix is that is passed on for it."""
+    """Return which attention a matrix is that a module passes on by itself, with `offer` or `pooled`."""
     calls = _running(module)
     place = calls[0].place(matrix, offered=True) if calls else Place(module)
     for call in _running():  # a part of the module may be named in its place
@@ -330,7 +337,7 @@ def _refuse_recomputation() -> None:
 
 @without_autocast
 def _tell(call: AttentionCall, *, changers: bool = True) -> None:
-    """Call every listener in this thread, or all but interventions."""
+    """Call every listener in this thread with an attention; without `changers`, all but interventions."""
     with observers.unheard():
         for listener in _listeners.get():
             if changers or not _is_a(type(listener), Changer):

@@ -76,7 +76,10 @@ def number_layers(paths: Sequence[str], lists: Mapping[str, nn.Module]) -> Layer
 
 
 def places(path: str, lists: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
-    """Yield the lists on a path and the places in them, the outermost first."""
+    """Yield each list of layers that a path leads through, and the index of the path's element in it.
+
+    Outermost first.
+    """
     parts = path.partition("#")[0].split(".")  # the number of an attention within its module is no part of its place
     for depth, part in enumerate(parts):
         name = ".".join(parts[:depth])

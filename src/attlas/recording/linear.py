@@ -108,7 +108,7 @@ _changers: list[ChangeOutput] = []
 
 
 def _told(original: Any, reader: Reader) -> Any:
-    """Return a function that computes what the original does, tells of it, and gives the output as it is changed."""
+    """Return a function that does what the original does, reports each call, and lets interventions change it."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         if in_backward() and not _changers:
@@ -145,7 +145,7 @@ def _told(original: Any, reader: Reader) -> Any:
 
 
 def _changed_result(result: Any, reader: Reader, read: Callable[[], LinearCall]) -> Any:
-    """Return the result of a call with its output as it is changed."""
+    """Return the result of a call with interventions applied to its output."""
     if not _changers:
         return result
     out, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
@@ -158,7 +158,7 @@ def _changed_result(result: Any, reader: Reader, read: Callable[[], LinearCall])
 
 @contextmanager
 def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> Iterator[None]:
-    """Hear what modules of a layer compute in a call, and change what its norm gets, while a ``with`` block runs."""
+    """Add hooks to modules of a layer, for one call: keep the projection's output, and change the norm's input."""
     if not reader.projection:
         yield
         return
@@ -170,6 +170,7 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
             given["heard"] = output
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Pass the heads' output, the norm's input, through the interventions that run; a forward pre-hook."""
         if threading.get_ident() != thread or not _changers:
             return None
 
@@ -202,4 +203,5 @@ def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 @cache
 def _signature(function: Any) -> inspect.Signature:
+    """Return the signature of a function; cached, since it is asked for at each call."""
     return inspect.signature(inspect.unwrap(function))

@@ -65,6 +65,7 @@ def _is_empty(state: Tensor | None) -> bool:
 
 
 def _unit(t: Tensor) -> Tensor:
+    """Return vectors divided by their Euclidean norm."""
     return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _EPSILON)
 
 
@@ -101,6 +102,7 @@ def _scan_step(given: dict[str, Any], result: Any, before: Tensor | None) -> Lin
 
 
 def _widths(dt: Tensor, given: dict[str, Any]) -> Tensor:
+    """Return the step widths dt of a call: its bias added, and softplus applied, if it has them."""
     bias = given.get("dt_bias")
     dt = dt if bias is None else dt + bias
     return functional.softplus(dt) if given.get("dt_softplus") else dt
@@ -118,6 +120,7 @@ def _of_scan(
     *,
     begins: bool,
 ) -> LinearCall:
+    """Return a call of Mamba-2 from its tensors, with tokens on the third axis."""
     tokens = {"q": C, "k": B, "decay": dt * A.reshape(-1, 1), "write": dt}
     if D is not None:
         tokens["diagonal"] = D
@@ -136,6 +139,7 @@ def _lightning(given: dict[str, Any], result: Any, before: Tensor | None) -> Lin
 
 
 def _lightning_state(given: dict[str, Any]) -> Tensor | None:
+    """Return the state in the cache of the layer before the call; None without a cache."""
     cache = given.get("past_key_values")
     return None if cache is None else cache.get_linear_cache(given["self"].layer_idx)
 
@@ -182,6 +186,7 @@ def _of_channels(
     bias, softplus = given.get(f"{name}_bias"), given.get(f"{name}_softplus")
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
+        """Return the tokens of some channels, as arguments of `transport`."""
         widths = dt[:, channels]
         widths = widths if bias is None else widths + bias[channels].to(widths.dtype).unsqueeze(-1)
         widths = functional.softplus(widths) if softplus else widths
@@ -199,6 +204,7 @@ def _rnn_scan(given: dict[str, Any], result: Any, before: Tensor | None) -> Line
     begins = _is_empty(before) or bool(reset[:, 0].all())
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
+        """Return the tokens of some channels, as arguments of `transport`."""
         decay = gates[..., channels].float().log().mT.unsqueeze(-1)
         one = torch.ones_like(decay[:, :1])
         return {"q": one, "k": one, "decay": decay}
@@ -212,6 +218,7 @@ def _wkv(given: dict[str, Any], result: Any, before: Tensor | None) -> LinearCal
     begins = before is None or not bool(before[1].any())  # the denominator
 
     def choose(channels: Tensor) -> dict[str, Tensor]:
+        """Return keys, decays and bonuses of some channels, as arguments of `_wkv_matrix`."""
         rates, bonus = (given[name][channels].float() for name in ("time_decay", "time_first"))
         return {"k": key[..., channels].mT.unsqueeze(-1).float(), "slopes": rates.exp(), "bonus": bonus}
 

@@ -98,7 +98,7 @@ class LinearRecorder:
         return 0 if sequence is None else sequence.number
 
     def _channels_of(self, site: AttentionSite, call: LinearCall, number: int) -> list[int] | None:
-        """Return the chosen channels that a call computes; None where it has heads."""
+        """Return the chosen channels that a call computes; None for a layer with heads in the place of channels."""
         if call.channels is None:
             return None
         first, stop = number * call.channels, (number + 1) * call.channels

@@ -99,7 +99,7 @@ class LinearSequence:
         self.channels = tuple(channel for part in parts for channel in part.channels or ())
 
     def _joined(self) -> dict[str, Tensor]:
-        """Return the tokens of all calls."""
+        """Return the tokens of all calls so far by name, each as one tensor."""
         return {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2) for name, pieces in self._pieces.items()}
 
     def matrix(self) -> AttentionMatrix:
@@ -156,7 +156,7 @@ def _of_heads(parts: Sequence[Tensor], heads: Sequence[int]) -> Tensor | None:
 
 
 def _results(matrix: AttentionMatrix, statistics: Sequence[Statistic]) -> dict[str, Any]:
-    """Return the statistics that such a matrix has, by name: an entropy is none of them."""
+    """Return the results of those statistics that weights of linear attention have, by name; they have no entropy."""
     pairs = zip(statistic_names(statistics), statistics, strict=True)
     own = {name: statistic for name, statistic in pairs if matrix.weights.has(statistic)}
     return dict(zip(own, matrix.collect(*own.values()), strict=True)) if own else {}

@@ -71,6 +71,6 @@ class ModuleCall:
         return self.remember(matrix, Place(self.module, number))
 
     def remember(self, matrix: AttentionMatrix, place: Place) -> Place:
-        """Note which attention a matrix is that was passed on for another module."""
+        """Remember which attention a matrix belongs to, so that `place` finds it again; return that place."""
         self._heard.append((weakref.ref(matrix), place))
         return place

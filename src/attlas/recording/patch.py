@@ -68,7 +68,7 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Let calls of torch's function be heard and return zeros, for the time of a ``with`` block in this thread."""
+    """Record calls of torch's attention function in this thread without computing them: they return zeros."""
     token = _listens.set(True)
     try:
         yield
@@ -78,7 +78,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def shown_matrices() -> Iterator[list[AttentionMatrix]]:
-    """Collect the matrices of calls that interventions change, for the time of a ``with`` block in this thread."""
+    """Collect the matrices of calls of torch's functions that interventions change, for a block in this thread."""
     found: list[AttentionMatrix] = []
     token = _shown.set(found)
     try:
@@ -149,7 +149,7 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
 
 
 def answered(ask: Callable[[bool], Any], *, average: bool, batched: bool) -> tuple[Tensor, Tensor]:
-    """Return output and weights of a function of torch that is asked for its weights, and offer its matrix.
+    """Return what a function of torch returns when asked for weights, and offer its matrix to recordings.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def _modules() -> list[nn.Module]:
 
 
 def _offer_to_finders(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> None:
-    """Offer the matrix of one call of torch's function to the recordings of the running modules."""
+    """Offer the matrix of one call of torch's function to recordings, for each module that `_finders` say runs."""
     values = _tokens(cast(value), _leading(query, key, options[-1]), options[-1])
     for module in _modules():
         offer(module, matrix_of(query, key, *options), values=values)

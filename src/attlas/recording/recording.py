@@ -316,6 +316,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._sequences = RecordedSequences(self.atlas.entries, copies)
 
     def __enter__(self) -> Atlas:
+        # Open all that the settings ask for, and follow the model; if one fails, the others are closed.
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
         self._enter_once("a recording", fix)
         with ExitStack() as stack:
@@ -343,11 +344,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         return {"begin encoder": self._begin_encoder, "end encoder": self._end_encoder, "gate": self._hear_gate}
 
     def _hear_gate(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Keep what an output projection is called with."""
+        """Keep the input of an output projection, from which gates are measured."""
         if self._gates is not None and args and is_recording(self) and not in_backward():
             self._gates.hear(module, args[0])
 
     def _add_hooks(self, hooks: Hooks) -> None:
+        # Of gates, and of an encoder.
         if self._gates is not None:
             hooks.add(self._gates.modules, "gate", "before")
         if self._encoder is not None:
@@ -548,7 +550,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         sequence.add(call, mask.bool() if mask is not None and fits else None)
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
-        """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
+        """Return `heads_here` of a call; cached, since it looks through the parameters of the layer."""
         weights = call.matrix.weights
         key = (site.path, weights.shape[1], weights.key_heads, weights.queries.shape[-1])
         if key not in self._known_heads:

@@ -155,7 +155,10 @@ def _counts(attentions: ModelAttentions, sites: Iterable[AttentionSite]) -> dict
 
 
 def _numbers(sites: Iterable[AttentionSite], counts: dict[str, int]) -> str:
-    """Word the layers of each kind: "self.0 to self.3", or "self.3, self.7 of 8 layers" where some do not attend."""
+    """Return the layers of each kind in words.
+
+    "self.0 to self.3", or "self.3, self.7 of 8 layers" where some do not attend.
+    """
     words = []
     for name, count in counts.items():
         own = sorted({site.layer for site in sites if site.kind == name})

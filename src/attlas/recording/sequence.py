@@ -54,7 +54,7 @@ class RetentionPolicy:
     copies: HostCopies | None = None
 
     def growing(self, count: int = 1) -> list[GrowingTensor]:
-        """Return tensors with an axis of tokens, the third, that will be stored."""
+        """Return `count` tensors that grow along their axis of tokens, the third, and are kept as the policy says."""
         keep = partial(detached_tensor, device=self.device, copies=self.copies)
         return [GrowingTensor(keep=keep, copies=self.copies) for _ in range(count)]
 
@@ -247,7 +247,10 @@ class RecordedSequence:
         self.next_query, self.key_stop = call.query_stop, max(call.key_stop, self.key_stop)
 
     def _lacks(self, part: AttentionMatrix) -> bool:
-        """Return whether numbers of some rows did not come with their output, or a device would have to be asked."""
+        """Return whether numbers of some rows are missing: those that did not come with their output.
+
+        On a GPU they count as missing, since the program would have to wait to know.
+        """
         return self.on_device or part.softmax_weights.known_lse is None
 
     def _collect(self, part: AttentionMatrix, n: int, column: int) -> None:
@@ -256,7 +259,7 @@ class RecordedSequence:
         self._statistics.add(part.collect(*statistics), part.weights.shape[2], n, column)
 
     def _compute_waiting(self, matrix: AttentionMatrix) -> None:
-        """Compute log-sum-exp and statistics of the rows that wait, given the matrix of all rows."""
+        """Compute the log-sum-exp and statistics that were put off, from the matrix of all rows."""
         rows = [range(self._computed, self.next_row - self.first_query)]
         if isinstance(matrix.mask, Stacked):  # steps of different masks: each by its own
             rows = [block.rows for block in self.blocks if block.rows.start >= self._computed]
@@ -385,7 +388,10 @@ def _over_keys_in_use(part: AttentionMatrix, call: PositionedCall) -> AttentionM
 
 
 def _without_questions(part: AttentionMatrix) -> AttentionMatrix:
-    """Return the same matrix of a device, whose statistics are computed without a look at the sizes of its numbers."""
+    """Return the same matrix, set up so that a GPU is not waited for.
+
+    No logit counts as known to be finite or small.
+    """
     problem = copy.copy(part.problem)
     vars(problem).update(has_finite_logits=False, has_small_logits=False)
     weights = part.softmax_weights

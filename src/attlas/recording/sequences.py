@@ -157,14 +157,17 @@ class RecordedSequences:
                 self._write()
 
     def _write(self) -> None:
-        """Write what waits for the disk: the device is waited for."""
+        """Write the new texts that wait for the disk; the program waits for the device."""
         unwritten = self._take_unwritten()
         masks = answers_of([sequence.query_mask() for sequence in unwritten])
         for sequence, mask in zip(unwritten, masks, strict=True):
             sequence.to_entry(mask)
 
     def _take_unwritten(self) -> list[RecordedSequence]:
-        """Return what waits for the disk; its copies are complete when the device is asked the next time."""
+        """Return the new texts that wait for the disk, and forget them.
+
+        Their copies are complete after the next wait.
+        """
         unwritten, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
         if unwritten and self._copies is not None:
             self._copies.mark()

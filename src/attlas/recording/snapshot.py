@@ -184,7 +184,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
 
 
 def answers_later(t: Tensor) -> bool:
-    """Return whether the program waits for a number of a tensor."""
+    """Return whether a tensor is on a device that the program would have to wait for to read a number."""
     return t.device.type != "cpu"
 
 
@@ -207,7 +207,7 @@ def answers_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _holds_words(t: Tensor, size: int) -> bool:
-    """Return whether the numbers of a tensor can be read as words of `size` bytes without a copy."""
+    """Return whether a tensor can be viewed as whole numbers of `size` bytes without a copy."""
     own = t.element_size()
     if own >= size:
         return own == size

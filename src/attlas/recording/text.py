@@ -117,7 +117,7 @@ class RecordedText:
         return found if equal is False else torch.where(equal, own, found)
 
     def questions(self) -> list[Tensor]:
-        """Return what `end` must have on the CPU."""
+        """Return the tensors that `end` needs on the CPU, so that the caller copies all with one wait."""
         found = []
         for t in (self._new_ids, self._continued, self._is_known):
             if t is not None:
@@ -152,6 +152,6 @@ class RecordedText:
 
 
 def _numbers_of(keys: Tensor) -> Tensor:
-    """Return one whole number for each sequence of fingerprints, shape (batch,): equal for equal sequences."""
+    """Return a hash of each sequence of fingerprints, shape (batch,): equal for equal sequences."""
     odd = (2 * torch.arange(keys.shape[1], device=keys.device) + 1) * -7046029254386353131  # 2**64 by the golden ratio
     return ((keys ^ (keys >> 32)) * odd).sum(1)

@@ -103,6 +103,7 @@ class Hooks:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        # Remove all hooks, the last one first.
         for modules, key in reversed(self._added):
             remove_hooks(modules, key)
         self._added.clear()
@@ -150,7 +151,10 @@ def call(name: str, slot: int, handler: Handler, module: nn.Module, args: Any, r
 
 
 def _call_in_program(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
-    """Put the operator of a hook into the program that torch.compile traces; none into one of torch.export."""
+    """Put the operator `event` into the program that torch.compile traces, in the place of a hook.
+
+    None goes into a program of torch.export.
+    """
     number = number_of(module)
     if number is None or torch.compiler.is_exporting():
         return
@@ -181,7 +185,7 @@ def _hook(function: Callable[..., None]) -> Callable[..., None]:
 
 @torch.library.custom_op("attlas::event", mutates_args=("log",), tags=TAGS)
 def event(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
-    """Call the handler of a hook."""
+    """Call the handler of a hook, for the module that the tensor `module` stands for, when the program runs."""
     handlers, running = _handlers.get(slot), module_of(module)
     if handlers is not None and running is not None:
         handler = handlers.get(f"{name} in program", handlers[name])

@@ -56,7 +56,7 @@ def output_projection(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _some(t: Tensor, places: Sequence[int], axis: int) -> Tensor:
-    """Return some places along an axis; nobody waits until a device has their numbers."""
+    """Select some indices along an axis, without waiting for a device."""
     return t.index_select(axis, to_device(torch.tensor(places, device="cpu"), t.device))
 
 

@@ -115,6 +115,7 @@ class Additive(Score):
         return f"query_size={self.query_size}, key_size={self.key_size}, hidden_size={self.hidden_size}"
 
     def _name(self) -> str:
+        """Return the score as it is written, for errors."""
         return f"Additive({self.query_size}, {self.key_size}, {self.hidden_size})"
 
 
@@ -153,12 +154,12 @@ class _Units(torch.autograd.Function):
 
 
 def _definition(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    """Return the score of each pair by its formula, which holds all (rows, columns, hidden) numbers at once."""
+    """Return the score of each pair by the plain formula; holds all hidden units, (rows, columns, hidden), at once."""
     return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ w
 
 
 def _bands(q: Tensor, k: Tensor) -> list[range]:
-    """Return ranges of rows of `q`, so short that the hidden units of one range and all keys fit into a block."""
+    """Return ranges of rows of `q`, so short that one range's hidden units, for all keys, fit into a block."""
     block = _BLOCK.get(q.device.type, _BLOCK_ACCELERATOR)
     return list(cut(q.shape[-2], max(1, block // max(1, k.numel()))))
 

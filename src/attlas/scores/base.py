@@ -108,6 +108,7 @@ class Score(Stored, nn.Module):
     rounds_tokens: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Reset claims that a new `forward` may break, and check the type that `as_dot` returns.
         super().__init_subclass__(**kwargs)
         # A class that defines `forward` does not inherit these: they describe the formula of its parent.
         if "forward" in vars(cls):
@@ -238,10 +239,11 @@ class Score(Stored, nn.Module):
 
 
 def _checked_dot(as_dot: Callable[..., Any]) -> Callable[..., Dot | None]:
-    """Return an `as_dot` of the user's own that raises a DtypeError where it returns another type."""
+    """Wrap an `as_dot` that a user wrote, so that it raises a DtypeError where it returns anything but Dot or None."""
 
     @wraps(as_dot)
     def run(self: Score, *tokens: Any) -> Dot | None:
+        """Call it, and check what it returns."""
         dot = as_dot(self, *tokens)
         if dot is None or isinstance(dot, Dot):
             return dot
@@ -276,7 +278,10 @@ class Sum(Score):
         return self.left(q[0], k[0], at) + self.right(q[1], k[1], at)
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
-        """Return the sum of a dot product and a score of positions as that dot product with a bias; else None."""
+        """Return the dot product of one part with the other part as its bias.
+
+        None unless exactly one part is positional.
+        """
         if self.left.positional == self.right.positional:
             return None
         # `side` is the place of the dot product's tokens in the pairs that `project` has made.
@@ -294,7 +299,7 @@ class Sum(Score):
 
 
 class Derived(Score):
-    """A score computed from another one, `inner`, which projects and checks the tokens."""
+    """A score computed from another one, `inner`, whose tokens it uses as they are."""
 
     inner: Score
 
@@ -322,6 +327,7 @@ class Scaled(Derived):
         self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # A factor of 0 or below would turn -inf into NaN or inf.
         logits = self.inner(q, k, at)
         if self.finite or self.factor > 0.0:
             return logits * self.factor
@@ -413,9 +419,9 @@ class ScaledByTensor(Derived):
 
 
 def with_parameters(make: Callable[[], _Score], parameters: dict[str, Tensor]) -> _Score:
-    """Return the score that `make` makes, with these parameters.
+    """Return the score that `make` creates, with its parameters replaced by these.
 
-    It is made on the meta device, so that this takes no memory and draws no random number.
+    It is created on the meta device, so that this takes no memory and draws no random number.
     """
     with torch.device("meta"):
         score = make()
@@ -432,7 +438,7 @@ def check_same_size(name: str, q: Tensor, k: Tensor, fix: str) -> None:
 
 
 def check_sizes(name: str, q: Tensor, k: Tensor, sizes: tuple[int, int], fix: str) -> None:
-    """Raise a ShapeError where the last axes of queries and keys are not those that a score was made for."""
+    """Raise a ShapeError where the last axes of q and k differ from `sizes`, those that a score was made for."""
     if (q.shape[-1], k.shape[-1]) != sizes:
         rule = f"the last axes of q and k must be {sizes[0]} and {sizes[1]} when score is {name}."
         found = f"{q.shape[-1]} in q, {k.shape[-1]} in k"

@@ -65,7 +65,7 @@ class Bias:
         return self.distance, self.key, self.query
 
     def cells(self, at: Tile) -> Tensor:
-        """Return the log-weights of a tile of neighbouring rows and columns, broadcastable to its shape."""
+        """Return the sum of all terms for a tile of neighbouring rows and columns, broadcastable to its shape."""
         total = torch.zeros(1, 1, 1, 1, dtype=at.dtype, device=at.device)
         if self.cell is not None:
             total = total + self.cell.to(at.dtype) * self.factor
@@ -89,7 +89,7 @@ def added(a: Bias | None, b: Bias | None) -> Bias | None:
 
 
 def scaled(bias: Bias | None, factor: float | Tensor) -> Bias | None:
-    """Return a bias times `factor`, one number or one for each head of the tile; None where that has no such form.
+    """Return a bias times one number, or times one number for each head of the tile; None where that is impossible.
 
     A factor per head cannot scale `cell`, which may be the same for all heads and is multiplied by one number.
     """

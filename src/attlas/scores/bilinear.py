@@ -92,6 +92,7 @@ class Bilinear(Score):
         return torch.matmul(q * self.scale, k.mT)
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        # The tokens are projected already: one of them has the weight in it.
         return Dot(q, k, self.scale)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:

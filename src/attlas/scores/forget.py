@@ -113,6 +113,7 @@ class Forget(Score):
         return (queries.unsqueeze(-1) - keys.unsqueeze(-2)).to(at.dtype)
 
     def bias(self, at: Tile) -> Bias:
+        # ``c_i' - c_j`` is a term of the query plus a term of the key.
         queries, keys = self._sums(at)
         return Bias(key=-keys, query=queries)
 
@@ -135,7 +136,11 @@ class Forget(Score):
         return f"log_gate={tuple(self.log_gate.shape)}"
 
     def _sums(self, at: Tile) -> tuple[Tensor, Tensor]:
-        """Return c of the queries and of the keys of a tile: (batches or 1, heads or 1, rows) and (..., columns)."""
+        """Return the cumulative sums of log gates (`c` in the formula) at a tile's queries and at its keys.
+
+        Shapes (batches or 1, heads or 1, rows) and (batches or 1, heads or 1, columns).
+        """
+        # As (batch, heads, n), then the tile's batches and heads on its device.
         gates = self.log_gate[(None,) * (3 - self.log_gate.ndim)]
         gates = heads_of(to_device(gates, at.device, sum_dtype(at.device)), at)
         sums = functional.pad(gates.cumsum(-1), (1, 0))  # number p + 1 is that of place p
@@ -147,7 +152,10 @@ class Forget(Score):
 
 
 def _check_numbers(log_gate: Tensor) -> None:
-    """Raise a ShapeError where a log gate is not finite or above 0; not checked where a device would be waited for."""
+    """Raise a ShapeError where a log gate is above 0 or not finite.
+
+    Skipped where reading the numbers would wait for a device.
+    """
     if tracing() or transforming() or not holds_numbers(log_gate) or waits_for(log_gate.device):
         return
     t = log_gate.detach()

@@ -84,7 +84,10 @@ def _bands(q: Tensor, k: Tensor) -> list[range]:
 
 
 def _gap(q: Tensor, k: Tensor, scale: Tensor | None, rows: range, c: int) -> Tensor:
-    """Return coordinate `c` of some queries less that of all keys, times its scale, shape (..., rows, n)."""
+    """Return the differences ``scale_c (q_c - k_c)`` of a coordinate c, shape (..., rows, n).
+
+    `rows` are the queries that are taken; the keys are taken all.
+    """
     gap = q[..., c, rows.start : rows.stop].unsqueeze(-1) - k[..., c, :].unsqueeze(-2)
     return gap if scale is None else gap.mul_(scale[c])
 
@@ -112,7 +115,7 @@ def checked_bandwidth(bandwidth: object) -> Tensor:
 
 
 def _listed(numbers: Any) -> list[float]:
-    """Return a number, or a sequence of numbers, as a list."""
+    """Return a single number, or a sequence of numbers, as a list."""
     return list(numbers) if isinstance(numbers, Sequence) else [numbers]
 
 
@@ -170,6 +173,7 @@ class _Kernel(Score):
     def forward(self, q: Tokens, k: Tokens, at: Tile) -> Tensor:
         # Differences of the tokens as given are exact; those of scaled tokens, made in `project`, would have a
         # rounding error that grows with spread / bandwidth.
+        # 1 / bandwidth for each coordinate.
         scale = q.new_ones(q.shape[-1])  # type: ignore[union-attr]  # these tokens are one tensor
         scale = scale / self._unit(scale)
         if tracing():  # a program that torch records is made of torch's own operations
@@ -197,7 +201,7 @@ class _Kernel(Score):
         return f"bandwidth={shown}" + (", learn=True" if self.log_bandwidth is not None else "")
 
     def _unit(self, like: Tensor) -> Tensor:
-        """Return the bandwidth on the device and in the dtype of `like`, shape () or (d,)."""
+        """Return the bandwidth with the dtype and device of `like`, shape () or (d,)."""
         h = self.bandwidth
         return (
             self._copies.of(h, like.device, like.dtype) if h.ndim else h
@@ -297,13 +301,16 @@ class Gaussian(_Kernel):
 
 
 def _centre(k: Tensor) -> Tensor:
-    """Return the mean of the keys, shape (..., 1, d), without a graph, since no distance depends on it."""
+    """Return the mean of the keys, shape (..., 1, d).
+
+    Shifting q and k by it changes no distance, so it needs no gradient.
+    """
     centre = k.detach().mean(-2, keepdim=True)
     return torch.where(centre.isfinite(), centre, 0.0)  # a key that a mask hides may hold anything
 
 
 def _augmented(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens whose dot product is ``-½ ‖q - k‖²``."""
+    """Return tokens with two more coordinates, and some zeros, so that ``q · k = -½ ‖q - k‖²`` of those given."""
     q_half, k_half = q.square().sum(-1, keepdim=True) * -0.5, k.square().sum(-1, keepdim=True) * -0.5
     # Fused kernels want a size that is a multiple of 8; the zeros cost 2 %.
     pad = (0, -(q.shape[-1] + 2) % 8)

@@ -68,6 +68,7 @@ class PlacedScore(Score):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
+        # `row` and `column` are where the own matrix begins, `m` and `n` its sizes.
         m, n, row, column = (settings[name] for name in ("m", "n", "row", "column"))
         return cls(settings["inner"], range(row, row + m), range(column, column + n))
 
@@ -75,9 +76,11 @@ class PlacedScore(Score):
         return self.inner.project(q, k)
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        # `original_tile` is the same tile at the positions of the score's own matrix.
         return self.inner(q, k, original_tile(at, self.rows, self.columns))
 
     def as_dot(self, q: Any, k: Any) -> Dot | None:
+        # The dot product of tokens is the same anywhere; only a bias depends on positions.
         dot = self.inner.as_dot(q, k)
         if dot is None or dot.bias is None:
             return dot

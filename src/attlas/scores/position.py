@@ -88,11 +88,13 @@ class Alibi(Score):
             self.slopes = None
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # ``at.i + n - m`` is i', the key that query i is aligned with (the last query with the last key).
         slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
         distance = (at.i + (at.n - at.m) - at.j).abs().to(at.dtype)
         return distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1, 1)
 
     def bias(self, at: Tile) -> Bias:
+        # One number for each distance of the tile, not for each cell.
         slopes = _paper_slopes(int(at.head_ids.max()) + 1) if self.slopes is None else self.slopes
         distance = _offsets(at).abs().to(at.dtype)
         return Bias(distance=distance * -of_heads(slopes, at, at.dtype, self._copies).view(1, -1, 1))
@@ -220,6 +222,7 @@ class RelativeBias(Score):
         return first + torch.where(distance < exact, distance, wide)
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # Column h of the table, for the tile's heads: shape (heads, buckets).
         table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
         if at.scattered:
             return table[:, self.bucket(at.j - at.i - (at.n - at.m))].unsqueeze(0)
@@ -230,6 +233,7 @@ class RelativeBias(Score):
         return table[:, self.bucket(_offsets(at))].unfold(-1, len(at.columns), 1).flip(-2).unsqueeze(0)
 
     def bias(self, at: Tile) -> Bias:
+        # One number for each distance of the tile, not for each cell.
         table = of_heads(self.weight, at, at.dtype, self._copies, axis=1)
         return Bias(distance=table[:, self.bucket(_offsets(at))].unsqueeze(0))
 
@@ -304,6 +308,7 @@ class TensorBias(Score):
         return cls(nn.Parameter(settings["t"]) if settings["learn"] else settings["t"])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # A tensor of fewer than four axes broadcasts from the right.
         t = self._copies.for_tiles(self.t, at.device)
         return to_device(cells_of(t[(None,) * (4 - t.ndim)], at), at.device, at.dtype)
 
@@ -364,7 +369,7 @@ def heads_of(t: Tensor, at: Tile) -> Tensor:
 
 
 def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
-    """Return a part of one axis: a view for a span, a copy for an index of places; an axis of size 1 stays whole."""
+    """Return a part of one axis: a view for a range, a copy for an index tensor; an axis of size 1 stays as it is."""
     if t.shape[axis] == 1:
         return t
     if index is not None:
@@ -373,13 +378,19 @@ def _along(t: Tensor, axis: int, span: range, index: Tensor | None) -> Tensor:
 
 
 def _offsets(at: Tile) -> Tensor:
-    """Return j - i' for all distances of a tile of neighbouring rows and columns, the smallest first."""
+    """Return each distance ``j - i'`` that occurs in a tile of neighbouring rows and columns, in ascending order.
+
+    A query i is aligned with key ``i' = i + n - m``. There are rows + columns - 1 distances.
+    """
     first = at.columns.start - (at.rows.stop - 1) - (at.n - at.m)
     return torch.arange(first, first + max(len(at.rows) + len(at.columns) - 1, 0), device=at.device)
 
 
 def _paper_slopes(heads: int) -> Tensor:
-    """Return the slopes of the ALiBi paper for a number of heads, shape (heads,), float64; see `Alibi`, Notes."""
+    """Return the slopes of the ALiBi paper for so many heads, shape (heads,), float64.
+
+    A power of 2 gives a geometric sequence; other counts add every other slope of the doubled one. See `Alibi`, Notes.
+    """
     power = 1 << (heads.bit_length() - 1) if heads else 1
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (heads - power) + 1, 2)]

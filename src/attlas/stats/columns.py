@@ -30,13 +30,13 @@ def _zeros_for_columns(problem: Problem) -> Tensor:
 
 
 def _nothing_for_columns(problem: Problem) -> Tensor:
-    """Return a number below each weight: 0 where none is negative, so that a key that no query sees has 0."""
+    """Return what a running maximum of each column starts from: 0, or -inf for weights that may be negative."""
     zeros = _zeros_for_columns(problem)
     return zeros.fill_(-torch.inf) if problem.signed else zeros
 
 
 def _form_of_columns(problem: Problem, dtype: torch.dtype | None = None) -> TensorForm:
-    """Return the form of a result with one number for each key; by default in the dtype of the sums."""
+    """Return shape and dtype (`TensorForm`) of a result with one number for each key."""
     batch, heads, _, n = problem.shape
     return TensorForm((batch, heads, n), dtype or problem.dtype)
 
@@ -64,6 +64,7 @@ class _OfQueries(Statistic):
         self.axis = "columns" if rows is None else None
 
     def forms(self, problem: Problem) -> TensorForm:
+        """Return shape and dtype of the result: one number for each key."""
         return _form_of_columns(problem)
 
     @public()
@@ -215,6 +216,7 @@ class ColumnMax(_OfQueries):
     merge = keep_larger
 
     def start(self, problem: Problem) -> Tensor:
+        """Return the maxima before any part; also checks the window."""
         self.window(problem)
         return _nothing_for_columns(problem)
 

@@ -28,7 +28,10 @@ def interval_of(problem: Problem) -> tuple[Tensor, Tensor] | None:
 
 
 def _unknown(problem: Problem, *size: int) -> Tensor:
-    """Return counts of a mask that is not one run of keys per row: NaN, which no mean can hide."""
+    """Return counts that the mask does not tell, as it is not one run of keys per row.
+
+    All NaN, which no mean can hide.
+    """
     return torch.full((1, 1, *size), math.nan, dtype=problem.dtype, device=problem.device)
 
 

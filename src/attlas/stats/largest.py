@@ -117,6 +117,7 @@ class TopK(Statistic):
         return carry
 
     def merge(self, a: Any, b: Any) -> Any:
+        """Return the k largest weights of two parts of a row."""
         return _join(a, b, self.k)
 
     def finish(self, carry: Any) -> Any:
@@ -300,6 +301,7 @@ class TailMass(TopK):
         return super().start(problem), zeros_for_rows(problem)
 
     def step(self, carry: tuple[Largest, Tensor], part: Part, at: Tile) -> tuple[Largest, Tensor]:
+        """Add the mass of a part, and let `TopK` keep the largest weights."""
         top, mass = carry
         mass[at.place] += part.mass
         super().step(top, part, at)
@@ -309,6 +311,7 @@ class TailMass(TopK):
         return super().merge(a[0], b[0]), a[1] + b[1]
 
     def finish(self, carry: tuple[Largest, Tensor]) -> Tensor:
+        """Subtract the k largest weights from the mass of each row."""
         top, mass = carry
         return (mass - top.values.sum(dim=-1)).clamp_(min=0.0)
 

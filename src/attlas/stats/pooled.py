@@ -116,6 +116,7 @@ class Picture(Statistic):
         return a
 
     def finish(self, carry: _Blocks) -> Tensor:
+        """Divide sums by the allowed cells, for a mean; a block without allowed cells is NaN."""
         table = carry.table / carry.cells.clamp(min=1) if self.pool == "mean" else carry.table
         return table.masked_fill(carry.cells == 0, torch.nan)
 
@@ -129,6 +130,7 @@ class Picture(Statistic):
         return CellGradient(weights=(partial(spread_blocks, table, self.start(problem).bands),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
+        # What the kernels compute by themselves where the mask has one run of keys per row.
         if interval_of(problem) is None:
             return None
         blocks = self._edges(problem)
@@ -151,7 +153,7 @@ class Picture(Statistic):
 
 
 class _Blocks:
-    """Sum or maximum of each block, and the number of its allowed cells."""
+    """Running sum or maximum of each block of a picture, and the number of its allowed cells."""
 
     def __init__(self, rows: Bands, columns: Bands, problem: Problem) -> None:
         self.bands = rows, columns

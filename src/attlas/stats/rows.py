@@ -30,7 +30,7 @@ def zeros_for_rows(problem: Problem) -> Tensor:
 
 
 def form_of_rows(problem: Problem, *sizes: int, dtype: torch.dtype | None = None) -> TensorForm:
-    """Return the form of a result with one number for each row, or several; by default in the dtype of the sums."""
+    """Return shape and dtype (`TensorForm`) of a result with one number for each row, or several (`sizes`)."""
     return TensorForm((*problem.shape[:3], *sizes), dtype or problem.dtype)
 
 
@@ -45,6 +45,7 @@ class PerRow(Statistic):
         return zeros_for_rows(problem).fill_(self.nothing)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        """Merge the numbers of a part into those of its rows."""
         carry[at.place] = self.merge(carry[at.place], self.of(part))
         return carry
 
@@ -336,7 +337,7 @@ class Moments(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Count, mean and sum of squared deviations of rows; any two sets of keys can be joined."""
+    """Count, mean and sum of squared deviations of the logits of rows; those of two sets of keys can be joined."""
 
     keys: Tensor
     mean: Tensor
@@ -352,7 +353,7 @@ class _Rows(NamedTuple):
 
 
 class _Prefix:
-    """Mean and scatter matrix of the first keys of some heads; grows with the rows that come."""
+    """Mean and scatter matrix of keys 0 to `known`, for the heads of one tile; it grows as rows see more keys."""
 
     def __init__(self, dot: Dot, group: int) -> None:
         self.dot = dot
@@ -376,7 +377,7 @@ class _Prefix:
         return _Rows(torch.full_like(mean, float(keys)), mean, squares)
 
     def _grow(self, at: Tile, keys: int) -> None:
-        """Take in the keys from `known` to `keys`, for the heads of a tile."""
+        """Take the keys from `known` up to `keys` into the mean and the scatter matrix, for the heads of a tile."""
         batches, key_heads = at.place[0], slice(at.heads.start // self.group, -(-at.heads.stop // self.group))
         k = self.dot.k[batches, key_heads, self.known : keys].to(at.dtype)
         mean = k.mean(dim=-2)
@@ -500,7 +501,7 @@ class LogitMoments(Statistic):
 
 
 def _at_largest(grad: Tensor, part: Part) -> Tensor:
-    """Return the gradient of a row at its largest logit, shared out between equal ones."""
+    """Return the gradient of each row's maximum: all of it at the largest logit, shared out between equal ones."""
     hit = part.shifted == part.largest.unsqueeze(-1)
     return hit * (grad[part.at.place] / hit.sum(dim=-1)).unsqueeze(-1)
 

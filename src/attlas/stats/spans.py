@@ -199,6 +199,7 @@ class Spans(Statistic):
 
     @public("Spans()")
     def start(self, problem: Problem) -> _Pieces:
+        # Positions of the spans in this matrix, and room for the mass of their pieces.
         m, n = problem.shape[2:]
         rows = [place_span(f"rows[{i}]", span, m, "queries") for i, span in enumerate(self.rows)]
         columns = [place_span(f"columns[{i}]", span, n, "keys") for i, span in enumerate(self.columns)]
@@ -213,6 +214,7 @@ class Spans(Statistic):
         return a
 
     def finish(self, carry: _Pieces) -> Tensor:
+        """Sum the pieces that belong to each pair of spans."""
         left, right = carry.memberships(self.mean)
         return torch.matmul(torch.matmul(left, carry.mass), right.mT)
 
@@ -237,7 +239,7 @@ class Spans(Statistic):
 
 
 class _Pieces:
-    """The mass of each piece of rows on each piece of columns; spans are unions of pieces."""
+    """The mass of each piece of rows on each piece of columns; pieces lie between neighbouring ends of spans."""
 
     def __init__(self, rows: list[range], columns: list[range], problem: Problem) -> None:
         self.rows, self.columns = rows, columns
@@ -262,7 +264,10 @@ class _Pieces:
             into += pool_tile(tile, rows, columns, (row_bands, column_bands), torch.sum)
 
     def memberships(self, mean: bool) -> tuple[Tensor, Tensor]:
-        """Return which pieces of rows and of columns each span takes together, or averages over its rows."""
+        """Return which pieces belong to each span, as matrices (spans, pieces) of 0 and 1 for rows and columns.
+
+        With `mean`, those of rows are divided by the number of the span's rows.
+        """
         left = _membership(self.rows, self.bands[0], self.mass.dtype)
         if mean:
             left /= left.new_tensor([max(len(span), 1) for span in self.rows]).unsqueeze(-1)
@@ -297,7 +302,7 @@ def _cut_at_ends(spans: list[range]) -> Bands:
 
 
 def _membership(spans: list[range], bands: Bands, dtype: torch.dtype) -> Tensor:
-    """Return 1 where a piece belongs to a span, shape (spans, pieces), on the CPU."""
+    """Return a matrix (spans, pieces), on the CPU: 1 where a piece belongs to a span, else 0."""
     edges = torch.tensor(bands.edges, device="cpu")
     ends = torch.tensor([(span.start, span.stop) for span in spans], dtype=torch.int64, device="cpu")
     starts, stops = ends.view(-1, 2, 1).unbind(1)

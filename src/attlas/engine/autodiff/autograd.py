@@ -45,6 +45,7 @@ def pool_transposed(request: Request, x: Tensor, lse: Tensor) -> Tensor:
 def collect(request: Request, statistics: Sequence[Statistic], compute: Collect) -> tuple[list[Any], Tensor]:
     """Return statistics with their graph, and the log-sum-exp without; `compute` gives both, without a graph."""
     values = [statistic.v for statistic in statistics]
+    # The forward fills it with the results, whose nesting the flat list of tensors does not have.
     forms: list[Any] = []
     *found, lse = _Collected.apply(  # type: ignore[no-untyped-call]
         request, statistics, compute, forms, *values, request.problem.sink, *request.inputs()
@@ -79,6 +80,7 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any, request: Request, backends: Iterable[Backend], v: Tensor, sink: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Compute ``A @ v`` and the log-sum-exp without a graph; keep what the backward recomputes the weights from."""
         out, lse = forward(request.with_inputs(inputs), v, backends)
         # The caller may change the output in place, which autograd forbids for a view. `data` has the same memory.
         out = out.data if out._is_view() else out
@@ -161,6 +163,7 @@ class _PoolTransposed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, request: Request, lse: Tensor, x: Tensor, sink: Tensor | None, *inputs: Tensor) -> Tensor:
+        """Compute ``A.mT @ x`` without a graph, from the log-sum-exp that is known."""
         out = transposed(request.with_inputs(inputs), lse, x)
         ctx.request = request
         ctx.save_for_backward(lse, x, sink, *inputs)
@@ -209,6 +212,7 @@ class _Collected(torch.autograd.Function):
     def forward(
         ctx: Any, request: Request, statistics: Sequence[Statistic], compute: Collect, forms: list[Any], *given: Tensor
     ) -> tuple[Tensor, ...]:
+        """Compute the statistics without a graph; return the tensors of all results, and the log-sum-exp."""
         results, lse = compute()
         found: list[Tensor] = []
         for result in results:
@@ -262,9 +266,10 @@ class _Collected(torch.autograd.Function):
 def _cells(
     request: Request, statistics: Sequence[Statistic], forms: list[Any], found: list[Tensor], slopes: list[Any]
 ) -> tuple[CellGradient, list[graph.Replay]]:
-    """Return the gradient of a loss in each cell, from its gradients in the results of statistics (`slopes`).
+    """Return the gradient of a loss in each cell, from its gradients `slopes` in the results `found` of statistics.
 
-    Statistics without a formula for it are returned as well: each replays its steps.
+    `forms` say how the flat list of tensors is nested in results. Statistics without a formula are returned as well:
+    each replays its steps.
     """
     slopes = [
         torch.zeros_like(t) if slope is None and t.is_floating_point() else slope

@@ -79,7 +79,7 @@ def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], T
 
 
 def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return statistics of a matrix that is one part."""
+    """Return the statistics of a matrix that is one part: start, one step, finish."""
     with _explained():
         carries = [statistic.start(part.problem) for statistic in statistics]
         if 0 not in part.problem.shape:
@@ -155,7 +155,7 @@ class Replay:
         return [*carries, carry]
 
     def __call__(self, part: Part) -> Tensor:
-        """Return the gradient in the logits of the part before the one that was asked for last."""
+        """Return the gradient in the logits of a part; parts are asked for from the last to the first."""
         self.index -= 1
         if not self._carries:
             start = self.index // self._some * self._some
@@ -200,7 +200,7 @@ class _Unknown(Score):
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what to do where a transform of torch cannot follow: a carry is written to in place."""
+    """Turn the error of a torch transform (vmap, grad) that cannot follow writes in place into a BackendError."""
     try:
         yield
     except RuntimeError as error:
@@ -215,22 +215,27 @@ class _RecordedPart(Part):
 
     @cached_property
     def _logits(self) -> Tensor:
+        """The masked logits, -inf replaced by a finite number, in new memory."""
         return self.score().clamp(min=lowest(self.problem.dtype))
 
     @cached_property
     def shifted(self) -> Tensor:
+        """Logits minus `shift`, in new memory."""
         return self._logits - self.shift.unsqueeze(-1)
 
     @cached_property
     def _exp_shifted(self) -> Tensor:
+        """exp(`shifted`), in new memory."""
         return self.shifted.exp()
 
     @cached_property
     def weights(self) -> Tensor:
+        """Weights, 0 where masked, in new memory."""
         return self._exp_shifted if self._row_factor is None else self._exp_shifted * self._row_factor.unsqueeze(-1)
 
     @cached_property
     def logits(self) -> Tensor:
+        """The logits as they were given, -inf where masked."""
         return self.score()
 
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Reference(Backend):
         return None
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Compute the output from the whole matrix; autograd records each operation."""
         problem, dropout = request.problem, request.dropout
         result = dense(problem, tokens=request.tokens)
         weights = result.weights

@@ -87,6 +87,7 @@ class Sdpa(Backend):
     takes_fused = True
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
+        # The reason why torch's scaled_dot_product_attention does not compute this request; None where it does.
         dot, problem = request.dot, request.problem
         if dot is None or dot.cap:
             return "the score is not a dot product, or not accurate as one here"
@@ -130,6 +131,7 @@ class Sdpa(Backend):
         return (out, lse) if math.isfinite((lse / lse).sum().item()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the output and log-sum-exp, by one call of torch's flash kernel a piece (`Piece`)."""
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
         problem, dot = request.problem, request.product
         if problem.device.type != "cpu":  # `recorded` found no kernel for these values
@@ -159,6 +161,7 @@ class Sdpa(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
+        """Return the gradients by torch's flash backward for CPUs, piece by piece; None where it would be inexact."""
         if out is None or exceeds(lse, _ROUNDED) or not gradient.is_product:
             return None
         left, right, delta = gradient.product
@@ -273,7 +276,7 @@ def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
 
 
 def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
-    """Return the position-dependent term of the logits of a tile; None where there is none."""
+    """Return the positional bias of the logits of a tile; None where there is none."""
     if dot.bias is None:
         return None
     with torch.no_grad():
@@ -282,7 +285,10 @@ def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
 
 
 def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
-    """Cut key j <= query i + offset into rectangles without a mask and one square with the kernel's own (True)."""
+    """Cut a causal mask (key j <= query i + offset) into rectangles.
+
+    Yields rows, columns, and True for the one square that needs the kernel's own causal mask.
+    """
     first = max(-offset, 0)  # rows above see nothing
     seen = min(max(offset, 0), n)  # columns that all remaining rows see
     if first >= m:
@@ -301,7 +307,7 @@ def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
 def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
     """Return the tensor that is added to the logits of a piece, with four axes, in the layout of its queries.
 
-    `fold` is the number of heads that share a key head: above 1 each group stands in the batch, as its queries do.
+    `fold` counts the query heads that share a key head: above 1 each such group stands in the batch, as its queries do.
     """
     added = added[(None,) * (4 - added.ndim)]
     if fold == 1 or added.shape[:2] == (1, 1):

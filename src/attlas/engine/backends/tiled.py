@@ -48,6 +48,7 @@ class Tiled(Backend):
         return None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the output by online softmax: row block by row block, one tile of logits at a time."""
         problem, tokens, dropout = request.problem, request.tokens, request.dropout
         batch, heads, m, _ = problem.shape
         out = v.new_empty(batch, heads, m, v.shape[-1])
@@ -71,6 +72,7 @@ class Tiled(Backend):
         return out, lse
 
     def transposed(self, request: Request, lse: Tensor, x: Tensor) -> Tensor:
+        """Compute ``A.mT @ x`` tile by tile: each adds its rows, weighted, to its columns."""
         problem, tokens = request.problem, request.tokens
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
@@ -86,6 +88,7 @@ class Tiled(Backend):
         return out
 
     def backward(self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
+        """Recompute each tile: softmax is differentiated here, the score by autograd."""
         problem, tokens, dropout, parameters = request.problem, request.tokens, request.dropout, request.parameters()
         whole_rows = not gradient.is_product  # tiles then hold whole rows, so that they have the sums over a row
         if not whole_rows and online.is_imprecise(lse):
@@ -135,6 +138,7 @@ class Tiled(Backend):
         return collect(request.problem, statistics, request.plan, lse)
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
+        """Compute some cells; the log-sum-exp of their rows is computed where it is not known, or too imprecise."""
         problem, plan = request.problem, request.plan
         out = torch.empty(at.shape, dtype=problem.dtype, device=problem.device)
         # Is the log-sum-exp so large that the rounding of another kernel matters? On the CPU each tile is asked.
@@ -329,7 +333,10 @@ def _part_of_logits(
 def _slope_of_product(
     problem: Problem, gradient: CellGradient, part: Part, dropout: Dropout | None, pooled: Tensor | None
 ) -> Tensor:
-    """Return the product's term of the gradient in the weights of a part, and add that in the columns to `pooled`."""
+    """Return ``left @ right.mT``, the gradient of a product in a part's weights, as a buffer.
+
+    ``weights.mT @ left``, the gradient in the values of the part's columns, is added to `pooled`.
+    """
     at, slope = part.at, part.scratch("gradient")
     if gradient.left is None or gradient.right is None or pooled is None:
         return slope.zero_()

@@ -65,7 +65,7 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor:
 
 
 def _collected(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list[Any] | None:
-    """Return the results of statistics by an operator; None where none may stand in the program."""
+    """Return the results of statistics by an operator of torch.library; None where none may stand in the program."""
     # The score is kept as it is: its log-weights may count a constant of each row.
     prepared = _prepared(problem, plan, asked=asked, keep_score=True) if _operators_are_traced() else None
     if prepared is None:
@@ -130,10 +130,10 @@ def _places(some: range | Tensor) -> Tensor:
 def _prepared(
     problem: Problem, plan: Plan, *, keep_score: bool = False, **options: Any
 ) -> tuple[Problem, list[Tensor], str] | None:
-    """Return a problem of the tokens that an operator takes, its tensors, and its text; None where there is no text.
+    """Return what an operator of torch.library takes: the problem, its tensors, and the text that describes it.
 
-    What a dot product makes of its tokens is traced, so that autograd and the compiler see it; other scores make
-    their tokens inside of the operator.
+    None where no text can. What a dot product makes of its tokens is traced, so that autograd and the compiler see it;
+    other scores make their tokens inside of the operator.
     """
     tensors: list[Tensor] = []
     try:

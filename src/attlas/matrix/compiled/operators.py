@@ -232,7 +232,7 @@ def statistics(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: boo
 
 
 def _forms(q: Tensor, k: Tensor, tensors: list[Tensor], text: str) -> list[Any]:
-    """Return the forms of the results."""
+    """Return shape and dtype (`TensorForm`) of each result of the statistics that a text asks for."""
     problem = Problem(q, k, ScaledDot(), None, None)  # forms depend on sizes and dtypes alone
     return [statistic.forms(problem) for statistic in statistics_in(text, tensors)]
 

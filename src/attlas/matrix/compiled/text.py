@@ -131,7 +131,7 @@ def _text(value: Any, tensors: list[Tensor]) -> str:
 
 
 def _settings(value: Any) -> tuple[str, dict[str, Any]]:
-    """Return the class of a score, mask or statistic, and what it is made of."""
+    """Return the class name of a score, mask or statistic, and the settings that it is made of."""
     name = type(value).__name__
     if isinstance(value, RunPerRow):  # whatever it was made of, its runs are all that it says
         return "RunPerRow", {"first": value.first, "stop": value.stop}
@@ -175,18 +175,18 @@ class Described:
     """
 
     def __init__(self, text: str, q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> None:
-        said = _parsed(text)
+        data = _parsed(text)
         take = tensors.__getitem__
-        sink = None if said["sink"] is None else take(said["sink"]["tensor"])
-        ids = None if said["ids"] is None else tuple(take(t["tensor"]) for t in said["ids"])
-        score, mask = _made(said["score"], take), _made(said["mask"], take)
+        sink = None if data["sink"] is None else take(data["sink"]["tensor"])
+        ids = None if data["ids"] is None else tuple(take(t["tensor"]) for t in data["ids"])
+        score, mask = _made(data["score"], take), _made(data["mask"], take)
         self.problem = Problem(q, k, score, mask, sink, ids)
-        self.plan = Plan(*said["plan"])
-        self.asked: tuple[Statistic, ...] = _made(said["asked"], take)
-        self.learned: bool = said["learned"]
+        self.plan = Plan(*data["plan"])
+        self.asked: tuple[Statistic, ...] = _made(data["asked"], take)
+        self.learned: bool = data["learned"]
         self.dropout: Dropout | None = None
-        if said["dropout"] is not None:
-            p, seed = _made(said["dropout"], take)
+        if data["dropout"] is not None:
+            p, seed = _made(data["dropout"], take)
             self.dropout = Dropout(p, int(seed))
 
 

@@ -57,7 +57,7 @@ def catching(scope: Scope) -> Iterator[None]:
 
 @contextmanager
 def _replaced() -> Iterator[None]:
-    """Replace torch's functions and methods."""
+    """Replace torch's products and softmax, as functions and as methods, for a ``with`` block."""
     makers: dict[str, Callable[..., Any]] = {
         "matmul": _product,
         "bmm": _product,
@@ -90,6 +90,7 @@ def _replacement(original: Callable[..., Any], make: Callable[..., Any]) -> Call
     """Return the function that stands for one of torch's: `make` gives lazy logits, or NotImplemented."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        """Return lazy logits where `make` gives them, else what torch's function returns."""
         if torch.compiler.is_compiling():  # first: a compiler must not meet the rest
             return original(*args, **kwargs)
         scope = current()
@@ -116,7 +117,7 @@ _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]  #
 
 
 def _product(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the logits of ``q @ k.mT``; NotImplemented for another product."""
+    """Return ``q @ k.mT`` as lazy logits; NotImplemented for any other product."""
     if kwargs or len(args) != 2:
         return NotImplemented
     a, b = args
@@ -268,7 +269,7 @@ def _softmax(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _softmax_of_model(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count the same by its method, unless the function of torch calls it, which was counted."""
+    """Count a softmax called as a method, unless torch's own function calls it, which was counted."""
     if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
         return NotImplemented
     return _softmax(scope, original, args, kwargs)

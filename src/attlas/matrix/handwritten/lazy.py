@@ -81,7 +81,7 @@ class Uncomputed(LazyTensor):
         return found if found is None or found.shape == self.shape else found.view(self.shape)
 
     def become(self, other: Any) -> None:
-        """Take the numbers of another one of the same shape, and so do all views."""
+        """Turn into another lazy tensor of the same shape in place, as a change in place does; all views follow."""
         vars(self.state).update(vars(other.state))
 
     # ------------------------------------------------------------------------------------------------ for subclasses
@@ -143,6 +143,8 @@ class Uncomputed(LazyTensor):
         called(Tensor.__setitem__, "__setitem__", (self, key, value), {})
 
     def __getattr__(self, name: str) -> Any:
+        # A method of Tensor runs through `called`; another attribute is that of a tensor of this dtype, or of the
+        # numbers.
         found = None if name.startswith("_") else getattr(Tensor, name, None)
         if found is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -203,7 +205,7 @@ def _known(owner: Uncomputed, call: Call) -> Any:
 
 
 def _form_of(owner: Uncomputed, call: Call) -> Any:
-    """Return a tensor in the shape or the dtype of a lazy one, which is asked for no more."""
+    """Compute ``t.view_as(lazy)`` and the like, for which only shape and dtype of the lazy tensor count."""
     t, *rest = call.args
     if not isinstance(t, Tensor) or len(rest) != 1 or rest[0] is not owner or call.kwargs:
         return NotImplemented
@@ -225,7 +227,7 @@ def _plain_name(name: str) -> tuple[str, bool]:
 
 
 def _viewed(owner: Uncomputed, call: Call) -> Any:
-    """Return a view, by what torch says of its shape."""
+    """Return the lazy tensor with another shape, which torch computes on a meta tensor."""
     if any(isinstance(part, torch.dtype) for part in call.args[1:]) or "dtype" in call.kwargs:
         return NotImplemented
     rest = call.args[1:]
@@ -265,7 +267,7 @@ def _dtype_of(owner: Uncomputed, call: Call) -> torch.dtype | None:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """Return the method of an operator."""
+    """Return the method of an operator such as ``__add__``, which `called` computes."""
     function = getattr(Tensor, name, None)
 
     def run(self: Uncomputed, *args: Any) -> Any:

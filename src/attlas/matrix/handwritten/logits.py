@@ -54,6 +54,7 @@ class Logits(Uncomputed):
         return self.state.product.is_certain
 
     def compute(self) -> Tensor:
+        """Compute the product and all steps that it does not include yet."""
         state = self.state
         state.check_unchanged()
         with torch.set_grad_enabled(state.product.has_graph):
@@ -77,6 +78,7 @@ class Logits(Uncomputed):
         return len(self.shape) > 2 and tuple(self.shape[-2:]) == self.state.sizes[2:]
 
     def viewed(self, shape: tuple[int, ...]) -> Logits:
+        # A view as (batch, heads, m, n) of logits that were made as (batch * heads, m, n) tells the number of heads.
         view, state = Logits(self.state, shape), self.state
         if not state.is_split and view.is_matrix and len(shape) == 4 and shape[0] * shape[1] == state.batch:
             state.split(shape[0], shape[1])
@@ -227,7 +229,7 @@ class Logits(Uncomputed):
         return self.after(Step("clamp", numbers=tuple(bounds)))
 
     def _larger(self, call: Call) -> Any:
-        """Keep the logits above a number, ``torch.max(logits, t)``, or return the largest of each row."""
+        """Compute max, maximum or minimum: with a number a clamp, else the largest of each row."""
         others = [part for part in call.args if part is not self]
         if len(call.args) == 2 and len(others) == 1 and not call.kwargs and is_plain(others[0]):
             bound = _bound(others[0])
@@ -236,7 +238,7 @@ class Logits(Uncomputed):
         return self._largest(call) if call.name == "max" and call.args[0] is self else NotImplemented
 
     def _tanh(self, call: Call) -> Any:
-        """Bound the logits."""
+        """Add a tanh to the steps."""
         return self.after(Step("tanh"))
 
     def _largest(self, call: Call) -> Any:
@@ -287,7 +289,7 @@ class Logits(Uncomputed):
 
 
 def _negated(logits: Logits, other: Any, sign: float) -> Any:
-    """Return something plus a number times the logits."""
+    """Return ``other + sign * logits``."""
     own = logits if sign == 1.0 else logits.after(Step("scale", numbers=(sign,)))
     return own._plus(other, 1.0)
 
@@ -302,6 +304,7 @@ def _sides(call: Call) -> tuple[Any, Any, float] | None:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether something is a number of Python."""
     return isinstance(value, int | float)
 
 
@@ -320,7 +323,10 @@ def _bound(value: Any) -> Any:
 
 
 def _mask_in(t: Any) -> tuple[Mask | None] | None:
-    """Return the mask that a lazy mask of transformers holds; None for any other tensor."""
+    """Return the mask that a lazy mask of transformers holds, in a tuple, as it may be None.
+
+    None for any other tensor.
+    """
     if not isinstance(t, Tensor) or not hasattr(t, "mask") or not t.is_floating_point():
         return None
     mask = t.mask
@@ -333,7 +339,10 @@ def _fits(given: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
 
 
 def _joined(a: Logits, b: Logits, sign: float) -> Logits | None:
-    """Return the sum of two plain products as one product of longer tokens; None where either is more than that."""
+    """Return the sum of two plain products as one product: queries and keys are put side by side.
+
+    None where either is more than a product times a number.
+    """
     first, second = a.state, b.state
     factors = [_factor(state) for state in (first, second)]
     same = a.shape == b.shape and first.sizes == second.sizes and first.dtype is second.dtype

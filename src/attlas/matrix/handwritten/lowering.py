@@ -66,7 +66,10 @@ def matrix_of(state: State, *, as_computed: bool = False) -> AttentionMatrix | N
 
 
 def _may_swallow(steps: Sequence[Step]) -> bool:
-    """Return whether numbers may be so large that logits vanish beside them, as those of a row without a key."""
+    """Return whether a step adds numbers so large that logits are rounded away beside them.
+
+    Masks do so in a row without a key.
+    """
     numbers = (abs(number) for step in steps for number in step.numbers if number is not None)
     tensors = (t for step in steps if step.kind == "add" for t in step.tensors)
     return any(x > -_MAYBE_MASK for x in numbers) or any(bool(t.detach().abs().amax() > -_MAYBE_MASK) for t in tensors)
@@ -191,7 +194,7 @@ class Folded:
         return False
 
     def _times(self, factor: float) -> bool:
-        """Multiply everything with a number."""
+        """Multiply everything so far by a number; False where the form cannot hold that."""
         if not math.isfinite(factor) or factor == 0.0 or (factor < 0.0 and not self.is_product) or self.bounds:
             return False
         self.biases = [(t, own * factor) for t, own in self.biases]
@@ -203,7 +206,7 @@ class Folded:
         return self.cap >= 0.0
 
     def _times_tensor(self, t: Tensor, *, inverse: bool) -> bool:
-        """Multiply with a number of each query or of each key."""
+        """Multiply by a number for each query or each key; False where the form cannot hold that."""
         if not self.is_product or (t.shape[-1] != 1 and t.shape[-2] != 1):
             return False
         of_queries = t.shape[-1] == 1
@@ -217,7 +220,10 @@ class Folded:
         return True
 
     def _plus(self, t: Tensor, factor: float) -> bool:
-        """Add a tensor."""
+        """Add a tensor as a bias; one that is the same for a whole row is left out.
+
+        False where the form cannot hold it.
+        """
         if t.shape[-1] == 1 and t.numel() and self.k.shape[-2] > 1:  # softmax does not see what a whole row shares
             self.shifted = True
             return bool(t.detach().abs().amax() <= _LARGEST_SHIFT) and not t.requires_grad
@@ -279,7 +285,7 @@ class Folded:
 
 
 def _about(t: Tensor, factor: float) -> _Bias:
-    """Return what is known of a tensor times a factor that is added to logits."""
+    """Split ``factor * t``, which is added to logits, into a mask and a bias; remembered, as layers share it."""
     if t.requires_grad:
         scaled = t if factor == 1.0 else t * factor
         return _Bias(scaled, -math.inf, None, scaled, 0.0).as_bias()
@@ -292,7 +298,7 @@ def _about(t: Tensor, factor: float) -> _Bias:
 
 @torch.no_grad()
 def _looked_at(t: Tensor, factor: float) -> _Bias:
-    """Return what is known of a tensor without a gradient."""
+    """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest."""
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
     if lowest >= _MAYBE_MASK or math.isnan(lowest):

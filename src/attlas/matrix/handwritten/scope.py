@@ -138,7 +138,10 @@ class Scope:
         return 1
 
     def known(self, tensors: tuple[Tensor, ...], settings: tuple[Any, ...], find: Callable[[], Any]) -> Any:
-        """Return what is found out about tensors: once for those that all layers share, as long as they stay as are."""
+        """Return what `find` gives for some tensors.
+
+        Kept as long as they are unchanged, since all layers share a mask.
+        """
         if any(t.requires_grad or t.is_inference() or t.nbytes > _LARGEST_KEPT for t in tensors):
             return find()
         key = (settings, *((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device, changes(t)) for t in tensors))
@@ -160,7 +163,7 @@ def _heads_of_torch() -> Any:
 
 
 def uses_from(details: Mapping[str, Any]) -> DenseUses:
-    """Return what the details of an atlas say of it."""
+    """Return the dense uses that the details of a recording hold."""
     found = details.get(DENSE_USES)
     return DenseUses(DenseUse(**use) for use in found) if isinstance(found, list) else DenseUses()
 
@@ -171,7 +174,7 @@ current: Callable[[], Scope | None] = _current.get
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[None]:
-    """Make a block the one of this thread."""
+    """Make a scope that of this thread, for a ``with`` block."""
     before = _current.get()
     _current.set(scope)
     try:
@@ -182,7 +185,7 @@ def entered(scope: Scope) -> Iterator[None]:
 
 @contextmanager
 def left() -> Iterator[None]:
-    """Leave the block for the time of another: what is computed in it stays as it is."""
+    """Let this thread have no scope for a ``with`` block: products in it are computed at once."""
     before = _current.get()
     _current.set(None)
     try:

@@ -112,7 +112,7 @@ class State:
         return found[0], found[1]
 
     def split(self, batch: int, heads: int) -> None:
-        """Write everything with these axes, now that heads are known."""
+        """Give the axis that holds batch and heads together two axes, now that the number of heads is known."""
         self.steps = tuple(
             replace(step, tensors=tuple(_split(t, batch, heads) for t in step.tensors)) for step in self.steps
         )

@@ -79,6 +79,7 @@ def applied(kind: str, numbers: Sequence[float | None], x: Tensor, tensors: Sequ
 
 
 def _add(x: Tensor, t: Tensor, factor: float) -> Tensor:
+    """Return ``x + factor * t``, by the operation that the model itself would use."""
     return x + t if factor == 1.0 else x - t if factor == -1.0 else x + t * factor
 
 
@@ -129,6 +130,7 @@ class StepScore(Score):
         return cls(json.dumps(rows), [t for step in kept for t in step.tensors])
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        """Multiply queries and keys of a tile, and apply each step to its cells."""
         x, tensors = torch.matmul(q, k.mT), iter(self.tensors)
         for kind, numbers in self._parsed:
             x = applied(kind, numbers, x, [self._cells(next(tensors), at) for _ in range(_TENSORS.get(kind, 0))])

@@ -85,6 +85,7 @@ class LazyWeights(Uncomputed):
         return self.state.matrix.requires_grad
 
     def compute(self) -> Tensor:
+        """Compute the weights of the softmax, and what was done with them: dropout, factors of rows and of keys."""
         state, keys = self.state, self.state.matrix.weights.keys
         if state.dropout is None:
             x = state.matrix.to_dense(limit=None)
@@ -97,6 +98,7 @@ class LazyWeights(Uncomputed):
         return state.computed
 
     def written_out(self, operation: str) -> Tensor:
+        """Return the numbers for an operation that needs them; a recording gets the matrix before."""
         scope = current()
         if not self.state.is_heard and self.computed is None and scope is not None and scope.offer is not None:
             self.state.is_heard = True
@@ -202,7 +204,7 @@ class LazyWeights(Uncomputed):
         return NotImplemented if again else self._with(dropout=Dropout.draw(float(p)))
 
     def _same(self, call: Call) -> Any:
-        """Return the weights, which are finite."""
+        """Return the weights themselves: they are finite, so that nan_to_num changes nothing."""
         return self if len(call.args) == 1 and not call.kwargs else NotImplemented
 
     def _product(self, call: Call) -> Any:
@@ -285,7 +287,7 @@ class LazyWeights(Uncomputed):
         return self.written_out("mT").mT if matrix is None else matrix.mT
 
     def _read(self, call: Call) -> Any:
-        """Return what a matrix computes without all numbers."""
+        """Call the method of the attention matrix of the same name, which needs no dense weights."""
         matrix = self._pure()
         if matrix is None or call.args[0] is not self:
             return NotImplemented
@@ -317,4 +319,5 @@ def called_matmul(weights: LazyWeights, v: Any) -> Any:
 
 
 def _promoted(dtype: torch.dtype, t: Tensor | float) -> torch.dtype:
+    """Return the dtype that torch gives a product with a factor."""
     return torch.promote_types(dtype, t.dtype) if isinstance(t, Tensor) and t.ndim else dtype

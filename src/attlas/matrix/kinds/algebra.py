@@ -66,6 +66,7 @@ def _term(x: Any) -> Term | None:
 
 
 def _matrix(x: Any) -> Any:
+    """Return the matrix itself, or that of which something is the transpose."""
     return x if hasattr(x, "weights") else x.matrix
 
 
@@ -128,6 +129,7 @@ def _inverse(t: Any, dtype: torch.dtype) -> Any:
 
 
 def _is_number(t: Any) -> bool:
+    """Return whether something is a number of Python, and no bool."""
     return isinstance(t, int | float) and not isinstance(t, bool)
 
 

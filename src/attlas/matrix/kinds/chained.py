@@ -76,6 +76,7 @@ class ChainedWeights(SweptWeights):
 
     @public("A @ v")
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        # ``(A @ B) @ v`` is computed as ``A @ (B @ v)``.
         if dropout is not None:
             rule = "dropout drops weights of one matrix, and this is a product of two."
             raise BackendError(rule, "A @ B", "dropout on each of the two products")
@@ -90,6 +91,7 @@ class ChainedWeights(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        """Return some cells: the shorter side is written out, and the other factor multiplied with it."""
         self.check_no_logits(logits)
         width = self.left.shape[3]
         left, right = self.left.full_precision(), self.right.full_precision()
@@ -120,6 +122,7 @@ class ChainedWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> ChainedWeights:
+        # Rows are cut from the left factor, columns from the right one.
         if batches is None and heads is None and rows is None and columns is None:
             return self
         left, right = self.left.part(batches, heads, rows, None), self.right.part(batches, heads, None, columns)

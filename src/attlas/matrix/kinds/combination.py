@@ -151,6 +151,7 @@ class Combination(SweptWeights):
 
     @property
     def _factor_tensors(self) -> list[Tensor]:
+        """The factors of terms that are tensors, and may get a gradient."""
         return [term.factor for term in self.terms if isinstance(term.factor, Tensor)]
 
     @property
@@ -178,7 +179,7 @@ class Combination(SweptWeights):
 
     @cached_property
     def _signs(self) -> tuple[bool, float | None]:
-        """Whether a weight may be negative, and the sum of the factors; None where it is not known to be below 1."""
+        """Whether a weight may be negative; if none is, also the sum of the largest factor of each term, else None."""
         numbers = [_largest(term.factor) for term in self.terms]
         of_terms = any(term.weights.are_signed for term in self.terms)
         if of_terms or any(low is None or low < 0 for low, _ in numbers):
@@ -212,6 +213,7 @@ class Combination(SweptWeights):
 
     @property
     def description(self) -> str:
+        # The first three terms, as text.
         most = 3
         texts = [_text(term, first=number == 0) for number, term in enumerate(self.terms[:most])]
         more = f" + {len(self.terms) - most} more" if len(self.terms) > most else ""
@@ -232,6 +234,7 @@ class Combination(SweptWeights):
 
     @public("A.mT @ x")
     def transposed_product(self, x: Tensor) -> Tensor:
+        # The sum of the products of all terms, each transposed.
         self.check_unchanged()
         x = spread_heads(x, self.shape[1])
         out = _total([term.flipped().product(x, None) for term in self.terms]).to(x.dtype)
@@ -239,12 +242,15 @@ class Combination(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # The sum of the cells of all terms.
         self.check_no_logits(logits)
         self.check_unchanged()
         found = _total([term.cells(rows, columns) for term in self.terms]).to(self.dtype)
         return self.with_cells(rows, columns, found)
 
     def defined_cells(self, rows: Tensor) -> Tensor:
+        # Some whole rows by the definition; of a transposed term these are columns, of which 64 rows are made at a
+        # time.
         found = []
         for term in self.terms:
             n = term.shape[3]
@@ -259,12 +265,17 @@ class Combination(SweptWeights):
 
     @public("A.sum()")
     def sums(self, *, over_keys: bool) -> Tensor:
+        # Sums of weights need no cells where each factor is one number, or one for each head.
         if all(term.is_of_heads for term in self.terms):
             sums = (term.weights.sums(over_keys=over_keys is not term.transposed) * term.factor for term in self.terms)
             return _total(list(sums)).to(self.dtype)
         return super().sums(over_keys=over_keys)
 
     def without_sweep(self, statistic: Statistic) -> Any:
+        """Return the sum of the results of all terms for a statistic that is linear in the weights.
+
+        MISSING for others.
+        """
         found = super().without_sweep(statistic)
         if found is not MISSING or not all(term.is_of_heads and not term.transposed for term in self.terms):
             return found
@@ -284,6 +295,7 @@ class Combination(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> Combination:
+        # The same combination of the parts of its terms.
         if batches is None and heads is None and rows is None and columns is None:
             return self
         whole = self.gradient if self.requires_grad else None
@@ -295,12 +307,14 @@ class Combination(SweptWeights):
         return Combination([Term(_detached(t.factor), t.weights.detach(), t.transposed) for t in self.terms])
 
     def full_precision(self) -> Combination:
+        # The same combination of matrices in full precision; itself where they are so.
         terms = [term._replace(weights=term.weights.full_precision()) for term in self.terms]
         if all(new.weights is old.weights for new, old in zip(terms, self.terms, strict=True)):
             return self
         return Combination(terms, self.gradient if self.requires_grad else None)
 
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> Combination | None:
+        # None where one of its matrices cannot be moved.
         terms = []
         for term in self.terms:
             weights = term.weights.moved(device, dtype)
@@ -323,6 +337,7 @@ def _taken_apart(term: Term) -> list[Term]:
 
 
 def _total(tensors: list[Tensor]) -> Tensor:
+    """Return the sum of several tensors."""
     return reduce(torch.add, tensors)
 
 
@@ -334,6 +349,7 @@ def _times(result: Tensor, factor: Factor) -> Tensor:
 
 
 def _detached(factor: Factor) -> Factor:
+    """Return a factor without a graph."""
     return factor.detach() if isinstance(factor, Tensor) else factor
 
 
@@ -347,7 +363,7 @@ def _text(term: Term, *, first: bool) -> str:
 
 
 def _largest(factor: Factor) -> tuple[float | None, float | None]:
-    """Return the smallest and the largest number of a factor; None, both, where the host would have to wait."""
+    """Return the smallest and the largest number of a factor; twice None where they cannot be read without waiting."""
     if not isinstance(factor, Tensor):
         return factor, factor
     if factor.device.type != "cpu" or factor.requires_grad or not holds_numbers(factor) or not factor.numel():

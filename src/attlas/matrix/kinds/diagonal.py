@@ -104,12 +104,13 @@ class DiagonalWeights(SweptWeights):
 
     @cached_property
     def _shared(self) -> range:
-        """The places that are among the rows and among the columns."""
+        """The tokens that are among the rows and among the columns."""
         start = max(self.rows.start, self.columns.start)
         return range(start, max(start, min(self.rows.stop, self.columns.stop)))
 
     @public("A @ v")
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        # Each row of values times its number on the diagonal.
         if dropout is not None:
             raise BackendError("dropout acts on the weights of a softmax.", self.description, "A @ v without dropout")
         self.check_unchanged()
@@ -121,7 +122,10 @@ class DiagonalWeights(SweptWeights):
         return self._moved(x, self.rows, self.columns)
 
     def _moved(self, v: Tensor, given: range, wanted: range) -> Tensor:
-        """Return values at some places, times the diagonal, at other places: 0 where there are none."""
+        """Return values at the tokens `given`, times the diagonal, placed at the tokens `wanted`.
+
+        0 where there are none.
+        """
         v, both = spread_heads(v, self.shape[1]), self._shared
         own = v[:, :, both.start - given.start : both.stop - given.start] if len(both) else v[:, :, :0]
         scaled = own * self.diagonal[..., both.start : both.stop, None].to(v.dtype)
@@ -130,6 +134,7 @@ class DiagonalWeights(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # i and j are positions in the whole matrix, of which this may be a window.
         self.check_no_logits(logits)
         self.check_unchanged()
         i, j = (
@@ -160,6 +165,7 @@ class DiagonalWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> DiagonalWeights:
+        # `rows` and `columns` are the window of the whole matrix that this part has.
         diagonal = self.diagonal if batches is None else self.diagonal[batches]
         diagonal = diagonal if heads is None else diagonal[:, heads]
         rows, columns = (
@@ -175,6 +181,7 @@ class DiagonalWeights(SweptWeights):
         return DiagonalWeights(diagonal, self.rows, self.columns, is_identity=self.is_identity)
 
     def _replaced(self, diagonal: Tensor) -> DiagonalWeights:
+        """Return the weights of another diagonal at the same rows and columns."""
         return DiagonalWeights(diagonal, self.rows, self.columns, is_identity=self.is_identity)
 
     def detach(self) -> DiagonalWeights:

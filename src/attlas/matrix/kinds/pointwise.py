@@ -75,6 +75,7 @@ class Pointwise:
 
     @public("Pointwise()")
     def __post_init__(self) -> None:
+        # Check the settings.
         one_of("function", self.function, get_args(Function))
         for name, value in (("bias", self.bias), ("divisor", self.divisor)):
             if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
@@ -185,12 +186,14 @@ class PointwiseWeights(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # The function of the logits, which the matrix `of_logits` gives.
         found = self.of_logits.cells(rows, columns, logits=True)
         if logits:
             return found
         return self.with_cells(rows, columns, self.function.of(found, self.whole_keys))
 
     def row_tiles(self, at: Tile, blocks: Sequence[ColumnBlock]) -> Iterator[Tensor]:
+        """Yield the function of the logits of each block of columns."""
         problem = self.of_logits.problem
         for block in blocks:
             logits = operations.cells(problem, at.narrow(block.columns), self.of_logits.plan, None, "logits")
@@ -217,6 +220,7 @@ class PointwiseWeights(SweptWeights):
         return self._replaced(inner)
 
     def _replaced(self, inner: SoftmaxWeights) -> PointwiseWeights:
+        """Return the same function of other logits, as a part of this matrix."""
         return PointwiseWeights(inner, self.function, self.whole_keys, self.gradient if self.requires_grad else None)
 
     def detach(self) -> PointwiseWeights:

@@ -78,6 +78,7 @@ class StackedWeights(SweptWeights):
         return self._form(self.parts[0].keys)
 
     def _form(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of one batch, expanded to the number of all batches."""
         return tokens.detach()[:1].expand(self.shape[0], *tokens.shape[1:]) if tokens.shape[0] else tokens
 
     @cached_property
@@ -116,6 +117,7 @@ class StackedWeights(SweptWeights):
 
     @public("A @ v")
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        # Each stacked matrix times its own values, joined.
         if dropout is not None:
             rule = "dropout draws by batch and head, and stacked matrices have batches of their own."
             raise BackendError(rule, "stacked matrices", "dropout on the product of each matrix")
@@ -138,6 +140,7 @@ class StackedWeights(SweptWeights):
         return found
 
     def without_sweep(self, statistic: Statistic) -> Any:
+        """Collect a statistic of each matrix on its own; MISSING for one that joins heads."""
         found = super().without_sweep(statistic)
         if found is not MISSING or statistic.joins_heads:
             return found
@@ -172,6 +175,7 @@ class StackedWeights(SweptWeights):
         return found[0] if len(found) == 1 else StackedWeights(found, self.gradient if self.requires_grad else None)
 
     def _mapped(self, f: Callable[[Weights], Weights]) -> StackedWeights:
+        """Return a stack of `f` of each matrix."""
         return StackedWeights([f(part) for part in self.parts], self.gradient if self.requires_grad else None)
 
     def detach(self) -> StackedWeights:

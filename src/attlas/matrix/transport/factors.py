@@ -165,6 +165,7 @@ def writes_of_run(tokens: GatedTokens, chunks: range) -> tuple[Tensor, Tensor | 
 
 
 def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+    """Return ``x * factor``; x where there is no factor."""
     return x if factor is None else x * factor
 
 

@@ -50,6 +50,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: GatedTokens, transposed: bool, v: Tensor, *tensors: Tensor) -> Tensor:
+        """Compute the product in runs of chunks; keep the state before each run for the backward."""
         ctx.save_for_backward(v, *tensors)
         ctx.tokens, ctx.transposed = tokens.mapped(Tensor.detach), transposed
         state, found, ctx.states = _no_state(tokens, v), [], []
@@ -62,6 +63,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients: the factors of each run of chunks are computed again from the state before it."""
         v, *tensors = ctx.saved_tensors
         own: dict[str, Any] = dict(zip(ctx.tokens.tensors, tensors, strict=True))
         tokens = replace(ctx.tokens, **own)

@@ -103,10 +103,13 @@ def row_tiles(
 
 
 def _back(x: Tensor, move: Tensor | None, turns: bool) -> Tensor:
-    """Return rows carried back over a block."""
+    """Return rows times what a block does to the state.
+
+    A matrix where tokens mix its coordinates, else a decay of each.
+    """
     return x if move is None else x @ move if turns else x * move
 
 
 def _forth(y: Tensor, move: Tensor | None, turns: bool) -> Tensor:
-    """Return columns carried forward over a block."""
+    """Return columns times what a later block does to the state; see `_back`."""
     return y if move is None else y @ move.mT if turns else y * move

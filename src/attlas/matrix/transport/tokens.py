@@ -133,6 +133,7 @@ class GatedTokens:
         numbers = torch.arange(self.heads, device="cpu")[heads]
 
         def part(t: Tensor) -> Tensor:
+            """Return the chosen batches and heads of a tensor, whose size may be 1 for all of them."""
             t = t if t.shape[0] == 1 and self.batch != 1 else t[batches]
             own = t.shape[1]
             if own == 1:

@@ -80,6 +80,7 @@ def transitions_of(tokens: GatedTokens) -> Transitions:
 
 
 def _doubled(t: Tensor) -> Tensor:
+    """Return the transitions over pairs of neighbours, each later one times the earlier; a last odd one is left out."""
     even = t.shape[2] // 2 * 2
     return t[:, :, 1:even:2] @ t[:, :, 0:even:2]
 

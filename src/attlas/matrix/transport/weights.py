@@ -136,6 +136,7 @@ class TransportWeights(SweptWeights):
         return list(self.tokens.tensors.values())
 
     def check_unchanged(self) -> None:
+        # Raise a ModifiedError where a tensor was changed in place since the matrix was made.
         if tracing():
             return
         for version in self._versions:
@@ -147,6 +148,7 @@ class TransportWeights(SweptWeights):
 
     @property
     def description(self) -> str:
+        # Which gates the matrix has, as text.
         tokens = self.tokens
         words = ["transport"]
         if tokens.decay is not None:
@@ -158,6 +160,7 @@ class TransportWeights(SweptWeights):
     # ------------------------------------------------------------------------------------------------------- products
 
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        # ``A @ v`` in time linear in the tokens; no weight is computed.
         if dropout is not None:
             rule = "weights of a linear attention layer are not dropped: it has no matrix to drop them from."
             raise BackendError(rule, "a dropout", "leave dropout out, or drop from A.to_dense().")
@@ -208,6 +211,7 @@ class TransportWeights(SweptWeights):
 
     @full_precision
     def _cells(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """Return cells in any order: places are sorted first, and those that have no weight are filled with 0."""
         i, i_order = _ascending(rows, self.rows.start)
         j, j_order = _ascending(columns, self.columns.start)
         # Rows before the first column and columns after the last row have no weights.
@@ -278,6 +282,7 @@ class TransportWeights(SweptWeights):
     def _row_tiles(
         self, at: Tile, blocks: Sequence[ColumnBlock], *, factored: bool
     ) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        """Yield tiles; what they need of the columns is kept for all rows of the same batches and heads."""
         key = at.batches, at.heads
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = None  # two at once would take twice the memory
@@ -309,6 +314,7 @@ class TransportWeights(SweptWeights):
     # ----------------------------------------------------------------------------------------------------- statistics
 
     def collect(self, statistics: Sequence[Statistic]) -> list[Any]:
+        # Blocks that are kept while statistics are computed are released after that.
         try:
             return super().collect(statistics)
         finally:
@@ -358,6 +364,7 @@ class TransportWeights(SweptWeights):
         return found
 
     def full_precision(self) -> TransportWeights:
+        # The same matrix with queries and keys in the dtype of the computation.
         tokens = self.tokens
         if tokens.q.dtype is self.dtype:
             return self
@@ -365,6 +372,7 @@ class TransportWeights(SweptWeights):
 
     @public("A.to()")
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> TransportWeights | None:
+        # None for dtypes in which the matrix cannot be computed.
         if dtype not in (None, torch.float32, torch.float64):
             return None
         self.check_unchanged()

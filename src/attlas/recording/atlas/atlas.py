@@ -637,7 +637,7 @@ class Atlas:
         return lines
 
     def _line(self, name: str) -> str:
-        """Describe the attentions of one kind."""
+        """Return one line about the attentions of one kind, for `repr`."""
         entries = [entry for entry in self.entries if entry.kind == name]
         m, n = (_between([entry.shape[axis] for entry in entries]) for axis in (2, 3))
         passes = max(entry.call for entry in entries) + 1
@@ -650,28 +650,28 @@ class Atlas:
 
 
 def _many(count: str, name: str) -> str:
-    """Word a count of things: "1 head", "4 heads"."""
+    """Return a count with its noun: "1 head", "4 heads"."""
     return f"{count} {name}" if count == "1" else f"{count} {name}s"
 
 
 def _heads(entries: list[Entry]) -> str:
-    """Word how many heads entries have: "4 heads", "2 to 8 heads"."""
+    """Return in words how many heads entries have: "4 heads", "2 to 8 heads"."""
     return _many(_between([len(entry.heads) for entry in entries]), "head")
 
 
 def _layers(numbers: list[int]) -> str:
-    """Word a list of layers, as a range where it is one."""
+    """Return numbers of layers in words, as a range where they are one."""
     return f"{'layer' if len(numbers) == 1 else 'layers'} {ranges(numbers)}"
 
 
 def _between(numbers: list[int]) -> str:
-    """Word the smallest and the largest of some numbers."""
+    """Return the smallest and the largest of some numbers in words: "4", or "2 to 8"."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _bytes(count: int) -> str:
-    """Word a number of bytes in the unit that suits it."""
+    """Return a number of bytes in words, in the unit that suits it."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

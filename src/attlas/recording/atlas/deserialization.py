@@ -144,6 +144,7 @@ def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: U
         raise FormatError(f"weights of a kind named {name[:60]!r}, which this version of attlas does not know")
 
     def setting(value: Any) -> Any:
+        """Return a stored setting: tensors are mapped from their files, inner weights made in turn."""
         if isinstance(value, list):
             return list(map(setting, value))
         if not isinstance(value, dict):
@@ -170,7 +171,7 @@ def _weights(record: Any, shape: tuple[int, ...], reader: Reader, user_scores: U
 def _softmax(
     record: dict[str, Any], shape: tuple[int, int, int, int], reader: Reader, user_scores: UserScores
 ) -> SoftmaxWeights:
-    """Return the softmax that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
+    """Return the softmax weights that plain data describes; sizes and dtypes are checked, numbers stay on disk."""
     q, k, lse = (reader.take(record.get(key)) for key in ("q", "k", "lse"))
     sink = None if record.get("sink") is None else reader.take(record["sink"])
     batch, heads, m, n = shape
@@ -223,7 +224,7 @@ def _check_corners(problem: Problem) -> None:
 
 
 def _extremes(ids: Tensor) -> Tensor:
-    """Return the positions of the smallest and of the largest number, and those of the first and the last."""
+    """Return the indices of the smallest and largest number, and the first and last index; ascending, each once."""
     return torch.tensor(sorted({0, len(ids) - 1, int(ids.argmin()), int(ids.argmax())}))
 
 

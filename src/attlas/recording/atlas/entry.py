@@ -103,6 +103,7 @@ class Entry:
 
     @public("Entry()")
     def __post_init__(self) -> None:
+        # Raise an error where the fields do not fit each other.
         if self.kind not in KINDS:
             rule = "kind must be one of " + ", ".join(repr(name) for name in KINDS) + "."
             raise DtypeError(rule, f"kind = {self.kind!r}", 'kind="self"')

@@ -46,7 +46,7 @@ def unrecorded_of(details: Mapping[str, Any], kind: str) -> list[tuple[str, list
 
 
 def ranges(numbers: Iterable[int | str], to: str = " to ") -> str:
-    """Word some numbers, runs of them as ranges, and names as they are.
+    """Return some numbers in words: runs of them as ranges, and names as they are.
 
     Examples
     --------

@@ -194,7 +194,7 @@ class Writer:
             replace_folder(self.partial, self.folder)
 
     def _finished(self, entry: Entry) -> Spec:
-        """Return the record of an entry, written now as far as it is not yet."""
+        """Return the record of an entry; what of it is not in a file yet is written now."""
         if id(entry) not in self._records:
             record = self._record(entry)
             self.flush()
@@ -268,7 +268,7 @@ class Writer:
 
     @public("save()")
     def part(self, name: str, t: Tensor) -> Tensor:
-        """Return the form of a tensor that is stored."""
+        """Return the tensor that is written for a tensor; a subclass may write a part of it."""
         return storable(name, t)
 
     def put(self, name: str, t: Tensor) -> Spec:

@@ -228,7 +228,7 @@ def _columns(name: str, result: Any, entry: Entry, query_mask: Tensor | None) ->
 
 
 def _is(result: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a result is a tensor of this shape."""
+    """Return whether something is a tensor of this shape."""
     return isinstance(result, Tensor) and tuple(result.shape) == shape
 
 

@@ -41,6 +41,7 @@ class Flex(Backend):
     measured = False
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
+        # The reason why torch's flex_attention does not compute this request; None where it does.
         problem = request.problem
         if request.dropout is not None:
             return "dropout has to be the same when it is recomputed"
@@ -61,6 +62,10 @@ class Flex(Backend):
         return next((fault for fault in faults if fault is not None), None)
 
     def recorded(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Run the compiled program of this kind of mask and score.
+
+        Compare it with the definition when it is first used.
+        """
         kind, device = _kind(request, _translated(request), v), request.device
         program = kinds.program_of(kind)
         sizes = (*request.problem.shape, v.shape[1])
@@ -164,7 +169,10 @@ def _translated(request: Request) -> tuple[Values, Kind]:
 
 
 def _kind(request: Request, translated: tuple[Values, Kind], v: Tensor | None = None) -> Kind:
-    """Return what a program is compiled for; without values, as if these were like the keys of a matrix."""
+    """Return the key of a compiled program: device, mask, score, dtypes and sizes.
+
+    Without v, as if values were like keys.
+    """
     problem, (values, mask) = request.problem, translated
     graph = torch.is_grad_enabled() and (problem.requires_grad or (v is not None and v.requires_grad))
     sizes: tuple[Any, ...] = (problem.q.dtype, values.q.dtype, values.q.shape[-1], graph)

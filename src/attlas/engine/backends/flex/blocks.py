@@ -56,7 +56,7 @@ def block_mask_of(problem: Problem) -> tuple[Pairs, Any]:
 
 
 def _tensors(mask: Mask) -> list[Tensor]:
-    """Return the tensors that a mask and its parts are made of."""
+    """Return the tensors that a mask and its parts are made of, by whose changes the kept blocks become outdated."""
     parts, tensors = parts_and_tensors(mask)
     of_documents = [part for part in parts if isinstance(part, documents.Documents)]
     return tensors + [ids.given for part in of_documents for ids in (part.keys, part.queries)]
@@ -111,7 +111,10 @@ def _of_heads(mask: Heads, at: Tile) -> Tensor:
 
 
 def _ask(mask: Mask, at: Tile, b: int, h: int, states: Tensor) -> None:
-    """Write what a mask says of the blocks of one batch and head, shape (rows of blocks, columns of blocks)."""
+    """Fill in the block states of one batch and head.
+
+    Ask the mask about rectangles, and halve those that are partial.
+    """
     waiting = [(range(states.shape[0]), range(states.shape[1]))]
     while waiting:
         rows, columns = waiting.pop()
@@ -181,6 +184,6 @@ def _block_mask(states: Tensor, at: Tile, pairs: Pairs, device: torch.device) ->
 
 
 def _ordered(own: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks of each row of blocks are some, and the numbers of all columns, those of these first."""
+    """Return, per row of blocks, how many are True, and all column numbers with those of the True ones first."""
     order = torch.argsort(own.to(torch.int8), dim=-1, descending=True, stable=True)
     return own.sum(-1, dtype=torch.int32), order.to(torch.int32)

@@ -75,24 +75,28 @@ def pairs_of(mask: Mask, at: Tile, device: torch.device) -> Pairs:
 
 
 def _and(mask: And, at: Tile, device: torch.device) -> Pairs:
+    """Translate the conjunction of two masks."""
     left, right = pairs_of(mask.left, at, device), pairs_of(mask.right, at, device)
     f, g = left.allows, right.allows
     return Pairs(lambda b, h, i, j: f(b, h, i, j) & g(b, h, i, j), ("and", left.kind, right.kind))
 
 
 def _or(mask: Or, at: Tile, device: torch.device) -> Pairs:
+    """Translate the disjunction of two masks."""
     left, right = pairs_of(mask.left, at, device), pairs_of(mask.right, at, device)
     f, g = left.allows, right.allows
     return Pairs(lambda b, h, i, j: f(b, h, i, j) | g(b, h, i, j), ("or", left.kind, right.kind))
 
 
 def _not(mask: Not, at: Tile, device: torch.device) -> Pairs:
+    """Translate the complement of a mask."""
     inner = pairs_of(mask.inner, at, device)
     f = inner.allows
     return Pairs(lambda b, h, i, j: ~f(b, h, i, j), ("not", inner.kind))
 
 
 def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask that differs between heads: a table holds which mask each head has."""
     if torch.compiler.is_compiling():  # no number of a head can be read
         return _heads_by_number(mask, at, device)
     parts = mask.split(at)
@@ -105,6 +109,7 @@ def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
     owner, functions = to_device(owners, device), [part.allows for part in found]
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Ask all masks about a pair, and keep the answer of the one that its head has."""
         own = owner[h]
         allowed = functions[0](b, h, i, j) & (own == 0)
         for number in range(1, len(functions)):
@@ -115,10 +120,12 @@ def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
 
 
 def _heads_by_number(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask that differs between heads inside torch.compile: the head is compared with each number."""
     others = pairs_of(mask.default, at, device).allows
     own = [(head, pairs_of(part, at, device).allows) for head, part in zip(mask.heads, mask.masks, strict=True)]
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Ask the mask of all other heads, then that of each head that has its own."""
         allowed = others(b, h, i, j)
         for head, f in own:
             allowed = torch.where(h == head, f(b, h, i, j), allowed)
@@ -128,6 +135,7 @@ def _heads_by_number(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs
 
 
 def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:
+    """Translate a band along the diagonal: causal, window, or dilated."""
     shift, left, right, step = mask.first_query(at.m, at.n), mask.left, mask.right, getattr(mask, "step", 1)
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -145,6 +153,7 @@ def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:
 
 
 def _counted(mask: Any, at: Tile, device: torch.device) -> Pairs:
+    """Translate padding or a prefix: the first or the last keys of each sequence."""
     read, kind = reader(to_device(mask.of(at), device))
     if mask.side == "right":
         return Pairs(lambda b, h, i, j: j < read(b), ("first keys", kind))
@@ -153,6 +162,7 @@ def _counted(mask: Any, at: Tile, device: torch.device) -> Pairs:
 
 
 def _documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask of documents: a query sees the keys that have its document id."""
     rows, columns = (
         reader(to_device(of_ids(ids.given.reshape(-1, ids.count), 0, at.batch_ids), device))
         for ids in (mask.queries, mask.keys)
@@ -162,11 +172,13 @@ def _documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pai
 
 
 def _cells(mask: Any, at: Tile, device: torch.device) -> Pairs:
+    """Translate a stored tensor of cells."""
     read, kind = reader(to_device(_of_both(mask.rule(mask.cells), at), device))
     return Pairs(read, ("cells", kind))
 
 
 def _function(mask: custom.FunctionMask, at: Tile, device: torch.device) -> Pairs:
+    """Translate a ``mask_mod`` of the user."""
     f, numbers = mask.mask_mod, numbers_of(at, device)
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -181,6 +193,7 @@ def _function(mask: custom.FunctionMask, at: Tile, device: torch.device) -> Pair
 
 
 def _selected(mask: selected.Selected, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask that lists blocks of keys for each query: a binary search in its ascending list."""
     entries, block = of_ids(mask.entries, 0, at.batch_ids), mask.block
     count = entries.shape[-1]
     if not count:
@@ -201,6 +214,7 @@ def _selected(mask: selected.Selected, at: Tile, device: torch.device) -> Pairs:
 
 
 def _runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
+    """Translate several runs of keys per query: a binary search for the last run that begins at the key or before."""
     total, most = len(mask.starts), int(mask.first.diff(dim=-1).max()) if mask.first.shape[-1] > 1 else 0
     if not total:
         return Pairs(lambda b, h, i, j: j < 0, ("nothing",))
@@ -220,16 +234,19 @@ def _runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
 
 
 def _run(mask: runs.RunPerRow, at: Tile, device: torch.device) -> Pairs:
+    """Translate one run of keys per query, from `first` up to `stop`."""
     (first, kind), (stop, of_stop) = (reader(to_device(_of_both(t, at), device)) for t in (mask.first, mask.stop))
     return Pairs(lambda b, h, i, j: (j >= first(b, h, i)) & (j < stop(b, h, i)), ("run", kind, of_stop))
 
 
 def _bits(mask: runs.Bits, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask that is stored as bits, eight keys in a byte."""
     read, kind = reader(to_device(_of_both(mask.packed, at), device))
     return Pairs(lambda b, h, i, j: ((read(b, h, i, j // 8).int() >> (j % 8)) & 1) > 0, ("bits", kind))
 
 
 def _placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
+    """Translate a mask at the positions of another matrix: its rows and columns are shifted."""
     if mask.device is not None:
         raise Untranslatable("a mask is bound to another device")
     inner = pairs_of(mask.inner, original_tile(at, mask.rows, mask.columns), device)
@@ -238,6 +255,7 @@ def _placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
 
 
 def _outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> Pairs:
+    """Translate the complement of a rectangle of queries and keys, both given as runs of positions."""
     queries, keys = (
         None if part is None else tuple(edge - first for edge in part.edges if edge < placed.OPEN_END)
         for part, first in ((mask.queries, mask.row), (mask.keys, mask.column))
@@ -283,7 +301,7 @@ _FORMS: Mapping[type[Mask], Make] = {
 
 
 def _of_both(t: Tensor, at: Tile) -> Tensor:
-    """Return the batches and heads of a matrix, along the first two axes of a tensor."""
+    """Select the batches and heads of a matrix along the first two axes of a tensor; size 1 stands for all."""
     return of_ids(of_ids(t, 0, at.batch_ids), 1, at.head_ids)
 
 

@@ -92,14 +92,14 @@ def families_of(kind: Kind, whole_blocks: bool) -> tuple[trust.Family, trust.Fam
 
 
 def _words(kind: Kind) -> str:
-    """Return what a kind is, in words for people."""
+    """Return a description of a kind for the user: mask, score, dtype, size of a token, gradients."""
     dtype, d, graph = (kind[3][part] for part in (0, 2, 3))  # type: ignore[index]
     words = [f"mask: {_strings(kind[1]) or 'none'}", f"score: {_strings(kind[2]) or 'a dot product'}"]
     return ", ".join([*words, str(dtype).removeprefix("torch."), f"d {d}", *["gradients"] * bool(graph)])
 
 
 def _strings(part: object) -> str:
-    """Return the words in a kind, but for that which a tensor has."""
+    """Return the strings within nested tuples, joined by spaces, without the word "table" that each tensor has."""
     if isinstance(part, tuple):
         return " ".join(filter(None, map(_strings, part)))
     return part if isinstance(part, str) and part != "table" else ""
@@ -181,7 +181,7 @@ def _paired(
 
 
 def _bands(shape: tuple[int, int, int, int]) -> list[range]:
-    """Return rows to compare: some in the middle of the matrix, and the last ones."""
+    """Return the two bands of rows to compare: in the middle of the matrix and at its end."""
     batch, heads, m, n = shape
     count = max(min(_CELLS // (batch * heads * n), _ROWS, m), 1)
     return [range(start, start + count) for start in sorted({(m - count) // 2, m - count})]

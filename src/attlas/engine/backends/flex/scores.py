@@ -54,7 +54,10 @@ class Values:
     row: Tensor | None
 
     def then(self, f: OfValue, kind: Kind) -> Values:
-        """Return the score that a function makes of this one, whose constant of each query it sees."""
+        """Return this score followed by a function `f` of its value and the pair.
+
+        The constant per query is added before `f`.
+        """
         first, own = self.change, self.kind
         if self.row is not None:
             first, own = self._with_row(self.row)
@@ -65,7 +68,7 @@ class Values:
         return replace(self, change=changed, kind=(*own, kind), row=None)
 
     def _with_row(self, row: Tensor) -> tuple[OfValue, Kind]:
-        """Return what is done to the dot product, with the constant of each query."""
+        """Return `change` followed by the addition of a constant per query, as a function and its kind."""
         (read, kind), first = reader(row), self.change
         if first is None:
             return lambda s, b, h, i, j: s + read(b, h, i), ("row", kind)
@@ -103,7 +106,7 @@ def values_of(score: Score, q: Any, k: Any, problem: Problem) -> Values:
 
 
 def _of_dot(dot: Dot, problem: Problem) -> Values:
-    """Return a dot product, with its cap and then its bias."""
+    """Translate a dot product: first its soft cap, then its positional bias."""
     found = Values(dot.q, dot.k, float(dot.scale), None, (), dot.row)
     if dot.cap:
         cap = dot.cap
@@ -115,7 +118,7 @@ def _of_dot(dot: Dot, problem: Problem) -> Values:
 
 
 def _biased(values: Values, places: Score, problem: Problem) -> Values:
-    """Return a score and a score of places."""
+    """Add a positional score to a score, one table after the other."""
     for bias in _biases(places, whole(problem)):
         added, kind = _added(bias, problem)
         values = values.then(_plus(added), kind)
@@ -123,11 +126,12 @@ def _biased(values: Values, places: Score, problem: Problem) -> Values:
 
 
 def _plus(added: OfPair) -> OfValue:
+    """Return a function that adds the number of a pair to its value."""
     return lambda s, b, h, i, j: s + added(b, h, i, j)
 
 
 def _biases(score: Score, at: Tile) -> list[Bias]:
-    """Return what a score of places adds, as terms that fused kernels read."""
+    """Return a positional score as a list of tables that fused kernels read."""
     found = score.bias(at)
     if found is not None:
         return [found]
@@ -140,7 +144,7 @@ def _biases(score: Score, at: Tile) -> list[Bias]:
 
 
 def _added(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
-    """Return what a bias adds to one pair."""
+    """Return the function of a pair that reads all tables of a bias and adds them up."""
     terms: list[OfPair] = []
     kinds: list[object] = []
     device, dtype, last = problem.device, problem.dtype, problem.shape[2] - 1
@@ -168,6 +172,7 @@ def _added(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
         kinds += ["cell", kind]
 
     def added(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return the sum of all terms for one pair."""
         total = terms[0](b, h, i, j)
         for number in range(1, len(terms)):
             total = total + terms[number](b, h, i, j)
@@ -182,6 +187,7 @@ def _added(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
 
 
 def _by_number(score: Scaled, problem: Problem) -> tuple[OfValue, Kind]:
+    """Translate a score times a number; -inf stays -inf also where the number is not positive."""
     factor = score.factor
     if score.inner.finite or factor > 0:
         return lambda s, b, h, i, j: s * factor, ("times",)
@@ -189,6 +195,7 @@ def _by_number(score: Scaled, problem: Problem) -> tuple[OfValue, Kind]:
 
 
 def _by_tensor(score: ScaledByTensor, problem: Problem) -> tuple[OfValue, Kind]:
+    """Translate a score times a learned number per head."""
     factors = score.factor.reshape(-1)
     read, kind = reader(to_device(of_ids(factors, 0, problem.head_ids), problem.device, problem.dtype))
     if score.inner.finite:
@@ -197,6 +204,7 @@ def _by_tensor(score: ScaledByTensor, problem: Problem) -> tuple[OfValue, Kind]:
 
 
 def _capped(score: SoftCap, problem: Problem) -> tuple[OfValue, Kind]:
+    """Translate a soft cap, ``cap * tanh(s / cap)``; -inf stays -inf."""
     cap = score.cap
     if score.inner.finite:
         return lambda s, b, h, i, j: cap * torch.tanh(s / cap), ("cap",)
@@ -214,6 +222,7 @@ def _where_allowed(f: Callable[[Tensor, Tensor], Tensor]) -> OfValue:
 
 
 def _by_function(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
+    """Translate a ``score_mod`` of the user."""
     f = score.score_mod
     numbers = numbers_of(on_cpu(whole(problem)), problem.device)
 

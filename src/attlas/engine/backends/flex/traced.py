@@ -62,7 +62,7 @@ def _translated(problem: Problem, plan: Plan) -> tuple[Values, Any] | None:
 
 
 def _block_mask(mask: Mask, allows: OfPair, problem: Problem) -> Any:
-    """Return the BlockMask of a mask, made of its sizes alone: in each block its function is asked."""
+    """Return the BlockMask of a mask without looking at numbers: no block is whole, in each the function is asked."""
     from torch.nn.attention.flex_attention import BlockMask
 
     m, n = problem.shape[2:]
@@ -94,7 +94,10 @@ def _reached(mask: Mask, rows: Tensor, columns: Tensor, m: int, n: int) -> Tenso
 
 
 def _ordered(reached: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks of each row are reached, and the numbers of its blocks, those first; of one head."""
+    """Return, per row of blocks, how many are reached, and all column numbers with those first.
+
+    With axes for batch and head.
+    """
     reached = reached.unsqueeze(0).unsqueeze(0)
     order = torch.argsort(reached.to(torch.int8), dim=-1, descending=True, stable=True)
     return reached.sum(-1, dtype=torch.int32), order.to(torch.int32)

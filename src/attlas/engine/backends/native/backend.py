@@ -48,6 +48,7 @@ class FusedKernels(Backend):
     kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
+        # The reason why the kernels of dot products do not compute this request; None where they do.
         problem, product, kernels = request.problem, request.dot, library.current()
         if kernels.why_not is not None:
             return kernels.why_not
@@ -73,6 +74,7 @@ class FusedKernels(Backend):
         return decode.fast_path(problem, v)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        # None where no kernel has the result, or a log-sum-exp is too large for it to be precise.
         product = request.product
         rounded = v.dtype is product.q.dtype
         found = dot.compute(request.problem, product, {"lse": True}, v=v, rounded=rounded)
@@ -103,7 +105,7 @@ class FusedKernels(Backend):
     def _with_terms(
         self, request: Request, lse: Tensor, gradient: CellGradient, places: bias.PlaceGradients | None
     ) -> Gradients | None:
-        """Return the gradients of statistics, and of the output beside them."""
+        """Return the gradients of a loss of statistics, and of the output if it is in the loss too."""
         problem, product, dtype = request.problem, request.product, request.problem.dtype
         delta = torch.zeros(problem.shape[:3], dtype=dtype) if gradient.delta is None else gradient.delta.to(dtype)
         if gradient.lse is not None:
@@ -141,6 +143,7 @@ class PairwiseKernels(Backend):
     kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
+        # The reason why no kernel of single pairs computes this request; None where one does.
         problem = bias.without_places(request.problem)
         family = _family_of(problem.score)
         if family is None:
@@ -176,6 +179,7 @@ class PairwiseKernels(Backend):
     def backward(
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
+        # None where the kernels are not precise enough, or the gradient is not that of a product.
         family = self.family(request)
         if family is None or exact(lse) is None or exceeds(lse, LARGEST) or not gradient.is_product:
             return None
@@ -221,7 +225,7 @@ def _is_rounded(lse: Tensor) -> bool:
 
 
 def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str | None:
-    """Return why an operation is not computed, whatever the score."""
+    """Return why the kernels do not compute an operation, whatever the score; None where they do."""
     if request.dropout is not None:
         return "dropout has to be the same when it is recomputed"
     if operation == "statistics" and tracing():

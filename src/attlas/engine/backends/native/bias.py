@@ -20,7 +20,10 @@ from attlas.scores.bias import Bias
 
 
 def of(problem: Problem) -> Bias | None:
-    """Return what places add to the dot product, without a graph; None where they add nothing, or have no such form."""
+    """Return the positional terms that the score adds to its dot product, without a graph.
+
+    None where there are none, or where they have no such form.
+    """
     # Computed once for each problem, which keeps it.
     kept = vars(problem)
     if "bias" not in kept:
@@ -34,7 +37,7 @@ def of(problem: Problem) -> Bias | None:
 
 
 def without_places(problem: Problem) -> Problem:
-    """Return the problem of the part of a sum that looks at tokens, for which `of` gives what places add."""
+    """Return the problem without the positional part of its score; `of` gives that part for the returned problem."""
     kept, (score, places) = vars(problem), _split(problem.score)
     if places is None:
         return problem
@@ -48,7 +51,7 @@ def without_places(problem: Problem) -> Problem:
 
 
 def tokens_of(score: Score, tokens: Tokens) -> Tokens:
-    """Return the tokens of the part of a sum that looks at them, from those of the sum."""
+    """Return the tokens of the part of a sum of scores that is not positional, from those of the sum."""
     while (inner := _inner(score)) is not None:
         if isinstance(score, Sum):
             tokens = tokens[int(score.left.positional)]
@@ -66,7 +69,7 @@ def unscaled(score: Score) -> tuple[Score, float]:
 
 
 def _inner(score: Score) -> Score | None:
-    """Return what a score is a multiple of, or the part of a sum with a score of places; None for another score."""
+    """Return the score inside a multiple, or the summand that is not positional; None for another score."""
     if type(score) is Scaled:
         return score.inner
     if type(score) is Sum and score.left.positional != score.right.positional:
@@ -75,7 +78,7 @@ def _inner(score: Score) -> Score | None:
 
 
 def _split(score: Score) -> tuple[Score, Score | None]:
-    """Return the part of a sum that looks at tokens, and the sum of the scores of places beside it.
+    """Return the part of a score that is not positional, and the sum of its positional parts; None without these.
 
     A multiple of a sum is the sum of the multiples.
     """
@@ -92,7 +95,7 @@ def _split(score: Score) -> tuple[Score, Score | None]:
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Return why the kernels do not add what places add to the dot product; None where they do."""
+    """Return why the kernels cannot add the positional terms of the score; None where they can."""
     bias = of(problem)
     if bias is None:
         return "the kernels know no form of the score of places"
@@ -119,7 +122,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def fields(kernels: library.Kernels, problem: Problem, rows: slice) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the terms of some rows in the fields of ``AttentionParams``, and the tensors that they point to."""
+    """Return the positional terms of some rows in the fields of ``AttentionParams`` (C), and what these point to."""
     bias = of(problem)
     if bias is None:
         return {}, []
@@ -188,7 +191,10 @@ class PlaceGradients:
         return kernels.structures["PlaceGradients"](**found)
 
     def of(self, parameters: Sequence[Tensor]) -> list[Tensor | None] | None:
-        """Return the gradients of tensors of the score; None where code of the user hides the graph of one."""
+        """Return the gradients of tensors of the score, from the sums.
+
+        None where code of the user hides the graph of one.
+        """
         grads, own_code = [], self._problem.runs_own_code
         for name, t in self._terms.items():
             form = _form_of(name, t)
@@ -206,7 +212,10 @@ class PlaceGradients:
 
 
 def _form_of(name: str, t: Tensor) -> str:
-    """Return the sums that a term gets: those of queries or keys for a tensor of pairs that repeats its numbers."""
+    """Return which sum gives the gradient of a term.
+
+    Its own; for a `cell` tensor that repeats its numbers along one axis, that of queries or of keys.
+    """
     if name != "cell" or (t.shape[2] != 1 and t.shape[3] != 1):
         return name
     return "query" if t.shape[3] == 1 and t.shape[2] != 1 else "key"
@@ -215,7 +224,7 @@ def _form_of(name: str, t: Tensor) -> str:
 def pairwise_fields(
     kernels: library.Kernels, problem: Problem, rows: slice, *, by_column: bool
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Return what places add to some rows in the fields of ``PairwiseParams``, and what these point to."""
+    """Return the positional terms of some rows in the fields of ``PairwiseParams``, and what these point to."""
     if vars(problem).get("bias") is None:
         return {}, []
     (batch, heads, m, n), (found, buffers) = problem.shape, fields(kernels, problem, rows)
@@ -231,7 +240,7 @@ def pairwise_fields(
 
 
 def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
-    """Return a tensor as a `Bias` of the kernels, whose first row and column have number `start` of the tensor."""
+    """Return a tensor as the C structure ``Bias``, whose first row and column have number `start` of the tensor."""
     address = t.data_ptr() + start * t.element_size()
     return kernels.structures["Bias"](address, *_heads(t), row, column, factor, kernels.codes[TYPES[t.dtype]])
 

@@ -97,6 +97,7 @@ class CellSums:
         return {name: t.to(torch.int64) if name == "top_keys" else t for name, t in found.items()}
 
     def _run(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
+        """Call the kernel on one tile; return False where a weight is NaN or infinite."""
         _, heads, m, n = self.problem.shape
         for name, t in tensors.items():
             t = t.expand(len(at.batches), len(at.heads), -1, -1)

@@ -53,6 +53,7 @@ class DistanceKernels(PairwiseFamily):
 
     @staticmethod
     def unsupported(problem: Problem) -> str | None:
+        # The reason why these kernels do not compute a problem; None where they do.
         if type(problem.score) not in KERNELS:
             return "the score is no kernel of a distance"
         if problem.q.shape[-1] > MOST_COORDINATES:

@@ -125,7 +125,7 @@ class PairwiseFamily(ABC):
     def params(
         self, rows: Tensor, columns: Tensor, values: Tensor, span: slice, **fields: Any
     ) -> tuple[Any, list[Any]]:
-        """Return `pairwise_params` with what places add to the queries of a slice, and all that it points to."""
+        """Return `pairwise_params` with the positional terms of the rows in `span`, and all that it points to."""
         by_column = fields.get("by_column", False)
         places, kept = bias.pairwise_fields(self.kernels, self.problem, span, by_column=by_column)
         params, buffers = pairwise_params(self.kernels, rows, columns, values, **places, **fields)
@@ -195,7 +195,7 @@ class PairwiseFamily(ABC):
 
 
 def _with_sink(found: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
-    """Return the results with the weight of the sink counted."""
+    """Return results that were found without the sink, rescaled so that they count its weight."""
     dtype = found["lse"].dtype
     lse, share, _ = merge(found["lse"], sink.detach().to(dtype).view(1, -1, 1))
     counted = found | {"lse": lse}

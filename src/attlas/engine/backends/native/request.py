@@ -108,7 +108,10 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
 
 
 def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
-    """Put what was found of some rows in its place, or add it where it speaks of columns."""
+    """Put the results of some rows into those of all.
+
+    Written into their rows, or added up where they are per column.
+    """
     for name, found in part.items():
         into = results[name]
         if name in ("column_mass", "picture_sum"):

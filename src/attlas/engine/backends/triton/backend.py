@@ -38,6 +38,7 @@ class Triton(Backend):
     measured = False
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
+        # The reason why the Triton kernels do not compute this request; None where they do.
         if (reason := not_available()) is not None:
             return reason
         if request.dropout is not None:
@@ -47,6 +48,7 @@ class Triton(Backend):
         return unsupported(request) or trusted.known_fault(request)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        # None where the kernels cannot take the values, or were found to be wrong on this device.
         if v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype:
             return None
         if not trusted.is_right(request, {}, v):
@@ -88,6 +90,7 @@ class Triton(Backend):
         return found if all_finite(of.q, of.k, finite_shift(found["lse"]), *numbers) else None
 
     def log_sum_exp(self, request: Request) -> Tensor | None:
+        # None where the kernels were found to be wrong on this device, or some number is not finite.
         if not trusted.is_right(request, {"lse": True}):
             return None
         of = operands_of(request)
@@ -95,6 +98,7 @@ class Triton(Backend):
         return lse if all_finite(of.q, of.k, finite_shift(lse)) else None
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor | None:
+        """Compute some cells of all batches and heads; None for a choice of these."""
         problem = request.problem
         if len(at.batches) != problem.shape[0] or len(at.heads) != problem.shape[1]:
             return None
@@ -111,13 +115,14 @@ class Triton(Backend):
 
 
 def _in_place(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:
-    """Return the results of statistics, of which those of too many largest weights are missing."""
+    """Return the results in the order of `statistics`, MISSING for those of too many largest weights."""
     given = iter(results)
     return [next(given) if s.k <= MOST_LARGEST else outputs.MISSING for s in statistics]
 
 
 @cache
 def _is_installed() -> bool:
+    """Return whether triton is installed, without importing it."""
     return find_spec("triton") is not None
 
 

@@ -31,6 +31,7 @@ def kernel(name: str) -> Any:
 
 
 def _call(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
+    """Launch a kernel on a grid, with the tile size and the settings of `shape`."""
     kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
 
 
@@ -115,7 +116,10 @@ def _joined(
     out: Tensor | None,
     floor: Tensor | None,
 ) -> Online:
-    """Join the running sums of the programs that share a row, and of the sink, and make results of them."""
+    """Join the running sums of the programs that share a row, and of the sink, and make results of them.
+
+    The sums are those of ``kernels/online.py``, in base 2; their first axis counts the programs.
+    """
     whole = (*of.shape[:3],)
     peak, total = peak.double(), total.double()
     highest = peak.amax(0)
@@ -157,12 +161,12 @@ def _joined(
 
 
 def _of_heads(of: Operands, t: Tensor) -> Tensor:
-    """Return a number of each head as one of each row."""
+    """Repeat one number per head for each row, shape (batch, heads, m)."""
     return t.view(1, -1, 1).expand(of.shape[:3])
 
 
 def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return numbers of rows with the constant of each row, where logits are meant."""
+    """Add the constant of each row, which the kernels do not see, to the results that are logits."""
     for name in ("max_logit", "mean"):
         if of.row is not None and name in found:
             found[name] = (found[name] + of.row).to(found[name].dtype)
@@ -170,7 +174,7 @@ def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _moments(count: Tensor | None, mean: Tensor | None, spread: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Return mean and variance of logits from those of the parts of each row."""
+    """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts."""
     if count is None or mean is None or spread is None:
         return None
     total = count.sum(0).clamp(min=1.0)
@@ -241,7 +245,7 @@ def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budg
 def _weighed(
     of: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
 ) -> Weighed | None:
-    """Return what one launch for each group of heads gives."""
+    """Run the kernel `weights` for as many heads at a time as the budget allows, and join what it stored."""
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
     picture: Blocks | None = wanted.get("picture_sum") or wanted.get("picture_max")
@@ -324,7 +328,10 @@ def _edges_of_strips(edges: Sequence[int], rows: int) -> list[int]:
 
 
 def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Sequence[int]) -> Tensor:
-    """Return a result from the sums or maxima of each strip."""
+    """Join the sums or maxima of all strips of rows into one result.
+
+    Per column, per diagonal, or per block of a picture.
+    """
     if t is None:
         raise TypeError("there are no strips")
     largest = name in ("column_max", "picture_max")
@@ -389,6 +396,7 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
 
 
 def _numbers(at: Tensor, device: torch.device) -> Tensor:
+    """Return positions as int32 on a device, as the kernels read them."""
     return to_device(at, device, torch.int32).contiguous()
 
 

@@ -152,7 +152,10 @@ def operands_of(request: Request) -> Operands:
 
 
 def bias_of(problem: Problem, dot: Dot) -> Bias | None:
-    """Return what places add, without a graph; None where that has no form that kernels read."""
+    """Return the positional terms that the score adds, without a graph.
+
+    None where they have no form that kernels read.
+    """
     kept = vars(problem)
     if "triton bias" not in kept:
         with torch.no_grad():
@@ -163,12 +166,14 @@ def bias_of(problem: Problem, dot: Dot) -> Bias | None:
 
 
 def _has_query_terms(problem: Problem, dot: Dot) -> bool:
+    """Return whether the score adds a number per query."""
     bias = None if dot.bias is None else bias_of(problem, dot)
     return bias is not None and bias.query is not None
 
 
 @torch.no_grad()
 def _made(request: Request) -> Operands:
+    """Make the operands of a request: scales in base 2, and the mask as one run of keys per query."""
     problem, dot = request.problem, request.dot
     if dot is None:
         raise TypeError("the score is no dot product")
@@ -207,5 +212,5 @@ def _made(request: Request) -> Operands:
 
 
 def _in_base_2(t: Tensor, device: torch.device) -> Tensor:
-    """Return numbers that are added to logits, for base 2."""
+    """Return numbers that are added to logits in base 2, since the kernels compute exp2."""
     return (to_device(t, device).to(torch.float64) * LOG2E).float().contiguous()

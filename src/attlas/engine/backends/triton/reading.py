@@ -63,5 +63,5 @@ def found_by(
 
 
 def with_row(of: Operands, lse: Tensor) -> Tensor:
-    """Return a log-sum-exp with the constant of each row."""
+    """Add the constant of each row, which the kernels do not see, to a log-sum-exp."""
     return lse if of.row is None else lse + of.row

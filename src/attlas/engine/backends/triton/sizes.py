@@ -67,6 +67,7 @@ def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int, *, changed: bo
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has; a usual number where torch cannot tell."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return _MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

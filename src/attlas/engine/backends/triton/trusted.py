@@ -51,7 +51,7 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
 
 
 def _words(of: Operands) -> str:
-    """Return what constants the kernels are compiled for, but for what is wanted."""
+    """Return the constants that the kernels are compiled for in words, without the names of what is wanted."""
     parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
     also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
     return ", ".join([str(of.q.dtype).removeprefix("torch."), f"d {of.q.shape[-1]}", *also])
@@ -86,8 +86,8 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
 def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
     _, heads, _, n = of.shape
-    s = of.q.double() @ spread_heads(of.k, heads).double().mT
-    logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
+    products = of.q.double() @ spread_heads(of.k, heads).double().mT
+    logits = (of.scale2 * torch.tanh(products * of.rate * (0.5 * LN2)) if of.cap else products * of.scale2) * LN2
     if of.keys is not None:
         logits = logits + of.keys.double().unsqueeze(-2) * LN2
     if of.distances is not None:

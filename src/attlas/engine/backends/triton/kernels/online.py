@@ -36,7 +36,12 @@ def absorb(
     D: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CLASSES: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Feed the tiles from a up to b to the running sums; s holds the products of tile a."""
+    """Feed the tiles from a up to b to the running sums; s holds the products of tile a.
+
+    Sums are per row, as in the text of the module; `best` has the largest logit of each class of keys, and `low`,
+    `start`,
+    `whole` and `before` come from `reach_of`.
+    """
     for t in range(a, b):
         later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
         j = place_of(t, low, start, whole, before, COLS)

@@ -40,7 +40,11 @@ def runs_of(FIRST, STOP, run_batch, run_head, batch, head, rows, inside, n):
 
 @triton.jit
 def reach_of(first, stop, n, COLS: tl.constexpr):
-    """Return where the first tile and the first whole one start; how many are whole, come before these, and are."""
+    """Return which tiles a strip reads, as (low, start, whole, before, tiles).
+
+    `low` is the first key of the first tile, `start` that of the first tile which every row sees whole. The rest are
+    numbers of tiles: those seen whole, those before them, and all.
+    """
     sees = first < stop
     low = tl.min(tl.where(sees, first, n), 0) // COLS * COLS
     end = (tl.max(tl.where(sees, stop, 0), 0) + COLS - 1) // COLS * COLS
@@ -94,7 +98,7 @@ def allowed(first, stop, columns):
 def logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, columns, m, n, CAP: tl.constexpr):
     """Return base-2 logits from dot products.
 
-    With CAP, `scale2` is the cap and ``exp2(s rate)`` the square of the exponential of which the tangent is taken.
+    With CAP, `scale2` is the cap and ``exp2(s rate)`` the square of the exponential of which tanh is made.
     KEYS and DISTANCES, where given, hold what is added for each key and for each distance, from ``j - i = 1 - m`` on.
     """
     x = scale2 - 2.0 * scale2 / (1.0 + tl.exp2(s * rate)) if CAP else s * scale2

@@ -78,7 +78,12 @@ def walk(
     D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CLASSES: tl.constexpr,
     CAP: tl.constexpr, LOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add the tiles from a up to b to what was found so far; s holds the products of tile a."""
+    """Add the tiles from a up to b to what was found so far; s holds the products of tile a.
+
+    `low`, `start`, `whole` and `before` come from `reach_of`; `best` has the largest logit of each class of keys,
+    `carry`
+    the diagonals that the next tile adds to.
+    """
     for t in range(a, b):
         later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
         j = place_of(t, low, start, whole, before, COLS)
