@@ -147,7 +147,7 @@ def _timed(arguments: Namespace, device: torch.device, until: float, terminal: T
         with terminal.step("measuring times", 26) as tick, torch.no_grad():
             for group in cases.rows(q, k, v):
                 left = max(until - time.perf_counter(), 2.0)
-                found += cases.timed(group, device, left / 2, tick)
+                found += cases.timed(group, device, left / 2, tick)  # half, so that later groups have time too
     except torch.OutOfMemoryError as error:
         found.append(cases.Timed("all", None, None, error=str(error).splitlines()[0]))
     words = f"{shape[1]} heads × {shape[2]:,} tokens × {shape[3]}, {str(dtype).removeprefix('torch.')}, causal"

@@ -232,7 +232,7 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArr
     heads, tokens = A.weights.shape[1], visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
     lse = A.softmax_weights.lse()[b]
-    lse = lse if dot.row is None else lse - dot.row[b]
+    lse = lse if dot.row is None else lse - dot.row[b]  # a term of each row, which the products do not have
     lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
     # `threshold` keeps what is above its bound: the largest number below _LARGE.
     below_large = math.nextafter(_LARGE, 0.0) if accurate is torch.float64 else _BELOW_LARGE
@@ -243,13 +243,14 @@ def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArr
         k = _take(dot.k[b], columns).to(accurate)
         k = k if len(k) == heads else k.repeat_interleave(heads // len(k), dim=0)
         q, k = (t.unflatten(1, (len(queries), -1)).flatten(0, 1) for t in (q, k))
-        mask_logits, has_choice = hidden, None
+        mask_logits, has_choice = hidden, None  # has_choice: rows that see another key than copies too; None: all
         if not visible.everything:
             seen, has_choice = visible.cells(queries, keys, hidden)
             mask_logits = torch.where(seen.flatten(-2), 0.0, -math.inf)
-        logits = (mask_logits.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
+        # What is added to the products q·k: the mask, less the log-sum-exp.
+        offsets = (mask_logits.to(lse) - lse.index_select(1, at).view(heads, *queries.shape, 1)).flatten(0, 1)
         # Axes: heads, rows, what followed a copy or the copy itself (`_LAGS`), copies.
-        weights = _exp2_of_products_(logits, q, k, dot.cap).view(heads, -1, 2, keys.shape[-1])
+        weights = _exp2_of_products_(offsets, q, k, dot.cap).view(heads, -1, 2, keys.shape[-1])
         chosen = weights if has_choice is None else weights * has_choice.flatten(0, 1).to(weights)
         sums[:, :2] += chosen.sum(1).sum(-1, dtype=torch.float64)
         large_on_next = functional.threshold(weights[:, :, 0], below_large, 0.0, inplace=True)

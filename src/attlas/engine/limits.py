@@ -81,7 +81,7 @@ def known(instruction_set: str) -> Limits | None:
 
 @public("save()")
 def store(limits: Limits, instruction_set: str) -> Path:
-    """Keep limits in the cache folder beside those of other settings, and return the file."""
+    """Keep the measured speeds of this processor in the cache folder, beside those of others; return the file."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     measured = {**_read(), _key(instruction_set): asdict(limits)}
     return save_text(json.dumps(measured, indent=2) + "\n", _file())

@@ -169,7 +169,9 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
 
     @public()
     def change(self, module: nn.Module, change: Change, first_query: int | None, first_key: int | None) -> Change:
-        """Return how an attention computes; called inside the forward pass, before its values are pooled.
+        """Return how an attention computes with the interventions that choose it, before its values are pooled.
+
+        Called inside the forward pass.
 
         Parameters
         ----------
@@ -189,6 +191,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(rule, "gradient checkpointing", fix, module=site.path)
         query, key = self._position(site, change.matrix, first_query, first_key)
+        # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
         for number, item in enumerate(self._interventions):
             if self._chosen(item, site):

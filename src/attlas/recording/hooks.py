@@ -318,10 +318,11 @@ def _running(module: nn.Module | None = None) -> list[ModuleCall]:
 
 
 def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
-    """Return which attention a matrix is that a module passes on by itself, with `offer` or `pooled`."""
+    """Return which attention a matrix is: that of a module which called `offer` or `pooled` with it."""
     calls = _running(module)
     place = calls[0].place(matrix, offered=True) if calls else Place(module)
-    for call in _running():  # a part of the module may be named in its place
+    # Modules around this one run too. One of them may be asked for this matrix later, and finds it by what is kept.
+    for call in _running():
         if call.module is not module:
             call.remember(matrix, place)
     return place

@@ -311,7 +311,7 @@ class RecordedSequence:
     def query_mask(self) -> Tensor:
         """Return which recorded queries are tokens that may attend to a key, on the device, shape (batch, rows)."""
         if self.policy.tokens and self._computed < self.next_row - self.first_query:
-            self.matrix()
+            self.matrix()  # computes what waits of the last rows, and with it appends their masks to `_query_masks`
         return self._query_masks.joined()
 
     def _entry_in_memory(self, query_mask: Tensor | None) -> Entry:

@@ -137,7 +137,10 @@ class Pass:
 
 
 def band_height(n: int, heads: int = 1, *, dense: bool = False) -> int:
-    """Return the rows of a band: a power of two, so that no block lies in two bands.
+    """Return how many rows of n keys are computed at a time: a power of two, so that no block lies in two such bands.
+
+    They have at most `_BAND_CELLS` cells of all heads together. `dense`: the weights of these heads are written out, so
+    that a cell takes `_DENSE` times as long.
 
     Examples
     --------

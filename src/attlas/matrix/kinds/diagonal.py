@@ -46,9 +46,11 @@ class DiagonalWeights(SweptWeights):
         self.shape = (*diagonal.shape[:2], len(self.rows), len(self.columns))
         self.dtype, self.device, self.mask = diagonal.dtype, diagonal.device, None
         self.are_shares, self.are_signed = is_identity, not is_identity
+        # A row of an identity whose 1 lies outside of these columns is still a row of shares, of which none is here.
         self.counts_other_keys = is_identity and self.rows != self.columns
         self.key_heads = diagonal.shape[1]
         self._whole = whole
+        # Notices when the numbers are changed in place later.
         self._made_of = None if tracing() else version_of("diagonal", diagonal)
 
     def to_dict(self) -> dict[str, Any]:

@@ -77,7 +77,11 @@ def is_counted(ids: Tensor) -> bool:
 
 
 def code_of(f: object) -> object:
-    """Return what stands for a function of the user: its code, which all functions from one line share."""
+    """Return the key under which a program compiled for a user's function is kept.
+
+    It is the function's code: a lambda in a loop is compiled once. `functools.partial` is looked through;
+    a module counts by itself, and another callable object by its class.
+    """
     while (inner := getattr(f, "func", None)) is not None:
         f = inner
     return getattr(f, "__code__", None) or (id(f) if isinstance(f, nn.Module) else type(f))

@@ -164,6 +164,7 @@ def _small(of: Operands) -> Operands:
     return Operands(
         _random((_BATCH, _HEADS, _M), size, dtype, device, 1),
         _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2),
+        # With a cap, which is 2 here, logits are 2 tanh(scale q·k / 2); `Operands` says how the two numbers give that.
         scale2=(2.0 if of.cap else scale) * LOG2E,
         rate=scale * LOG2E if of.cap else 0.0,
         cap=of.cap,
