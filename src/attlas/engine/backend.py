@@ -237,6 +237,7 @@ class Backend(ABC):
         """
         problem = request.problem
         found = outputs.collect(problem, partial(self.read, request), statistics, lse, self.reads)
+        # By a log-sum-exp beyond LARGEST, rounding alone would make weights wrong: the next backend computes its own.
         return None if found is None or (not problem.partial and exceeds(found.lse, LARGEST)) else found[:2]
 
     def output_and_statistics(

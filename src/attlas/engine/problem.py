@@ -71,7 +71,10 @@ class Version(NamedTuple):
 
 
 def version_of(name: str, t: Tensor) -> Version:
-    """Return a tensor with its version counter and its address."""
+    """Return a tensor with its version counter and its address.
+
+    A later version that differs tells of a change in place.
+    """
     # Tensors of inference mode do not count their changes.
     return Version(name, t, None if t.is_inference() else t._version, t.data_ptr())
 

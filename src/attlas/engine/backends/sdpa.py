@@ -43,6 +43,10 @@ class Piece(NamedTuple):
     """A rectangle of some heads that one call of the kernel computes.
 
     It has all heads, or heads of one sequence: whole groups of those that share a key head, or a part of one group.
+    `causal` asks for the kernel's own causal mask; `added` is added to the logits, -inf where masked; `unseen` is True
+    for a row that sees none of the rectangle's keys.
+
+    It has all heads, or heads of one sequence: whole groups of those that share a key head, or a part of one group.
     """
 
     batches: range

@@ -57,6 +57,8 @@ class Flex(Backend):
             translated = _translated(request)
         except Untranslatable as reason:
             return str(reason)
+        # The two programs of this kind, for one size and for all, may have been found wrong before: see
+        # `attlas.engine.trust`.
         families = kinds.families_of(_kind(request, translated), _has_whole_blocks(problem))
         faults = (trust.known_fault(family, request.device) for family in families)
         return next((fault for fault in faults if fault is not None), None)
@@ -70,6 +72,7 @@ class Flex(Backend):
         program = kinds.program_of(kind)
         sizes = (*request.problem.shape, v.shape[1])
         attention = program.attention_for(sizes)
+        # The first family is the program for the first size that was seen, the second that for all others.
         family = kinds.families_of(kind, _has_whole_blocks(request.problem))[program.sizes[:1] not in ([], [sizes])]
 
         def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +151,7 @@ def attended(
     if values.row is not None:
         lse = lse + values.row
     if problem.sink is not None:
+        # The output times e^lse / (e^lse + e^sink), and log(e^lse + e^sink).
         sink = problem.sink.to(lse.dtype).view(1, -1, 1)
         nothing = lse == -torch.inf  # such a row has an output of 0
         finite = torch.where(nothing, 0.0, lse)

@@ -30,6 +30,7 @@ class AdditiveKernels(PairwiseFamily):
         self.weight: Tensor = (self.own.detach().to(problem.dtype) * self.factor).contiguous()
 
     def parameters(self) -> Tensor:
+        # As in `PairwiseFamily`: the weights w_v of the hidden units, times the number that the score is multiplied by.
         return self.weight
 
     @staticmethod
@@ -39,6 +40,7 @@ class AdditiveKernels(PairwiseFamily):
         return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
+        # The fields of the score in the C structure ``Additive``, as in `PairwiseFamily`.
         return {"weight": self.weight.data_ptr()}
 
     def backward(

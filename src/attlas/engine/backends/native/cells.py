@@ -19,6 +19,8 @@ _SUMS = ("mass", "column_mass", "offsets", "picture_sum")
 class CellSums:
     """Sums, maxima and largest weights over all tiles so far.
 
+    A picture is the matrix in blocks, with one sum or one maximum for each.
+
     Parameters
     ----------
     problem : Problem
@@ -87,6 +89,7 @@ class CellSums:
             for columns in unseen:
                 self.found["column_max"][b, h, columns.start : columns.stop].clamp_(min=0.0)
         if self.k and unseen:
+            # Among the k largest of a row may be such zeros: the first k unseen keys are enough for that.
             keys = torch.cat([torch.arange(own.start, min(own.stop, own.start + self.k)) for own in unseen])
             empty = torch.empty(len(at.batches), len(at.heads), len(at.rows), 0, dtype=self.problem.dtype)
             self._run(at, range(0), keys[: self.k].to(torch.int32), cells=empty)

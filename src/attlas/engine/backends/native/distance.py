@@ -49,6 +49,7 @@ class DistanceKernels(PairwiseFamily):
         return scale
 
     def parameters(self) -> Tensor:
+        # As in `PairwiseFamily`: one over the bandwidth of each coordinate.
         return self.scale
 
     @staticmethod
@@ -63,6 +64,7 @@ class DistanceKernels(PairwiseFamily):
         return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
+        # The fields of the score in the C structure ``Distance``, as in `PairwiseFamily`.
         return {"kernel": self.kernel, "scale": self.scale.data_ptr()}
 
     def backward(

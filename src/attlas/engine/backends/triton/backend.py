@@ -59,6 +59,7 @@ class Triton(Backend):
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
+        # `s.k` is the number of largest weights of each row that a statistic wants.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().statistics(request, few, lse) if few else None
         return None if found is None else (_in_place(found[0], statistics), found[1])

@@ -58,7 +58,10 @@ def _words(of: Operands) -> str:
 
 
 def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
-    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
+    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere.
+
+    Weights, logits or log-weights are asked of some cells; all other names of the whole small matrix.
+    """
     small, tolerance = _small(of), trust.TOLERANCE[of.q.dtype]
     v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
