@@ -239,6 +239,10 @@ def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     rest: list[Any] = []
 
     def read(wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None) -> dict[str, Tensor] | None:
+        """Return what a kernel adds up over all tiles.
+
+        In the same pass `rest` gets the results of statistics that need the tiles.
+        """
         sums = given.cell_sums(outline, wanted)
         if sums is None:
             return None
@@ -317,6 +321,7 @@ def _part(
     """Return the `Part` that statistics see of a tile whose weights are known."""
     if not weights.are_shares:
         return _SignedPart(weights.outline, at, block, lambda: cells, _no_lse, space, first, last)
+    # Shares are the softmax of their own logarithms, and its log-sum-exp is 0.
     zero = empty_lse(at.shape[:3], at.device).zero_()
     part = Part(weights.outline, at, block, lambda: _logs(cells), lambda: zero, space, first, last)
     vars(part)["weights"] = vars(part)["_exp_shifted"] = cells  # as they are, not the exponentials of their logarithms

@@ -136,6 +136,7 @@ def pool_backward(
 def _(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, v, *tensors)
 
 
@@ -222,12 +223,13 @@ def statistics(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: boo
     """Return the tensors of the results in order, and the log-sum-exp, empty unless it is kept for the gradient."""
     with torch.no_grad():
         of = Described(text, q, k, tensors)
-        wanted = [isinstance(statistic, LogSumExp) for statistic in of.asked]
-        others = [statistic for statistic, of_lse in zip(of.asked, wanted, strict=True) if not of_lse]
+        are_lse = [isinstance(statistic, LogSumExp) for statistic in of.asked]
+        # What asks for the log-sum-exp itself gets the one that is kept; the others are collected.
+        others = [statistic for statistic, of_lse in zip(of.asked, are_lse, strict=True) if not of_lse]
         found, known = operations.collect(of.problem, others, of.plan) if others else ([], None)
-        lse = _exact_lse(of, known) if keep or any(wanted) else _lse_form(q, keep)
+        lse = _exact_lse(of, known) if keep or any(are_lse) else _lse_form(q, keep)
         given = iter(found)
-        results = [online.rounded(lse) if of_lse else next(given) for of_lse in wanted]
+        results = [online.rounded(lse) if of_lse else next(given) for of_lse in are_lse]
         return _own([*tensors_in(results), lse if keep else _lse_form(q, keep)])
 
 
@@ -271,6 +273,7 @@ def statistics_backward(
 def _(
     grads: list[Tensor], results: list[Tensor], lse: Tensor, q: Tensor, k: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, *tensors)
 
 
@@ -367,6 +370,7 @@ def _(
     text: str,
     logits: bool,
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, *tensors)
 
 

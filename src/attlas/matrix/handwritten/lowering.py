@@ -144,6 +144,10 @@ class _Bias(NamedTuple):
 class Folded:
     """Steps, put together as ``cap * tanh(scale * q k / cap) + biases``, with masks.
 
+    `biases` are tensors that are added, with their factors; `fills` are (where, number, whether it is filled in where
+    False); `bounds` are those of clamps. `shifted` says that a number was added to whole rows, which softmax does not
+    see.
+
     Parameters
     ----------
     q, k : Tensor, shape (batch, heads, m, d) and (batch, heads or 1, n, d)
@@ -241,6 +245,7 @@ class Folded:
         facts = [_about(t, factor) for t, factor in self.biases]
         floors = [low for low, _ in self.bounds if low is not None]
         ceilings = [high for _, high in self.bounds if high is not None]
+        # Numbers that hide a key only if they are far below each logit of its row.
         weak = [
             *floors,
             *(value for _, value, _ in self.fills),

@@ -70,6 +70,7 @@ def transitions_of(tokens: GatedTokens) -> Transitions:
     for chunks in cut(whole, max(tokens.chunks_at_once // STRIDE, 1) * STRIDE):
         t = factors(tokens, chunks, reads=False).transitions()
         t = t.expand(tokens.batch, tokens.heads, len(chunks), -1, -1)
+        # Each round joins two neighbours, until a transition leads over STRIDE chunks.
         for _ in range(STRIDE.bit_length() - 1):
             t = _doubled(t)
         found.append(t)
@@ -194,6 +195,7 @@ def _over(
     levels = transitions() if transitions is not None and stop + 2 * stride <= start else []
     while start > stop:
         if levels and start % stride == 0 and start - stride >= stop:
+            # The longest kept transition that ends at `start` and leads no further back than to `stop`.
             level = 0
             while start % (2 * stride << level) == 0 and start - (2 * stride << level) >= stop:
                 level += 1

@@ -91,6 +91,7 @@ class TransportWeights(SweptWeights):
         return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
 
     def to_dict(self) -> dict[str, Any]:
+        # The settings from which `from_dict` makes these weights again, for files.
         tokens = self.tokens
         rows, columns = ([span.start, span.stop] for span in (self.rows, self.columns))
         settings = {"heads": tokens.heads, "scale": tokens.scale, "rows": rows, "columns": columns}
@@ -99,6 +100,7 @@ class TransportWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> TransportWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         tensors = settings["tokens"]
         check_kind("tokens", tensors, dict)
         if not {"q", "k"} <= tensors.keys() <= {*NAMES}:
@@ -204,6 +206,7 @@ class TransportWeights(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # Weights of some rows and columns, as in `Weights`.
         self.check_no_logits(logits)
         self.check_unchanged()
         found = self._cells(rows, columns)
@@ -343,6 +346,7 @@ class TransportWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> TransportWeights:
+        # The weights of some batches, heads, queries and keys; None stands for all of an axis.
         some = self
         if batches is not None or heads is not None:
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
@@ -357,6 +361,7 @@ class TransportWeights(SweptWeights):
         return window
 
     def detach(self) -> TransportWeights:
+        # The same weights without a graph.
         if not self.requires_grad:
             return self
         found = TransportWeights(self.tokens.mapped(Tensor.detach), self.rows, self.columns, self._ids, self._versions)
@@ -418,6 +423,8 @@ def _ascending(places: range | Tensor, start: int) -> tuple[Sequence[int], Tenso
 
 def defined(tokens: GatedTokens, rows: Tensor) -> Tensor:
     """Return some rows by the definition, token by token from the last, shape (batch, heads, len(rows), n).
+
+    Going back, ``x_i = q_iᵀ M_i ... M_{j+1}``, so that the cell of column j is ``write_j x_i · k_j``.
 
     Parameters
     ----------

@@ -32,8 +32,8 @@ class Operands:
     q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
         Tokens, whose last axis has no gaps.
     scale2, rate : float
-        The base-2 logit is ``q·k scale2``, and `rate` 0. With a cap it is ``scale2 tanh(q·k rate ln 2 / 2)``: `scale2` is
-        the cap of base 2, and ``2^(q·k rate)`` is ``exp(2 x)``, where x is the argument of the tangent.
+        The base-2 logit is ``q·k scale2``, and `rate` 0. With a cap it is ``scale2 tanh(q·k rate ln 2 / 2)``:
+        `scale2` is the cap of base 2, and ``2^(q·k rate)`` is ``exp(2 x)``, where x is the argument of the tangent.
     cap : bool
         Whether there is a cap.
     first, stop : Tensor or None, shape (batch or 1, heads or 1, m)
