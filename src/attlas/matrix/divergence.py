@@ -167,8 +167,8 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     pooled, entropy, mass = A.collect(stats.Pooled(dot.k), stats.Entropy(), stats.RowMass())
     shape = first.shape[:3]
     pooled, entropy, mass = pooled.reshape(*shape, -1), entropy.reshape(shape), mass.reshape(shape)
-    # Σ_j P_ij ln Q_ij is `cross`, Σ_j P_ij S_ij, minus mass_i lse_i: minus it is the cross-entropy, less the entropy
-    # the KL.
+    # With cross_i = Σ_j P_ij S_ij, Σ_j P_ij ln Q_ij is cross_i - mass_i lse_i. The cross-entropy is minus that, and the
+    # divergence "kl" is the cross-entropy less the entropy of P.
     cross = dot.scale * (dot.q.to(pooled.dtype) * pooled).sum(dim=-1)
     if dot.row is not None:
         cross = cross + dot.row * mass
