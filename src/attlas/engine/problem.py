@@ -38,6 +38,7 @@ def full_precision(f: F) -> F:
 
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call `f` where device and settings are right; where one is not, change it and call `run` again."""
         kind = problem.device.type
         several = kind == "cuda" and not torch.compiler.is_compiling() and torch.cuda.device_count() > 1
         if several and torch.cuda.current_device() != problem.device.index:

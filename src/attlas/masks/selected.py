@@ -150,6 +150,8 @@ class Selected(Mask):
     def _among(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return which of some single keys each row chose, shape (..., rows, columns).
 
+        A key was chosen where the block that it lies in is an entry.
+
         Parameters
         ----------
         rows : Tensor of int, shape (..., rows, k)

@@ -275,7 +275,10 @@ class _RowDivergence(stats.Statistic):
         return CellGradient(logits=(of_tile,)) if self.of_logits else CellGradient(weights=(of_tile,))
 
     def _pair(self, part: Part) -> tuple[_Cells, _Cells]:
-        """Return the cells of A and of B, the one of them from its part."""
+        """Return the cells of A and of B at the place of a part.
+
+        Those of the matrix that the part belongs to are its own, those of the other are computed anew.
+        """
         at, heads = part.at, range(self.other.problem.shape[1])
         own = _Cells(part.logits, part.logits) if self.of_logits else _Cells(part.weights, part.log_weights)
         if self.mean and len(at.heads) == part.problem.shape[1]:

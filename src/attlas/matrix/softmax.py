@@ -217,6 +217,7 @@ class SoftmaxWeights(Weights):
         problem.check_unchanged()
         if problem.is_symbolic:
             return compiled.product(problem, v, self.plan, dropout, self.lse)
+        # Statistics that are to be collected next may come from the same call of a kernel.
         if self.announced and dropout is None and (both := self._product_and_statistics(v)) is not None:
             return both
         out, lse = operations.multiply(problem, v, self.plan, dropout)
@@ -227,6 +228,7 @@ class SoftmaxWeights(Weights):
         if self._lse is None:
             self._lse = lse
         if out.requires_grad:
+            # For `A.retain_grad()`: what flows back into the weights comes from this product.
             keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
             self.gradient.add_product(out, v, keep=keep)
         return out
@@ -255,6 +257,7 @@ class SoftmaxWeights(Weights):
             return compiled.transposed_product(self.problem, x, self.plan, self.lse)
         out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
         if out.requires_grad:
+            # For `A.retain_grad()`, as in `product`.
             self.gradient.add_product(out, x, transposed=True)
         return out
 

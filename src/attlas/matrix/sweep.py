@@ -377,7 +377,10 @@ class _Swept(torch.autograd.Function):
     def forward(
         ctx: Any, weights: SweptWeights, statistics: Sequence[Statistic], forms: list[Any], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """Compute the statistics without a graph, and return the tensors of all results as a flat tuple."""
+        """Compute the statistics without a graph, and return the tensors of all results as a flat tuple.
+
+        `forms` gets the results themselves, whose nesting the flat tuple does not have.
+        """
         results = _swept(weights, statistics)
         forms += results
         found = tensors_in(results)

@@ -265,7 +265,7 @@ class Sum(Score):
         self.left = left
         self.right = right
         self.scratch = max(left.scratch, right.scratch) + 1
-        for name in _PROPERTIES:
+        for name in _PROPERTIES:  # what a score says of itself, such as `finite`: a sum where both parts do
             setattr(self, name, getattr(left, name) and getattr(right, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
@@ -309,7 +309,7 @@ class Derived(Score):
         super().__init__()
         self.inner = inner
         self.scratch = inner.scratch + 1
-        for name in _PROPERTIES:
+        for name in _PROPERTIES:  # what a score says of itself, such as `finite`
             setattr(self, name, getattr(inner, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:

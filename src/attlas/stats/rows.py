@@ -225,6 +225,7 @@ class EffectiveKeys(Statistic):
 
         if problem.sink is not None:
             return CellGradient(weights=(of_tile,))
+        # Without a sink M is 1.
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:

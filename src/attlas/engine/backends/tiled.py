@@ -208,7 +208,10 @@ def collect(
 
 
 def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
-    """Yield the parts of a row block from left to right; each is valid until the next is asked for."""
+    """Yield the parts of a row block from left to right; each is valid until the next is asked for.
+
+    A `Part` is a tile with its numbers: what a step of a statistic gets.
+    """
     tokens, fill = problem.tokens, lowest(problem.dtype)
     # The part has its rows whole, and finds their log-sum-exp.
     whole = lse is None and len(row_block.column_blocks) == 1
@@ -299,7 +302,11 @@ def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
 def _tiles(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
-    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first."""
+    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first.
+
+    The functions of a `CellGradient` are asked in this order. `wanted_rows`, shape (m,), is True where a row may have a
+    gradient.
+    """
     blocks = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
     for row_block in reversed(list(blocks)) if whole_rows else blocks:
         if wanted_rows is not None and not bool(wanted_rows[row_block.at.place[2]].any()):
@@ -326,7 +333,10 @@ def _add_gradients(totals: list[Tensor], place: Any, grads: Iterator[Tensor | No
 def _part_of_logits(
     problem: Problem, at: Tile, block: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
 ) -> Part:
-    """Return the part of a tile with a copy of given logits, which the graph of autograd still needs unchanged."""
+    """Return the `Part` of a tile, made of a copy of given logits.
+
+    The graph of autograd still needs these unchanged.
+    """
 
     def score() -> Tensor:
         copy = space.take("logits", at.shape).copy_(logits)

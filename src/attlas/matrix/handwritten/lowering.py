@@ -303,10 +303,14 @@ def _about(t: Tensor, factor: float) -> _Bias:
 
 @torch.no_grad()
 def _looked_at(t: Tensor, factor: float) -> _Bias:
-    """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest."""
+    """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest.
+
+    They are the tensor times its factor, the bound up to which numbers hide, where they hide, the rest, and its largest
+    number.
+    """
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
-    if lowest >= _MAYBE_MASK or math.isnan(lowest):
+    if lowest >= _MAYBE_MASK or math.isnan(lowest):  # no number is low enough for a mask
         return _Bias(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
     # Numbers in the lower half are mask, and the weakest of them is the cut.
     cut = max(lowest / 2, _SURELY_MASK)

@@ -94,6 +94,10 @@ def decayed(x: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
 def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factors:
     """Return the factors of a run of chunks.
 
+    `inner` are the cells inside of a chunk, `reads` its queries carried back to its start, `writes` its keys carried to
+    its end, and ``T = diag(total) + intoᵀ out_of`` what its tokens do to the state. Token t does ``M_t = (I + p_t r_tᵀ)
+    diag(exp(g_t))``: it adds ``r_tᵀ`` times the decayed state along p_t.
+
     Parameters
     ----------
     tokens : GatedTokens

@@ -67,6 +67,8 @@ class Flex(Backend):
         """Run the compiled program of this kind of mask and score.
 
         Compare it with the definition when it is first used.
+
+        A kind is the key of a program: device, mask, score, dtypes and sizes (`_kind`).
         """
         kind, device = _kind(request, _translated(request), v), request.device
         program = kinds.program_of(kind)
@@ -161,7 +163,10 @@ def attended(
 
 
 def _translated(request: Request) -> tuple[Values, Kind]:
-    """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request."""
+    """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request.
+
+    A kind is a key: programs are compiled once for each.
+    """
     kept = vars(request)
     if "pairs" not in kept:
         problem = request.problem

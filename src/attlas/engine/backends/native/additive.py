@@ -57,6 +57,7 @@ class AdditiveKernels(PairwiseFamily):
         for block in request.row_blocks(problem):
             known = lse[block.slices].detach().contiguous()
             rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
+            # What the fields point to is kept in `_buffers` until the call returns.
             params, _buffers = self.params(
                 self.q[block.slices], self.k, values, block.slices[2], **block.mask, known=known.data_ptr()
             )

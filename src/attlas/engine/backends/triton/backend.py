@@ -67,6 +67,7 @@ class Triton(Backend):
     def output_and_statistics(
         self, request: Request, v: Tensor, statistics: Sequence[Statistic]
     ) -> tuple[Tensor, Tensor, list[Any]] | None:
+        # As in `statistics`: those of too many largest weights are MISSING.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().output_and_statistics(request, v, few) if few else None
         return None if found is None else (*found[:2], _in_place(found[2], statistics))

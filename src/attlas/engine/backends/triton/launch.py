@@ -181,7 +181,11 @@ def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _moments(count: Tensor | None, mean: Tensor | None, spread: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts."""
+    """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts.
+
+    Over the programs that share a row: ``mean = Σ n_p mean_p / Σ n_p``, and the variance is ``Σ (spread_p + n_p (mean_p
+    - mean)²) / Σ n_p``.
+    """
     if count is None or mean is None or spread is None:
         return None
     total = count.sum(0).clamp(min=1.0)
@@ -218,6 +222,9 @@ class Weighed(NamedTuple):
 
 def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budget: int) -> Weighed | None:
     """Return numbers of rows, columns, diagonals and pictures, given the log-sum-exp; None where they take too much.
+
+    Diagonals need square tiles that are read from left to right: they take a pass of their own. Names are those of
+    `attlas.engine.outputs`.
 
     Parameters
     ----------

@@ -87,7 +87,10 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
 
 
 def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
+    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations.
+
+    Logits of base 2 (see `Operands`) times ln 2 are those in nats.
+    """
     _, heads, _, n = of.shape
     products = of.q.double() @ spread_heads(of.k, heads).double().mT
     logits = (of.scale2 * torch.tanh(products * of.rate * (0.5 * LN2)) if of.cap else products * of.scale2) * LN2
