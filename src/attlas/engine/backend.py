@@ -120,8 +120,9 @@ class Request:
             score = SoftCap(score, dot.cap)
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
-        # What the score reads has its part in the tokens, but for a bias, which is evaluated in tiles.
+        # Tensors that the score reads have gone into the tokens; a bias alone, evaluated in tiles, reads them again.
         problem = replace(self.problem, score=score, read=() if dot.bias is None else self.problem.read)
+        # The cached property: these tokens are made already.
         vars(problem)["tokens"] = tree_map(Tensor.detach, tokens)
         return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 

@@ -100,7 +100,8 @@ def divergence(
     rows = _RowDivergence(A, B, kind, mean, large, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.weights.needs_graph:
-        # The gradient in B is that of a number which is 0, recorded beside.
+        # The statistic of A gives gradients in A alone. `beside` is 0 everywhere, and its gradient is that of the
+        # divergence in B: to add it changes no number.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
         other = _RowDivergence(A, B, kind, mean, large, swapped=True)
         (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _lse_of(B)))

@@ -286,6 +286,7 @@ def statistics_backward(
         # Places and counts have no gradient.
         asked = [statistic for statistic in of.asked if statistic.differentiable]
         known = [result for statistic, result in zip(of.asked, every, strict=True) if statistic.differentiable]
+        # The statistics are recorded without computing them: results and log-sum-exp are known.
         found, _ = operations.record(of.problem, asked, of.plan, lambda: (known, lse))
         outputs = [t for t in tensors_in(found) if t.is_floating_point()]
         return _pulled_back(outputs, grads, leaves)
@@ -381,6 +382,7 @@ def cells_backward(
     leaves = _leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
+        # The read is recorded without computing it: its result and log-sum-exp are known.
         statistic = Cells(rows, columns, logits)
         recorded, _ = operations.record(of.problem, [statistic], of.plan, lambda: ([found], lse))
         return _pulled_back(recorded, [grad], leaves)

@@ -79,7 +79,7 @@ def _replaced() -> Iterator[None]:
             yield
     finally:
         for name, own, _ in methods:
-            if own is None:
+            if own is None:  # torch's method is inherited
                 delattr(Tensor, name)
             else:
                 setattr(Tensor, name, own)

@@ -207,7 +207,7 @@ class Folded:
             self.cap *= factor
         else:
             self.scale *= factor
-        return self.cap >= 0.0
+        return self.cap >= 0.0  # a soft cap is above 0
 
     def _times_tensor(self, t: Tensor, *, inverse: bool) -> bool:
         """Multiply by a number for each query or each key; False where the form cannot hold that."""

@@ -233,6 +233,7 @@ class TransportWeights(SweptWeights):
     def _sorted_cells(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Return the cells of rows and columns in ascending order, counted from the first token."""
         tokens = self.tokens
+        # Tokens in chunks that have a row or a column.
         busy = sum(_count_chunks(places, tokens.chunk) for places in (rows, columns)) * tokens.chunk
         found = self._few_rows(rows, columns, busy)
         if found is None:
@@ -244,7 +245,11 @@ class TransportWeights(SweptWeights):
         return torch.where(i.unsqueeze(-1) == j, found + spread_values(own.to(self.dtype), tokens), found)
 
     def _few_rows(self, rows: Sequence[int], columns: Sequence[int], busy: int) -> Tensor | None:
-        """Return `_sorted_cells`, without the diagonal, of so few rows that a kernel is the faster way; else None."""
+        """Return `_sorted_cells`, without the diagonal, of so few rows that a kernel is the faster way; else None.
+
+        The kernel carries each row token by token to the first column; `most` is how many such steps take as long as
+        the chunks that have a row or a column. Both were measured, see the constants above.
+        """
         tokens, hull = self.tokens, range(columns[0], columns[-1] + 1)
         most = (_TURNING_ROWS if tokens.turns else _ROWS) * busy + _STEPS
         steps = len(rows) < _FEW_ROWS and tokens.turns and self._transitions is None  # chunk by chunk, if not here

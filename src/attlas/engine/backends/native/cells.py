@@ -100,12 +100,16 @@ class CellSums:
         return {name: t.to(torch.int64) if name == "top_keys" else t for name, t in found.items()}
 
     def _run(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
-        """Call the kernel on one tile; return False where a weight is NaN or infinite."""
+        """Call the kernel on one tile; return False where a weight is NaN or infinite.
+
+        `zero_keys` are keys that no tile had, whose weights are 0.
+        """
         _, heads, m, n = self.problem.shape
         for name, t in tensors.items():
             t = t.expand(len(at.batches), len(at.heads), -1, -1)
             tensors[name] = t if t.stride(-1) == 1 or t.shape[-1] < 2 else t.contiguous()
         first = at.batches.start * heads + at.heads.start
+        # Each result from the tile's first batch and head on; the kernel adds to what it holds.
         places = {name: t.data_ptr() + first * t.stride(1) * t.element_size() for name, t in self.found.items()}
         status = self.kernels.call(
             "cell_sums",

@@ -349,6 +349,9 @@ def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Seque
     """Join the sums or maxima of all strips of rows into one result.
 
     Per column, per diagonal, or per block of a picture.
+
+    `t` has the shape (heads, strips, keys or diagonals); with a picture, `edges` are the rows at which strips begin,
+    and the end.
     """
     if t is None:
         raise TypeError("there are no strips")

@@ -156,7 +156,7 @@ def bias_of(problem: Problem, dot: Dot) -> Bias | None:
 
     None where they have no form that kernels read.
     """
-    kept = vars(problem)
+    kept = vars(problem)  # computed once for each problem, which keeps it
     if "triton bias" not in kept:
         with torch.no_grad():
             own = None if dot.bias is None else dot.bias.bias(problem.tile(*map(range, problem.shape)))
