@@ -290,7 +290,7 @@ def _row_blocks(
     weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _PLAN
 ) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
     """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
-    outline, (batch, heads, m, n) = weights.outline, weights.shape
+    outline, (batch, heads, m, n) = weights.outline, weights.shape  # sizes, dtype and mask of them
     size = sizes(outline, plan, whole_rows=whole_rows, wide=False)
     group = heads // max(weights.key_heads, 1)
     for batches, own, rows in product(

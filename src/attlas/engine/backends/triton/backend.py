@@ -75,6 +75,7 @@ class Triton(Backend):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
+        # Numbers of the matrix from as few passes as they need; None where the kernels cannot take them.
         problem = request.problem
         if v is not None and (v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype):
             return None
