@@ -346,7 +346,7 @@ def _check_products(contract: _Contract, make: Callable[[Plan], AttentionMatrix]
     leaves = [q, k, v, *(p for p in (() if score is None else score.parameters()) if p.requires_grad)]
     names = ["q", "k", "v", *(f"parameter {i} {tuple(p.shape)}" for i, p in enumerate(leaves[3:]))]
     wanted = exact @ v
-    slope = _numbers(*wanted.shape, seed=3)
+    slope = _numbers(*wanted.shape, seed=3)  # the gradient of some loss in the output
     gradients = _gradients(wanted, leaves, slope)
     for plan in _PLANS_FOR_MASKS if score is None else _PLANS:
         out = make(plan) @ v

@@ -120,8 +120,9 @@ class Request:
             score = SoftCap(score, dot.cap)
         if dot.bias is not None:
             score, tokens = score + dot.bias, ((dot.q, ()), (dot.k, ()))
-        # What the score reads has its part in the tokens, but for a bias, which is evaluated in tiles.
+        # Tensors that the score reads have gone into the tokens; a bias alone, evaluated in tiles, reads them again.
         problem = replace(self.problem, score=score, read=() if dot.bias is None else self.problem.read)
+        # The cached property: these tokens are made already.
         vars(problem)["tokens"] = tree_map(Tensor.detach, tokens)
         return replace(self, problem=problem, tokens=tokens, fused=replace(dot, row=None))
 
@@ -237,6 +238,7 @@ class Backend(ABC):
         """
         problem = request.problem
         found = outputs.collect(problem, partial(self.read, request), statistics, lse, self.reads)
+        # By a log-sum-exp beyond LARGEST, rounding alone would make weights wrong: the next backend computes its own.
         return None if found is None or (not problem.partial and exceeds(found.lse, LARGEST)) else found[:2]
 
     def output_and_statistics(

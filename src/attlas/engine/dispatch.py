@@ -76,7 +76,7 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
         given = {"plan": repr(request.plan), "score": type(request.problem.score).__name__}
         found = f"{name} does not run: {_compare(request, [name])[1][name]}"
         raise BackendError(rule, found, "leave the plan out, or Plan(backend='tiled').", arguments=given, where="A @ v")
-    (tiled,) = backends_of("tiled", device)
+    (tiled,) = backends_of("tiled", device)  # it takes whatever is left
     if tiled not in backends or (first is not None and first.takes_fused):
         yield tiled
 

@@ -143,7 +143,10 @@ def _read_by(
     tile: Callable[..., Tile],
     known: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the tensors besides those known that code of the user reads on a few cells."""
+    """Return the tensors besides those known that code of the user reads on a few cells.
+
+    `_attempts` yields lists of tiles: the first list counts in which the code runs on some tile.
+    """
     for tiles in _attempts(shape, tile):
         found: dict[int, Tensor] = {}
         done = False

@@ -185,6 +185,8 @@ def split_lse(lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return a log-sum-exp as a number of `dtype` and what that lacks; None for that where it is known not to matter.
 
     Where the host would have to wait to know it, the second number is always given.
+
+    The sum of the two is the log-sum-exp in full precision.
     """
     if lse.ndim == 4:
         return high_part(lse), lse[..., 1]
@@ -254,6 +256,8 @@ def special_codes(values: Tensor) -> Tensor:
     """Return 1 for infinity, CODE for minus infinity, more than all of those together for NaN, and 0 for the rest.
 
     One product of them with the cells that a row sees then counts each; fewer than CODE keys are counted at a time.
+
+    A product of the codes with 0 and 1 gives ``count(inf) + CODE count(-inf) + 64 CODE² count(NaN)``.
     """
     dtype = accumulation_dtype(values.dtype)
     return (values == math.inf).to(dtype) + CODE * (values == -math.inf) + 64 * CODE**2 * values.isnan()

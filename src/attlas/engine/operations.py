@@ -55,6 +55,8 @@ def _product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None) -
     request = Request(problem, problem.tokens, plan, dropout)
     backends = candidates(request, "output")
     backend = next(backends)
+    # Such a backend leaves out the constant that a dot product adds to each row (`dot.row`): softmax does not see it,
+    # and the log-sum-exp gets it back below.
     dot = request.dot if backend.takes_fused else None
     values = v if dot is None else v.to(dot.q.dtype)
     found = backend.recorded(request, values) or backend.forward(request, values)
@@ -70,6 +72,7 @@ def _product_with_graph(
     request = Request(problem, problem.project(), plan, dropout, learned=bool(problem.parameters))
     backends = candidates(request, "output")
     backend = next(backends)
+    # As in `_product`: the log-sum-exp gets the constant of each row back below.
     dot = request.dot if backend.takes_fused else None
     request = backend.prepare(request)
     values = v if dot is None else v.to(dot.q.dtype)

@@ -187,7 +187,11 @@ def collect(
 def asked_outputs(
     problem: Problem, statistics: Sequence[Statistic], names: Collection[str] = OUTPUTS, *, takes_values: bool = False
 ) -> list[Mapping[str, Any] | None]:
-    """Return the outputs that each statistic asks for; None for one that must see the tiles, or needs other names."""
+    """Return the outputs that each statistic asks for; None for one that must see the tiles, or needs other names.
+
+    What a statistic asks for are names, each with a value that goes with it, such as ``{"largest": 5}``. `takes_values`
+    says whether one of them may ask for a product with its values.
+    """
     asked: list[Mapping[str, Any] | None] = []
     levels: object = None
     for statistic in statistics:

@@ -38,6 +38,7 @@ def full_precision(f: F) -> F:
 
     @wraps(f)
     def run(problem: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call `f` where device and settings are right; where one is not, change it and call `run` again."""
         kind = problem.device.type
         several = kind == "cuda" and not torch.compiler.is_compiling() and torch.cuda.device_count() > 1
         if several and torch.cuda.current_device() != problem.device.index:
@@ -71,7 +72,10 @@ class Version(NamedTuple):
 
 
 def version_of(name: str, t: Tensor) -> Version:
-    """Return a tensor with its version counter and its address."""
+    """Return a tensor with its version counter and its address.
+
+    A later version that differs tells of a change in place.
+    """
     # Tensors of inference mode do not count their changes.
     return Version(name, t, None if t.is_inference() else t._version, t.data_ptr())
 

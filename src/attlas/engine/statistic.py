@@ -139,7 +139,7 @@ class Part:
     @cached_property
     def shifted(self) -> Tensor:
         """Logits minus `shift`, a very low finite number where a key is masked, shape (B, H, r, c)."""
-        if self.row_lse is None:
+        if self.row_lse is None:  # the part has whole rows
             return self._logits if self.problem.has_small_logits else self._logits.sub_(self.shift.unsqueeze(-1))
         shift = self.shift  # computed first, since that may use the buffer of the logits
         return self._logits.sub_(shift.unsqueeze(-1))
@@ -242,7 +242,10 @@ class Part:
 
     @cached_property
     def _row_factor(self) -> Tensor | None:
-        """The factor of each row that turns `_exp_shifted` into weights; None where it is 1."""
+        """The factor of each row that turns `_exp_shifted` into weights; None where it is 1.
+
+        Weights are ``exp(logit - shift) * factor``, with ``factor = exp(shift - lse)``.
+        """
         if self.row_lse is not None:
             low = split_lse(self.exact_lse, self.problem.dtype)[1]
             return None if low is None else torch.exp(-low)

@@ -56,6 +56,8 @@ class RowBlock:
 def sizes(problem: Problem, plan: Plan, *, whole_rows: bool, wide: bool) -> Sizes:
     """Choose the size of a tile.
 
+    Where the plan says nothing, a tile has about `usual` cells, numbers of logits of all its heads together.
+
     Parameters
     ----------
     problem : Problem

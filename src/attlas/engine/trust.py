@@ -114,7 +114,10 @@ def known_fault(family: Family, device: torch.device) -> str | None:
 
 
 def faults(backend: str, device: torch.device) -> dict[str, str]:
-    """Return the families of a backend that are not used on a device, as far as that is known, and why."""
+    """Return the families of a backend that are not used on a device, as far as that is known, and why.
+
+    A family is kernels that are compared together, under one name.
+    """
     place, setting = _place(device), setting_of(device)
     known = {} if setting is None else dict(_remembered().get(setting, {}).get(backend, {}))
     known |= {
@@ -124,7 +127,10 @@ def faults(backend: str, device: torch.device) -> dict[str, str]:
 
 
 def is_known(family: Family, device: torch.device) -> bool:
-    """Return whether a family has been compared, here or in another process with the same device and versions."""
+    """Return whether a family has been compared, here or in another process with the same device and versions.
+
+    A family is kernels that are compared together, under one name.
+    """
     return _recall(family, device)[0]
 
 
@@ -165,7 +171,10 @@ def difference(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> st
 
 
 def results(device: torch.device) -> Found:
-    """Return what this process knows of the families of a device, compared here or before."""
+    """Return what this process knows of the families of a device, compared here or before.
+
+    A family is kernels that are compared together, under one name; with each goes its fault, or None.
+    """
     place = _place(device)
     found: Found = {}
     for (where, family), fault in sorted(_results.items(), key=lambda item: item[0]):
@@ -175,7 +184,10 @@ def results(device: torch.device) -> Found:
 
 
 def forget(device: torch.device) -> None:
-    """Forget all families of a device: they are compared again when they are next used."""
+    """Forget all families of a device: they are compared again when they are next used.
+
+    A family is kernels that are compared together, under one name.
+    """
     with _lock:
         for key in [key for key in _results if key[0] == _place(device)]:
             del _results[key]
@@ -255,7 +267,10 @@ def _place(device: torch.device) -> str:
 
 
 def _recall(family: Family, device: torch.device) -> tuple[bool, str | None]:
-    """Return whether a family is known, and its fault."""
+    """Return whether a family is known, and its fault.
+
+    It is known once it was compared, here or by another process; without a fault it is used.
+    """
     key = _place(device), family
     if key in _results:
         return True, _results[key]

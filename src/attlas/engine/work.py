@@ -110,7 +110,10 @@ def instruction_sets() -> tuple[tuple[str, ...], str | None]:
 
 
 def _pairs(problem: Problem) -> int:
-    """Return how many pairs may attend; where the mask does not say, those of the tiles that it does not forbid."""
+    """Return how many pairs may attend; where the mask does not say, those of the tiles that it does not forbid.
+
+    A mask whose rows see one run of keys each tells their lengths; others are asked for blocks.
+    """
     batch, heads, m, n = problem.shape
     if problem.mask is None or not m * n:
         return batch * heads * m * n

@@ -88,8 +88,8 @@ class DeviceCopies:
 
         Its copy on the device, or the tensor itself where none is kept.
         """
-        unknown = t.dtype is torch.float64 and not has_float64(device)
-        if t.device == device or unknown or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
+        lacks_dtype = t.dtype is torch.float64 and not has_float64(device)
+        if t.device == device or lacks_dtype or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
             return t
         return self.of(t, device)
 

@@ -116,6 +116,8 @@ class TileFunction:
 
         `ask` is the way to call it, `_whole` or `_pairs`. Raises a DeviceError before an operation gets a tensor that
         is neither on the CPU nor where the matrix is.
+
+        What it raises is not told here: the call with the whole tile will raise it again.
         """
         few, some = few_of(at), _few_cells(at, cells)
         found = None
@@ -248,6 +250,8 @@ class _IndexByTensor(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # torch calls this in the place of each function. An index of tensors goes to the one operation that takes them
+        # as they are.
         if func is Tensor.__getitem__:
             source, index = args
             items = index if isinstance(index, tuple) else (index,)

@@ -82,6 +82,8 @@ class _Stored(Mask):
         return BlockState.FULL if whole else BlockState.EMPTY
 
     def translate(self, rows: range, columns: range, m: int, n: int) -> TensorMask | None:
+        # The mask for a window of its matrix, or a larger one; None where it has to be evaluated at its original
+        # places.
         if not (0 <= rows.start <= rows.stop <= m and 0 <= columns.start <= columns.stop <= n):
             return None
         # What an additive mask adds is part of the score by now; what is left is where it forbids.
@@ -142,6 +144,7 @@ class _Stored(Mask):
         return both[0].view(some.shape), both[1].view(some.shape), bool(last)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # Raise an error where the mask does not fit a matrix of these sizes.
         if self._changes != changes_of(self.tensor):  # between two matrices it may change
             self._forget()
         wanted = (math.prod(batch), heads, m, n)
@@ -434,6 +437,7 @@ class FunctionMask(Mask):
         return self._function.f
 
     def allows(self, at: Tile) -> Tensor:
+        # True where the query may see the key, broadcastable to the tile.
         if 0 in at.shape:  # the user's function need not be able to compute without cells
             return torch.ones(at.shape, dtype=torch.bool, device=at.device)
         allowed = self._function(at)

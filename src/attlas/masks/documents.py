@@ -72,6 +72,7 @@ class _Counted(Mask):
         return at.j < lengths if self.side == "right" else at.j >= at.n - lengths
 
     def coverage(self, at: Tile) -> BlockState:
+        # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         ends, lengths = edges(at), self.of(at)
         if ends is None or not lengths.numel():
             return BlockState.PARTIAL
@@ -102,6 +103,7 @@ class _Counted(Mask):
         return 0 if t.ndim == 1 else None
 
     def name(self) -> str:
+        # The expression that makes the mask, without the picture.
         numbers = self.lengths.tolist()
         if len(numbers) == 1:
             return f"{type(self).__name__}({numbers[0]})"
@@ -233,6 +235,7 @@ class Padding(_Counted):
         return ~self.allows(at)[:, 0, 0]
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # Raise an error where the mask does not fit a matrix of these sizes.
         super().check(batch, heads, m, n)
         if self.longest > n:
             rule = "the lengths of Padding() must be at most the number of keys."
@@ -344,6 +347,7 @@ class Documents(Mask):
         return BlockState.FULL if bool(same_document.all()) else BlockState.PARTIAL
 
     def allowed_runs(self, at: Tile) -> tuple[Tensor, Tensor] | None:
+        # The run of keys that each row may see; None where a row sees several, or that is not known.
         if not len(at.batch_ids):
             return None
         if bool((self.keys.tile(at, range(at.n), None, 0, torch.device("cpu")).diff(dim=-1) < 0).any()):

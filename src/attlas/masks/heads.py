@@ -145,6 +145,7 @@ class Heads(Combined):
         return _merged(firsts, at.shape[1:3]), _merged(stops, at.shape[1:3])
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # Raise an error where the mask does not fit a matrix of these sizes.
         super().check(batch, heads, m, n)
         if max(self.heads, default=0) >= max(heads, 1):
             rule = "Heads() must name heads that the matrix has."

@@ -52,6 +52,7 @@ class _Local(Mask):
         return self.first_query(at.m, at.n)
 
     def allows(self, at: Tile) -> Tensor:
+        # True where the query may see the key, broadcastable to the tile.
         place = at.i + self.shift(at)  # the key that each query is aligned with
         left, right = self.left, self.right
         distances = self.distances(at)
@@ -296,6 +297,7 @@ class Dilated(_Local):
         return on_grid & super().allows(at)
 
     def coverage(self, at: Tile) -> BlockState:
+        # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         distances = self.distances(at)
         if distances is None:
             return BlockState.PARTIAL

@@ -189,6 +189,7 @@ class Stacked(Mask):
         return mask.allows(replace(at, columns=range(len(nearest)), column_index=nearest)) & inside
 
     def coverage(self, at: Tile) -> BlockState:
+        # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         if at.scattered or not len(at.rows) or not len(at.columns):
             return BlockState.PARTIAL
         ends = torch.tensor([at.rows.start, at.rows.stop - 1], device="cpu")

@@ -151,6 +151,7 @@ class Runs(Mask):
         return inside.view(*rows.shape, width - 1).bool()
 
     def coverage(self, at: Tile) -> BlockState:
+        # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         if at.scattered or 0 in at.shape:
             return BlockState.PARTIAL
         line = self._rows(at, None).flatten() * (self.n + 1)

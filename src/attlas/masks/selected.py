@@ -150,6 +150,8 @@ class Selected(Mask):
     def _among(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return which of some single keys each row chose, shape (..., rows, columns).
 
+        A key was chosen where the block that it lies in is an entry.
+
         Parameters
         ----------
         rows : Tensor of int, shape (..., rows, k)
@@ -187,6 +189,7 @@ class Selected(Mask):
         return begin, end
 
     def coverage(self, at: Tile) -> BlockState:
+        # Whether the tile is allowed whole (FULL), nowhere (EMPTY), or in part, or that is not known (PARTIAL).
         if at.scattered or 0 in at.shape or self.entries.device.type != "cpu" or tracing():
             return BlockState.PARTIAL
         own = replace(at, head_ids=torch.unique_consecutive(at.head_ids // self.group))
@@ -213,6 +216,7 @@ class Selected(Mask):
         return moved
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # Raise an error where the mask does not fit a matrix of these sizes.
         sequences, (own_batch, groups, own_m, _) = math.prod(batch), self.entries.shape  # the last is k
         own_heads = groups * self.group if groups > 1 else 1
         sizes = (("batch", own_batch, sequences), ("heads", own_heads, heads), ("m", own_m, m))
@@ -237,6 +241,7 @@ class Selected(Mask):
         raise ShapeError(rule, found, fix, arguments=given, where="attend()")
 
     def size(self) -> tuple[int | None, int | None]:
+        # Numbers of queries and keys of the mask; None where it fits any.
         own_m = self.entries.shape[2]
         # The largest key that is chosen says how many keys there are at least.
         real = self.entries[self.entries < _NOTHING]

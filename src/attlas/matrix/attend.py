@@ -231,7 +231,10 @@ def _no_score(score: object) -> DtypeError:
 
 
 def _per_head(scale: Tensor, q: Tensor, leading: tuple[int, ...]) -> Tensor:
-    """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it."""
+    """Return a scale that is a tensor, one number or one for each head, so that queries can be multiplied with it.
+
+    `leading` are the leading axes of the user's queries, for the error.
+    """
     if is_one_or(scale.numel(), q.shape[1]) and scale.is_floating_point():
         return scale.to(q).reshape(1, -1, 1, 1)
     rule = "a scale that is a tensor has one number, or one for each head."

@@ -181,7 +181,10 @@ class Cellwise(LazyTensor):
                 raise ModifiedError(rule, "t was changed in place", fix, t=t, where=self.label)
 
     def in_problem_axes(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], torch.dtype, bool]:
-        """Return the function, its tensors with axes (batch, heads, m, n), its dtype, and whether it has a gradient."""
+        """Return the function, its tensors with axes (batch, heads, m, n), its dtype, and whether it has a gradient.
+
+        That is the form in which `reads.CellSums`, a statistic of the engine, takes them.
+        """
         A = self.matrix
 
         def f(*cells: Tensor) -> Tensor:

@@ -100,7 +100,8 @@ def divergence(
     rows = _RowDivergence(A, B, kind, mean, large, swapped=False)
     found: Tensor = A.collect(rows)[0]
     if B.weights.needs_graph:
-        # The gradient in B is that of a number which is 0, recorded beside.
+        # The statistic of A gives gradients in A alone. `beside` is 0 everywhere, and its gradient is that of the
+        # divergence in B: to add it changes no number.
         nothing = torch.zeros(problems[1].shape[:3], dtype=B.dtype, device=B.device)
         other = _RowDivergence(A, B, kind, mean, large, swapped=True)
         (beside,), _ = operations.record(problems[1], [other], B.plan, lambda: ([nothing], _lse_of(B)))
@@ -167,6 +168,8 @@ def _by_products(A: AttentionMatrix, B: AttentionMatrix, distance: str) -> Tenso
     pooled, entropy, mass = A.collect(stats.Pooled(dot.k), stats.Entropy(), stats.RowMass())
     shape = first.shape[:3]
     pooled, entropy, mass = pooled.reshape(*shape, -1), entropy.reshape(shape), mass.reshape(shape)
+    # With cross_i = Σ_j P_ij S_ij, Σ_j P_ij ln Q_ij is cross_i - mass_i lse_i. The cross-entropy is minus that, and the
+    # divergence "kl" is the cross-entropy less the entropy of P.
     cross = dot.scale * (dot.q.to(pooled.dtype) * pooled).sum(dim=-1)
     if dot.row is not None:
         cross = cross + dot.row * mass
@@ -273,7 +276,10 @@ class _RowDivergence(stats.Statistic):
         return CellGradient(logits=(of_tile,)) if self.of_logits else CellGradient(weights=(of_tile,))
 
     def _pair(self, part: Part) -> tuple[_Cells, _Cells]:
-        """Return the cells of A and of B, the one of them from its part."""
+        """Return the cells of A and of B at the place of a part.
+
+        Those of the matrix that the part belongs to are its own, those of the other are computed anew.
+        """
         at, heads = part.at, range(self.other.problem.shape[1])
         own = _Cells(part.logits, part.logits) if self.of_logits else _Cells(part.weights, part.log_weights)
         if self.mean and len(at.heads) == part.problem.shape[1]:

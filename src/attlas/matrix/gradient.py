@@ -99,6 +99,7 @@ class WeightGradient:
             left = grads[output]
             self._factors.append((right, left, keep) if transposed else (left, right, keep))
 
+        # When the backward comes to this operation, `store` gets the gradients in its outputs.
         node.register_prehook(store)
 
     def _refuse(self) -> None:

@@ -43,7 +43,7 @@ _unheard: ContextVar[bool] = ContextVar("attlas_unheard", default=False)
 def unheard() -> Iterator[None]:
     """Compute products of this thread without recordings and interventions, for the time of a ``with`` block.
 
-    What pools the values of an attention that was heard multiplies with its matrix again, or with parts of it.
+    To hear a product is to record it. Inside of an attention that was heard, more products with its matrix may be made.
     """
     before = _unheard.get()
     _unheard.set(True)

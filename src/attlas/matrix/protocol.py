@@ -300,6 +300,7 @@ class LazyTensor:
     def __torch_function__(
         cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # torch calls this for each of its functions: computed lazily where the table has it, else on the dense tensor.
         if func in (torch.autograd.grad, torch.autograd.backward):
             asked = next((part for part in tree_leaves(args[:1]) if isinstance(part, LazyTensor)), None)
             if asked is not None and not asked.dtype.is_floating_point:

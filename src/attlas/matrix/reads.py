@@ -291,6 +291,7 @@ class LeadingSums(_CellFunction):
         return slice(at.rows.start, at.rows.stop), slice(at.columns.start, at.columns.stop)
 
     def gradient(self, problem: Problem, grad: Any, result: Any) -> CellGradient:
+        # Each weight has the gradient of its group's sum; that of a maximum goes to the head that has it.
         def of_tile(part: Part) -> Tensor:
             """Return the gradient in the weights of a part; that of a maximum goes to the head that has it."""
             at, place = part.at, self._place(part.at)

@@ -47,7 +47,7 @@ def diagonal_of(A: Any, offset: int, dim1: int, dim2: int) -> Tensor:
         return dense
     start = max(0, -offset)
     queries = torch.arange(start, start + length, device="cpu")
-    cells: Tensor = A[..., queries, queries + offset]
+    cells: Tensor = A[..., queries, queries + offset]  # two lists name cells in pairs
     return cells
 
 

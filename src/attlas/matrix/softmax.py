@@ -66,7 +66,7 @@ class SoftmaxWeights(Weights):
         self.shape, self.dtype, self.device = problem.shape, problem.dtype, problem.device
         self.queries, self.keys, self.key_heads = problem.q, problem.k, problem.k.shape[1]
         self.mask = problem.mask
-        self.are_shares, self.counts_other_keys = are_shares, problem.partial
+        self.are_shares, self.counts_other_keys = are_shares, problem.partial  # see `Weights`
         if lse is not None and (lse.device != self.device or lse.ndim == 4):
             lse = moved_lse(lse, self.device)  # it may come from a device that has no float64, or go to one
         self._kept: dict[Statistic, Any] = {}  # statistics that were announced, from the call that gave the product
@@ -122,6 +122,7 @@ class SoftmaxWeights(Weights):
         self.problem.check_unchanged()
 
     def rows_with_keys(self) -> Tensor | None:
+        # Which queries may see a key, (batch, heads, m); None where that is not known.
         if self.problem.sink is not None:  # the log-sum-exp of a row without a key is that of the sink
             return None
         runs = interval_of(self.problem)
@@ -139,6 +140,7 @@ class SoftmaxWeights(Weights):
         return f"score={type(self.problem.score).__name__}{mask}{sink}"
 
     def check_numbers(self) -> None:
+        # Raise a BackendError where the tensors hold no numbers, as on the meta device.
         problem = self.problem
         if problem.has_numbers or torch.compiler.is_exporting():  # there torch's operations need no number
             return
@@ -210,10 +212,12 @@ class SoftmaxWeights(Weights):
     # ------------------------------------------------------------------------------------------------------- products
 
     def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
+        # ``A @ v``, shape (batch, heads, m, e), as in `Weights`.
         problem = self.problem
         problem.check_unchanged()
         if problem.is_symbolic:
             return compiled.product(problem, v, self.plan, dropout, self.lse)
+        # Statistics that are to be collected next may come from the same call of a kernel.
         if self.announced and dropout is None and (both := self._product_and_statistics(v)) is not None:
             return both
         out, lse = operations.multiply(problem, v, self.plan, dropout)
@@ -224,6 +228,7 @@ class SoftmaxWeights(Weights):
         if self._lse is None:
             self._lse = lse
         if out.requires_grad:
+            # For `A.retain_grad()`: what flows back into the weights comes from this product.
             keep = None if dropout is None else partial(dropout.keep, problem.tile(*map(range, problem.shape)))
             self.gradient.add_product(out, v, keep=keep)
         return out
@@ -252,6 +257,7 @@ class SoftmaxWeights(Weights):
             return compiled.transposed_product(self.problem, x, self.plan, self.lse)
         out = operations.multiply_transposed(self.problem, x, self.lse, self.plan)
         if out.requires_grad:
+            # For `A.retain_grad()`, as in `product`.
             self.gradient.add_product(out, x, transposed=True)
         return out
 
@@ -281,6 +287,7 @@ class SoftmaxWeights(Weights):
         return cells
 
     def defined_cells(self, rows: Tensor) -> Tensor:
+        # Some whole rows by the definition in float64, for `AttentionMatrix.check`.
         there = self if has_float64(self.device) else self.moved(torch.device("cpu"), None) or self
         _, own_lse, weights = operations.defined(there.problem, rows)
         if self.problem.partial:  # the definition normalizes rows over the keys of the part alone
@@ -430,6 +437,7 @@ class SoftmaxWeights(Weights):
 
     @public("A.to()")
     def moved(self, device: torch.device, dtype: torch.dtype | None) -> SoftmaxWeights | None:
+        # The same weights on another device or in another dtype; None where they would not be lazy.
         problem = self.problem
         learned = any(True for _ in problem.score.parameters())  # parameters have a dtype of their own
         if dtype is not None and (learned or dtype not in (torch.float32, torch.float64)):

@@ -239,6 +239,10 @@ def _swept(weights: SweptWeights, statistics: Sequence[Statistic]) -> list[Any]:
     rest: list[Any] = []
 
     def read(wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None) -> dict[str, Tensor] | None:
+        """Return what a kernel adds up over all tiles.
+
+        In the same pass `rest` gets the results of statistics that need the tiles.
+        """
         sums = given.cell_sums(outline, wanted)
         if sums is None:
             return None
@@ -286,7 +290,7 @@ def _row_blocks(
     weights: SweptWeights, *, whole_rows: bool, hidden: bool, plan: Plan = _PLAN
 ) -> Iterator[tuple[Tile, tuple[ColumnBlock, ...]]]:
     """Yield some rows after the others with their blocks of columns, with those that the mask hides if asked for."""
-    outline, (batch, heads, m, n) = weights.outline, weights.shape
+    outline, (batch, heads, m, n) = weights.outline, weights.shape  # sizes, dtype and mask of them
     size = sizes(outline, plan, whole_rows=whole_rows, wide=False)
     group = heads // max(weights.key_heads, 1)
     for batches, own, rows in product(
@@ -317,6 +321,7 @@ def _part(
     """Return the `Part` that statistics see of a tile whose weights are known."""
     if not weights.are_shares:
         return _SignedPart(weights.outline, at, block, lambda: cells, _no_lse, space, first, last)
+    # Shares are the softmax of their own logarithms, and its log-sum-exp is 0.
     zero = empty_lse(at.shape[:3], at.device).zero_()
     part = Part(weights.outline, at, block, lambda: _logs(cells), lambda: zero, space, first, last)
     vars(part)["weights"] = vars(part)["_exp_shifted"] = cells  # as they are, not the exponentials of their logarithms
@@ -372,7 +377,10 @@ class _Swept(torch.autograd.Function):
     def forward(
         ctx: Any, weights: SweptWeights, statistics: Sequence[Statistic], forms: list[Any], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """Compute the statistics without a graph, and return the tensors of all results as a flat tuple."""
+        """Compute the statistics without a graph, and return the tensors of all results as a flat tuple.
+
+        `forms` gets the results themselves, whose nesting the flat tuple does not have.
+        """
         results = _swept(weights, statistics)
         forms += results
         found = tensors_in(results)

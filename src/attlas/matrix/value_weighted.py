@@ -111,6 +111,7 @@ class KeyWeighted(Score):
         return (queries, q[..., -1:]), (keys, k[..., -1:])
 
     def forward(self, q: Any, k: Any, at: Tile) -> Tensor:
+        # The inner score's logits plus the logarithm of each key's factor.
         logits: Tensor = self.inner(q[0], k[0], at) + k[1].mT
         return logits
 

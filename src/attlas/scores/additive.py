@@ -90,6 +90,7 @@ class Additive(Score):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
+        # The score of settings that `to_dict` gave.
         names = {"W_q": "W_q.weight", "W_k": "W_k.weight", "w_v": "w_v", "b": "W_q.bias"}
         parameters = {name: settings[key] for key, name in names.items() if settings[key] is not None}
         hidden, query_size = settings["W_q"].shape
@@ -102,6 +103,7 @@ class Additive(Score):
         return hidden_q, nn.functional.linear(k, self.W_k.weight.to(k))
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The log-weights of a tile.
         if tracing():  # a program that torch records is made of torch's own operations
             return _definition(q, k, self.w_v.to(q))
         logits: Tensor = _Units.apply(q, k, self.w_v.to(q))  # type: ignore[no-untyped-call]

@@ -204,6 +204,7 @@ class Score(Stored, nn.Module):
         """
 
     def __add__(self, other: Score) -> Score:
+        # The sum of two scores.
         if not isinstance(other, Score):
             tensor = isinstance(other, Tensor) and other.ndim
             given, found = {"other": other if tensor else type(other).__name__}, f"{kind(other)} on one side"
@@ -221,6 +222,7 @@ class Score(Stored, nn.Module):
         return self + -1.0 * other
 
     def __mul__(self, factor: float | Tensor) -> Score:
+        # The score times one number, or times a tensor of one number, or one for each head.
         if isinstance(factor, Tensor):
             return ScaledByTensor(self, factor)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
@@ -263,7 +265,7 @@ class Sum(Score):
         self.left = left
         self.right = right
         self.scratch = max(left.scratch, right.scratch) + 1
-        for name in _PROPERTIES:
+        for name in _PROPERTIES:  # what a score says of itself, such as `finite`: a sum where both parts do
             setattr(self, name, getattr(left, name) and getattr(right, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
@@ -307,7 +309,7 @@ class Derived(Score):
         super().__init__()
         self.inner = inner
         self.scratch = inner.scratch + 1
-        for name in _PROPERTIES:
+        for name in _PROPERTIES:  # what a score says of itself, such as `finite`
             setattr(self, name, getattr(inner, name))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tokens, Tokens]:
@@ -384,6 +386,7 @@ class ScaledByTensor(Derived):
         self.factor, self._copies = factor, DeviceCopies()
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The log-weights of a tile.
         logits = self.inner(q, k, at)
         factor = of_heads(self.factor, at, logits.dtype, self._copies).reshape(-1, 1, 1)
         if self.finite:
@@ -393,6 +396,7 @@ class ScaledByTensor(Derived):
         return torch.where(forbidden, logits, logits.masked_fill(forbidden, 0.0) * factor)
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        # The score as a dot product, which fused kernels compute; None where it is none.
         dot = self.inner.as_dot(q, k)
         if dot is None or self.factor.numel() > 1 or dot.bias is not None or dot.cap:
             return None  # a factor per head needs the heads of a tile; a bias and a cap would have to be scaled, too
@@ -407,6 +411,7 @@ class ScaledByTensor(Derived):
         return scaled(self.inner.bias(at), of_heads(self.factor, at, at.dtype, self._copies))
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        # Raise a ShapeError where tokens of these sizes cannot be scored.
         super().check(q, k, heads)
         if not is_one_or(self.factor.numel(), heads):
             rule = "the factor of a score is one number, or one for each head."

@@ -133,6 +133,7 @@ class SoftCap(Derived):
         return self.inner
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # The log-weights of a tile.
         logits = self.inner(q, k, at)
         capped = torch.tanh(logits / self.cap) * self.cap
         if self.finite:
@@ -140,6 +141,7 @@ class SoftCap(Derived):
         return torch.where(logits == -math.inf, logits, capped)  # a pair that the score forbids stays forbidden
 
     def as_dot(self, q: Tensor, k: Tensor) -> Dot | None:
+        # The score as a dot product, which fused kernels compute; None where it is none.
         dot = self.inner.as_dot(q, k)
         if dot is None or dot.row is not None or dot.bias is not None or dot.cap:
             return None  # the cap of a Dot bounds its product alone, not a row or a bias, and it has only one

@@ -158,6 +158,7 @@ class _Kernel(Score):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
+        # The score of settings that `to_dict` gave.
         if not settings["learn"]:
             return cls(settings["bandwidth"])
         log = settings["bandwidth"].detach()
@@ -187,6 +188,7 @@ class _Kernel(Score):
         """Return the log of the kernel, given the distance of each pair in bandwidths, squared where `power` is 2."""
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        # Raise a ShapeError where tokens of these sizes cannot be scored.
         name = f"{type(self).__name__}()"
         check_same_size(name, q, k, "give both the same coordinates, or project them to one size.")
         if self.size is not None and self.size != q.shape[-1]:

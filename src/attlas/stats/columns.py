@@ -276,6 +276,7 @@ class ColumnArgMax(Statistic):
         return largest, torch.zeros_like(largest, dtype=torch.int64)
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        # Write the larger weights of the part, and the queries that give them, over those found so far.
         largest, query = (t[_columns(at)] for t in carry)
         if at.device.type != "cpu":  # how many keys find a larger weight is not asked: the answer would have to wait
             found, row = part.weights.max(dim=-2)

@@ -94,6 +94,7 @@ class TopK(Statistic):
         self.k = k
 
     def forms(self, problem: Problem) -> Any:
+        # Shapes and dtypes of values and indices.
         forms: list[Any] = [form_of_rows(problem, self.k), form_of_rows(problem, self.k, dtype=torch.int64)]
         return Largest(*forms)
 
@@ -105,6 +106,7 @@ class TopK(Statistic):
         return Largest(values, torch.full(shape, -1, dtype=torch.int64, device=problem.device))
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        # Keep the k largest of each row so far: shifted logits until the row's last part, which makes weights of them.
         found = _largest_logits(part, min(self.k, part.shape[-1]))
         found = Largest(found.values, found.indices + at.columns.start)
         if not part.first:
@@ -242,6 +244,7 @@ class ArgMax(TopK):
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
         carry = super().step(carry, part, at)
         if part.problem.signed and part.last:  # there 0 may be the largest weight
+            # `finish` asks the values only whether a row saw no key, which 0 stands for.
             carry.values[at.place] = 1.0
         return carry
 
@@ -255,7 +258,7 @@ class ArgMax(TopK):
 
     def carry_from(self, results: Mapping[str, Any], problem: Problem) -> Any:
         found = super().carry_from(results, problem)
-        return found._replace(values=torch.ones_like(found.values)) if problem.signed else found
+        return found._replace(values=torch.ones_like(found.values)) if problem.signed else found  # as in `step`
 
 
 class TailMass(TopK):

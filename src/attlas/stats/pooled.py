@@ -137,6 +137,7 @@ class Picture(Statistic):
         return {"picture_sum" if self.pool == "mean" else "picture_max": blocks}
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Tensor:
+        # The kernels give sums or maxima of blocks; blocks without an allowed cell become NaN.
         cells = cells_of_blocks(problem, self._edges(problem))
         empty = cells == 0
         if self.pool == "mean":
@@ -274,6 +275,7 @@ class Offsets(Statistic):
         return mass, torch.zeros_like(mass) if self.mean else None
 
     def step(self, carry: tuple[Tensor, Tensor | None], part: Part, at: Tile) -> tuple[Tensor, Tensor | None]:
+        # Add the sums of the tile's diagonals, and for a mean the numbers of their allowed cells.
         mass, cells = carry
         b, h, _ = at.place
         # The tile's lowest diagonal starts at its last row and first column.
@@ -299,6 +301,7 @@ class Offsets(Statistic):
         slopes = grad / cells_of_diagonals(problem).clamp(min=1.0) if self.mean else grad
 
         def of_tile(part: Part) -> Tensor:
+            """Return for each cell of a part the gradient of the diagonal that it lies on."""
             (b, h, _), at = part.at.place, part.at
             first = at.columns.start - (at.rows.stop - 1) + at.m - 1
             own = slopes[b, h, first : first + len(at.rows) + len(at.columns) - 1]

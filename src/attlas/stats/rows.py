@@ -216,7 +216,7 @@ class EffectiveKeys(Statistic):
         return torch.where(none, 0.0, mass.square() / torch.where(none, 1.0, squares))
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
-        # In the mass M of a row 2 E / M, in its weights -2 E² / M² times the weight.
+        # E = M² / Σ P² is the result, M the mass of the row: dE / dP_ij = 2 E / M - 2 E² / M² P_ij.
         def of_tile(part: Part) -> Tensor:
             """Return the gradient in the weights of a part; `ratio` is E / M."""
             slope, ratio = (t[part.at.place].unsqueeze(-1) for t in (grad, result))
@@ -225,6 +225,7 @@ class EffectiveKeys(Statistic):
 
         if problem.sink is not None:
             return CellGradient(weights=(of_tile,))
+        # Without a sink M is 1.
         return CellGradient(row=2.0 * grad * result, square=-2.0 * grad * result.square(), delta=-2.0 * grad * result)
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -353,7 +354,10 @@ class _Rows(NamedTuple):
 
 
 class _Prefix:
-    """Mean and scatter matrix of keys 0 to `known`, for the heads of one tile; it grows as rows see more keys."""
+    """Mean and scatter matrix of keys 0 to `known`, for the heads of one tile; it grows as rows see more keys.
+
+    The scatter matrix is ``Σ_j (k_j - mean) (k_j - mean)ᵀ``; heads that share keys have copies of it.
+    """
 
     def __init__(self, dot: Dot, group: int) -> None:
         self.dot = dot
@@ -436,6 +440,7 @@ class LogitMoments(Statistic):
         return Moments(form, form)
 
     def start(self, problem: Problem) -> tuple[_Rows, _Prefix | None]:
+        # The state before any part.
         q, k = problem.tokens
         dot = problem.score.as_dot(q, k)  # type: ignore[arg-type]  # a sum has a tuple of tokens
         # The moments of a plain dot product follow from the mean and scatter of the keys; those of a sum with a bias,
@@ -446,6 +451,8 @@ class LogitMoments(Statistic):
         return _Rows(keys, mean, squares), prefix
 
     def step(self, carry: tuple[_Rows, _Prefix | None], part: Part, at: Tile) -> tuple[_Rows, _Prefix | None]:
+        # Join the moments of each run of allowed columns: by the closed form where it begins at key 0, else from the
+        # tile.
         rows, prefix = carry
         state = _Rows(*(t[at.place].clone() for t in rows))
         # Logits that are replayed for a gradient have a graph, and q and k have none.
@@ -574,6 +581,7 @@ class Pooled(Statistic):
         return torch.zeros(*problem.shape[:3], v.shape[-1], dtype=problem.dtype, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # Add the weights of the part times the values of its keys.
         b, h, rows = at.place
         v = spread_heads(self.values_of(part.problem), part.problem.shape[1])
         values = v[b, h, at.columns.start : at.columns.stop].to(carry.dtype)

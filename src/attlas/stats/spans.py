@@ -119,7 +119,10 @@ class Bands:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)
 
     def divides_by(self, places: range, unit: int) -> bool:
-        """Return whether `places` can be taken `unit` at a time without crossing from one band into another."""
+        """Return whether `places` can be taken `unit` at a time without crossing from one band into another.
+
+        Then sums over `unit` rows at a time, which another statistic has made, can be pooled in their place.
+        """
         runs = self.runs(places)
         return all((run.start - places.start) % unit == 0 == len(run) // count % unit for _, count, run in runs)
 

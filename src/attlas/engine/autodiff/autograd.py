@@ -145,6 +145,7 @@ def product_gradients(
         Gradient of a loss in it.
     """
     dtype = request.problem.dtype
+    # delta_i = grad_i · out_i, which is the sum over the row of weight times gradient in the weight.
     # `delta` of a row enters the gradient of each of its cells. The gradient of a parameter sums all cells, so that an
     # error of `delta` adds up: for parameters the output is computed again without its rounding to 16 bits.
     unrounded = out
@@ -179,6 +180,8 @@ class _PoolTransposed(torch.autograd.Function):
         request.problem.check_unchanged()
         if torch.is_grad_enabled():
             exact = _definition(request)
+            # Where the matrix has only a part of the keys (`partial`): its rows, normalized alone, times their share of
+            # all keys.
             rows = x.to(lse.dtype)
             rows = rows * share_of(exact.lse, lse).unsqueeze(-1) if request.problem.partial else rows
             pooled = torch.matmul(exact.weights.mT, rows.to(exact.weights.dtype)).to(x.dtype)
@@ -195,7 +198,8 @@ def transposed_gradients(
 
     Parameters are those of `product_gradients`; `grad` has the shape (batch, heads, n, e).
     """
-    # The gradient in x is A @ grad. Of a part of a matrix, backends normalize the rows over the keys of the part alone.
+    # The gradient in x is A @ grad. Where the matrix has a part of the keys alone (`partial`), backends normalize rows
+    # over these alone, with log-sum-exp `own`: `share_of` rescales them to all keys.
     d_x, own = forward(request, grad.to(request.problem.dtype), candidates(request, "transposed"))
     if request.problem.partial:
         d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
@@ -293,7 +297,10 @@ def _definition(request: Request) -> reference.Dense:
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """Return the gradient of the sink: it has a weight and no value, and what it takes the others lose."""
+    """Return the gradient of the sink: it has a weight and no value, and what it takes the others lose.
+
+    ``-Σ_i exp(sink - lse_i) delta_i`` for each head, with ``delta_i = Σ_j A_ij dA_ij`` (see `CellGradient`).
+    """
     share = share_of(sink.to(lse.dtype).view(1, -1, 1), lse)
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
 

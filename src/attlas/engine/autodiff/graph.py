@@ -69,7 +69,10 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
 
 
 def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
-    """Return the part that is some whole rows with these logits; `row_lse` gives their log-sum-exp if it is known."""
+    """Return the part that is some whole rows with these logits; `row_lse` gives their log-sum-exp if it is known.
+
+    A `Part` is a tile with its logits, mask and log-sum-exp, as a step of a statistic gets it.
+    """
     batch, heads, _, n = problem.shape
     given = problem if row_lse is not None else replace(problem, score=TensorBias(logits))
     at = given.tile(range(batch), range(heads), rows, range(n))
@@ -79,7 +82,10 @@ def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], T
 
 
 def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
-    """Return the statistics of a matrix that is one part: start, one step, finish."""
+    """Return the statistics of a matrix that is one part: start, one step, finish.
+
+    A carry is the running state of a statistic, from `start` to `finish`.
+    """
     with _explained():
         carries = [statistic.start(part.problem) for statistic in statistics]
         if 0 not in part.problem.shape:
@@ -88,7 +94,10 @@ def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
 
 
 def traced_product(problem: Problem, v: Tensor, plan: Plan) -> Tensor | None:
-    """Return ``A @ v`` in a program that torch compiles, by a function of torch that stores no matrix; None without."""
+    """Return ``A @ v`` in a program that torch compiles, by FlexAttention; None where that cannot.
+
+    The matrix is not stored.
+    """
     from attlas.engine.backends.flex import traced
 
     return traced.product(problem, v, plan)
@@ -140,6 +149,7 @@ class Replay:
         with torch.enable_grad():
             live, leaves = _with_leaves(carry)
             results = [t for t in tensors_in(statistic.finish(live)) if t.is_floating_point()]
+        # The gradient in the state after the last part; `__call__` takes it back, part by part.
         self._grads = _vjp(results, tensors_in(grad), leaves)
 
     def _fed(self, carry: Any, parts: range) -> list[Any]:
@@ -157,6 +167,7 @@ class Replay:
     def __call__(self, part: Part) -> Tensor:
         """Return the gradient in the logits of a part; parts are asked for from the last to the first."""
         self.index -= 1
+        # States between two kept copies are computed again, those before each part of the group.
         if not self._carries:
             start = self.index // self._some * self._some
             self._carries = self._fed(self._copies.pop(), range(start, self.index + 1))[:-1]
@@ -177,6 +188,7 @@ def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
     """Return a copy of a carry that a step may write into, and the leaves of which it is made, for their gradients."""
     leaves = [t.detach().requires_grad_(torch.is_grad_enabled() and t.is_floating_point()) for t in tensors_in(carry)]
     copies = {id(t): leaf.clone() for t, leaf in zip(tensors_in(carry), leaves, strict=True)}
+    # The second argument is deepcopy's memo: where it meets one of these tensors, it takes the clone of its leaf.
     return copy.deepcopy(carry, copies), leaves
 
 
@@ -239,6 +251,7 @@ class _RecordedPart(Part):
         return self.score()
 
     def row_products(self, x: Tensor, y: Tensor) -> Tensor:
+        # Σ_j x_ij y_ij of each row, as in `Part`.
         # Out of place: autograd needs x and y again.
         # A weight of 0 may stand beside the lowest number, whose product with a gradient would overflow.
         return (x * torch.where(x == 0, 0.0, y)).sum(dim=-1)

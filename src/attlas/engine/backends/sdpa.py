@@ -43,6 +43,10 @@ class Piece(NamedTuple):
     """A rectangle of some heads that one call of the kernel computes.
 
     It has all heads, or heads of one sequence: whole groups of those that share a key head, or a part of one group.
+    `causal` asks for the kernel's own causal mask; `added` is added to the logits, -inf where masked; `unseen` is True
+    for a row that sees none of the rectangle's keys.
+
+    It has all heads, or heads of one sequence: whole groups of those that share a key head, or a part of one group.
     """
 
     batches: range
@@ -316,7 +320,10 @@ def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
 
 
 def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of one piece."""
+    """Return output and log-sum-exp of one piece, a rectangle of the matrix.
+
+    e is the size of a value.
+    """
     tokens = piece.tokens(aligned, problem.shape[1])
     added = None if piece.added is None else _added(piece.added, piece, aligned[3])
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -330,7 +337,10 @@ def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -
 
 
 def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp."""
+    """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp.
+
+    Of a row, ``lse = ln Σ_p exp(lse_p)`` and ``out = Σ_p exp(lse_p - lse) out_p`` over its pieces p.
+    """
     out = torch.zeros(*problem.shape[:3], e, dtype=problem.dtype, device=problem.device)
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:

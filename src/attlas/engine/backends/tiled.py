@@ -114,6 +114,7 @@ class Tiled(Backend):
             )
             with torch.enable_grad():
                 logits = _score(problem, rebuilt(tokens, [*q_tile, *k_tile]), at)
+            # A part of whole rows knows its log-sum-exp, but where keys outside of the matrix count too (`partial`).
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
             slope = _slope_of_product(problem, gradient, part, dropout, pooled)
@@ -207,8 +208,12 @@ def collect(
 
 
 def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Workspace) -> Iterator[Part]:
-    """Yield the parts of a row block from left to right; each is valid until the next is asked for."""
+    """Yield the parts of a row block from left to right; each is valid until the next is asked for.
+
+    A `Part` is a tile with its numbers: what a step of a statistic gets.
+    """
     tokens, fill = problem.tokens, lowest(problem.dtype)
+    # The part has its rows whole, and finds their log-sum-exp.
     whole = lse is None and len(row_block.column_blocks) == 1
     row_lse: Callable[[], Tensor] | None = None
     if lse is not None:
@@ -273,7 +278,10 @@ def _lse_without_keys(problem: Problem) -> Tensor:
 
 
 def _finite_and_special(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return values without NaN and infinity, and the codes of these: None where there surely are none."""
+    """Return values without NaN and infinity, and the codes of these: None where there surely are none.
+
+    Codes are those of `online.special_codes`: they say which value is infinite, and which NaN.
+    """
     if surely_finite(values):
         return values, None
     return online.finite_part(values), online.special_codes(values.to(dtype))
@@ -294,7 +302,11 @@ def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
 def _tiles(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
-    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first."""
+    """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first.
+
+    The functions of a `CellGradient` are asked in this order. `wanted_rows`, shape (m,), is True where a row may have a
+    gradient.
+    """
     blocks = row_blocks(problem, plan, whole_rows=whole_rows, wide=False)
     for row_block in reversed(list(blocks)) if whole_rows else blocks:
         if wanted_rows is not None and not bool(wanted_rows[row_block.at.place[2]].any()):
@@ -321,7 +333,10 @@ def _add_gradients(totals: list[Tensor], place: Any, grads: Iterator[Tensor | No
 def _part_of_logits(
     problem: Problem, at: Tile, block: ColumnBlock, logits: Tensor, space: Workspace, lse: Tensor | None
 ) -> Part:
-    """Return the part of a tile with a copy of given logits, which the graph of autograd still needs unchanged."""
+    """Return the `Part` of a tile, made of a copy of given logits.
+
+    The graph of autograd still needs these unchanged.
+    """
 
     def score() -> Tensor:
         copy = space.take("logits", at.shape).copy_(logits)
@@ -357,6 +372,8 @@ def _turn_into_logit_gradient(gradient: CellGradient, part: Part, slope: Tensor,
 
     `slope` comes with the term of the product and leaves with all terms of `gradient`; ``Σ_j P_ij dP_ij`` of each row
     is added to `delta`, which comes with the gradient of its log-sum-exp, subtracted.
+
+    The terms are those of the equation in `CellGradient`.
     """
     b, h, rows = part.at.place
     columns = slice(part.at.columns.start, part.at.columns.stop)

@@ -25,7 +25,11 @@ from attlas.scores.dot import ScaledDot, SoftCap
 
 
 def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, lse: Callable[[], Tensor]) -> Tensor:
-    """Return ``A @ v``, shape (batch, heads, m, e); `lse` gives the log-sum-exp of a part of a matrix."""
+    """Return ``A @ v``, shape (batch, heads, m, e); `lse` gives the log-sum-exp of a part of a matrix.
+
+    Inside torch.compile it is one operator, which gets the problem as a text and tensors. A problem without a text goes
+    to FlexAttention, or to torch's own operations.
+    """
     if _is_plain(problem, dropout) or not _operators_are_traced():
         return definition.product(problem, v, dropout, lse)
     seed = None if dropout is None else (dropout.p, torch.randint(2**31 - 1, (), device="cpu"))
@@ -34,6 +38,7 @@ def product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None, ls
         fused = None if dropout is not None else traced_product(problem, v, plan)
         return definition.product(problem, v, dropout, lse) if fused is None else fused
     problem, tensors, text = prepared
+    # Whether the operator keeps the log-sum-exp, for its backward.
     keep = _needs_gradient(problem.q, problem.k, v, *tensors)
     out: Tensor = operators.pool(problem.q, problem.k, v, tensors, text, keep)[0]
     return out
@@ -72,6 +77,7 @@ def _collected(problem: Problem, asked: Sequence[Statistic], plan: Plan) -> list
         return None
     forms = [statistic.forms(problem) for statistic in asked]
     problem, tensors, text = prepared
+    # Whether the operator keeps the log-sum-exp, for its backward.
     keep = _needs_gradient(problem.q, problem.k, *tensors)
     found = operators.statistics(problem.q, problem.k, tensors, text, keep)
     results: list[Any] = operators.results_of(forms, list(found[:-1]))
@@ -92,6 +98,7 @@ def cells(
     if prepared is None:
         return definition.cells(problem, rows, columns, lse, logits=logits)
     problem, tensors, text = prepared
+    # Whether the operator keeps the log-sum-exp, for its backward.
     keep = _needs_gradient(problem.q, problem.k, *tensors)
     i, j = (_places(some) for some in (rows, columns))
     found: Tensor = operators.cells(problem.q, problem.k, i, j, tensors, text, logits, keep)[0]

@@ -91,7 +91,10 @@ def _differentiable(grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[
 
 @torch.library.custom_op("attlas::pool", mutates_args=())
 def pool(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str, keep: bool) -> tuple[Tensor, Tensor]:
-    """Return ``A @ v``, and the log-sum-exp, empty unless it is kept for the gradient."""
+    """Return ``A @ v``, and the log-sum-exp, empty unless it is kept for the gradient.
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`.
+    """
     with torch.no_grad():
         of = Described(text, q, k, tensors)
         out, known = operations.multiply(of.problem, v, of.plan, of.dropout)
@@ -102,6 +105,7 @@ def pool(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str, keep
 
 @pool.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str, keep: bool) -> tuple[Tensor, Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return v.new_empty(*q.shape[:3], v.shape[-1]), _lse_form(q, keep)
 
 
@@ -109,7 +113,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str, keep: b
 def pool_backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
-    """Return the gradients in q, k, v and the tensors."""
+    """Return the gradients in q, k, v and the tensors.
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`; `grad` is the gradient in `out`.
+    """
     leaves = _leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
@@ -136,6 +143,7 @@ def pool_backward(
 def _(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, v, *tensors)
 
 
@@ -161,7 +169,10 @@ pool.register_autograd(_pool_gradient, setup_context=_pool_setup)
 
 @torch.library.custom_op("attlas::pool_transposed", mutates_args=())
 def pool_transposed(q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str) -> tuple[Tensor, Tensor]:
-    """Return ``A.mT @ x``, and the log-sum-exp."""
+    """Return ``A.mT @ x``, and the log-sum-exp.
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`.
+    """
     with torch.no_grad():
         of = Described(text, q, k, tensors)
         lse = online.widened(operations.log_sum_exp(of.problem, of.plan))
@@ -171,6 +182,7 @@ def pool_transposed(q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text
 
 @pool_transposed.register_fake
 def _(q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str) -> tuple[Tensor, Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return x.new_empty(*q.shape[:2], k.shape[2], x.shape[-1]), _lse_form(q, keep=True)
 
 
@@ -178,7 +190,10 @@ def _(q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str) -> tupl
 def pool_transposed_backward(
     grad: Tensor, lse: Tensor, q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
-    """Return the gradients in q, k, x and the tensors."""
+    """Return the gradients in q, k, x and the tensors.
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`; `grad` is the gradient in the product.
+    """
     leaves = _leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
@@ -194,6 +209,7 @@ def pool_transposed_backward(
 
 @pool_transposed_backward.register_fake
 def _(grad: Tensor, lse: Tensor, q: Tensor, k: Tensor, x: Tensor, tensors: list[Tensor], text: str) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, x, *tensors)
 
 
@@ -219,15 +235,19 @@ pool_transposed.register_autograd(_transposed_gradient, setup_context=_transpose
 
 @torch.library.custom_op("attlas::statistics", mutates_args=())
 def statistics(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: bool) -> list[Tensor]:
-    """Return the tensors of the results in order, and the log-sum-exp, empty unless it is kept for the gradient."""
+    """Return the tensors of the results in order, and the log-sum-exp, empty unless it is kept for the gradient.
+
+    `text` and `tensors` describe the problem beside its tokens, and the statistics, see `Described`.
+    """
     with torch.no_grad():
         of = Described(text, q, k, tensors)
-        wanted = [isinstance(statistic, LogSumExp) for statistic in of.asked]
-        others = [statistic for statistic, of_lse in zip(of.asked, wanted, strict=True) if not of_lse]
+        are_lse = [isinstance(statistic, LogSumExp) for statistic in of.asked]
+        # What asks for the log-sum-exp itself gets the one that is kept; the others are collected.
+        others = [statistic for statistic, of_lse in zip(of.asked, are_lse, strict=True) if not of_lse]
         found, known = operations.collect(of.problem, others, of.plan) if others else ([], None)
-        lse = _exact_lse(of, known) if keep or any(wanted) else _lse_form(q, keep)
+        lse = _exact_lse(of, known) if keep or any(are_lse) else _lse_form(q, keep)
         given = iter(found)
-        results = [online.rounded(lse) if of_lse else next(given) for of_lse in wanted]
+        results = [online.rounded(lse) if of_lse else next(given) for of_lse in are_lse]
         return _own([*tensors_in(results), lse if keep else _lse_form(q, keep)])
 
 
@@ -246,6 +266,7 @@ def flat_forms(forms: Any) -> list[TensorForm]:
 
 @statistics.register_fake
 def _(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: bool) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     forms = flat_forms(_forms(q, k, tensors, text))
     return [*(q.new_empty(shape, dtype=dtype) for shape, dtype in forms), _lse_form(q, keep)]
 
@@ -254,7 +275,10 @@ def _(q: Tensor, k: Tensor, tensors: list[Tensor], text: str, keep: bool) -> lis
 def statistics_backward(
     grads: list[Tensor], results: list[Tensor], lse: Tensor, q: Tensor, k: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
-    """Return the gradients in q, k and the tensors, from those of the results of floating point."""
+    """Return the gradients in q, k and the tensors, from those of the results of floating point.
+
+    `text` and `tensors` describe the problem beside its tokens, and the statistics, see `Described`.
+    """
     leaves = _leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
@@ -262,6 +286,7 @@ def statistics_backward(
         # Places and counts have no gradient.
         asked = [statistic for statistic in of.asked if statistic.differentiable]
         known = [result for statistic, result in zip(of.asked, every, strict=True) if statistic.differentiable]
+        # The statistics are recorded without computing them: results and log-sum-exp are known.
         found, _ = operations.record(of.problem, asked, of.plan, lambda: (known, lse))
         outputs = [t for t in tensors_in(found) if t.is_floating_point()]
         return _pulled_back(outputs, grads, leaves)
@@ -271,6 +296,7 @@ def statistics_backward(
 def _(
     grads: list[Tensor], results: list[Tensor], lse: Tensor, q: Tensor, k: Tensor, tensors: list[Tensor], text: str
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, *tensors)
 
 
@@ -314,6 +340,8 @@ def cells(
     """Return weights or log-weights of some rows and columns, and the log-sum-exp, empty unless it is kept.
 
     Rows and columns are int64 on the CPU, shapes (rows,) and (columns,).
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`.
     """
     with torch.no_grad():
         of = Described(text, q, k, tensors)
@@ -328,6 +356,7 @@ def cells(
 def _(
     q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, tensors: list[Tensor], text: str, logits: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     dtype = accumulation_dtype(q.dtype)
     return q.new_empty(*q.shape[:2], rows.shape[0], columns.shape[0], dtype=dtype), _lse_form(q, keep)
 
@@ -345,10 +374,15 @@ def cells_backward(
     text: str,
     logits: bool,
 ) -> list[Tensor]:
-    """Return the gradients in q, k and the tensors."""
+    """Return the gradients in q, k and the tensors.
+
+    `text` and `tensors` describe the problem beside its tokens, see `Described`; `found` are the cells, and `grad` is
+    the gradient in them.
+    """
     leaves = _leaves(q, k, *tensors)
     with autograd_in_operator(), torch.enable_grad():
         of = Described(text, leaves[0], leaves[1], leaves[2:])
+        # The read is recorded without computing it: its result and log-sum-exp are known.
         statistic = Cells(rows, columns, logits)
         recorded, _ = operations.record(of.problem, [statistic], of.plan, lambda: ([found], lse))
         return _pulled_back(recorded, [grad], leaves)
@@ -367,6 +401,7 @@ def _(
     text: str,
     logits: bool,
 ) -> list[Tensor]:
+    # Shapes and dtypes of the results, for a trace without numbers.
     return _empty(q, k, *tensors)
 
 

@@ -79,7 +79,7 @@ def _replaced() -> Iterator[None]:
             yield
     finally:
         for name, own, _ in methods:
-            if own is None:
+            if own is None:  # torch's method is inherited
                 delattr(Tensor, name)
             else:
                 setattr(Tensor, name, own)
@@ -124,6 +124,8 @@ def _product(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
     if not (_is_batched(a) and _is_batched(b)) or not _may_be_logits(a, b.shape[-2], b.shape[-1]):
         return NotImplemented
     is_transposed = _is_transposed(b)
+    # A right factor that was not transposed counts as keys only if it has more columns than rows: more keys than
+    # coordinates.
     if not (is_transposed or b.shape[-2] < b.shape[-1]) or not _is_of_model():
         return NotImplemented
     return _logits(original, (a, b), a, b.mT, (), is_certain=is_transposed)
@@ -149,7 +151,7 @@ def _baddbmm(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], 
         return NotImplemented
     state = logits.state
     state.steps = (*steps, Step("add", (t,), (float(beta),)))
-    state.product.included = len(state.steps)
+    state.product.included = len(state.steps)  # computing the product does these steps too
     return logits
 
 
@@ -178,6 +180,7 @@ def _einsum(scope: Scope, original: Callable[..., Any], args: tuple[Any, ...], k
     q, k = _arranged(a, first, [*lead, i, c]), _arranged(b, second, [*lead, j, c])
     if not _may_be_logits(q, k.shape[-1], k.shape[-2]) or not _is_of_model():
         return NotImplemented
+    # Keys whose summed axis lies last, or after that of the tokens, were written for a product of queries and keys.
     is_certain = first[-1] == second[-1] == c or second.index(c) > second.index(j)
     if not is_certain and k.shape[-1] >= k.shape[-2]:
         return NotImplemented
@@ -200,7 +203,11 @@ def _logits(
     is_certain: bool = True,
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Return lazy logits; NotImplemented where queries and keys do not fit together, so that torch says so."""
+    """Return lazy logits; NotImplemented where queries and keys do not fit together, so that torch says so.
+
+    `is_certain` says that the keys were transposed for the product, as only products of queries and keys are; one that
+    is not certain may be another product, and is not counted where it is computed. `steps` are what `args` do besides.
+    """
     own, other = tuple(q.shape[:-2]), tuple(k.shape[:-2])
     if own == other:
         lead = own
@@ -248,7 +255,7 @@ def _is_transposed(b: Tensor) -> bool:
 
 def _is_of_model() -> bool:
     """Return whether code of a model multiplies, and not attlas or torch itself, and no transform of torch.func."""
-    frame = sys._getframe(3)
+    frame = sys._getframe(3)  # above the function that asks, and the one that replaces torch's
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
     name = frame.f_globals.get("__name__", "")

@@ -167,6 +167,7 @@ def called(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     if any(part.computed is None for part in parts):
         plain, in_place = _plain_name(name)
         call = Call(plain, args, kwargs)
+        # The class of the first lazy tensor without numbers says what can be done lazily.
         owner = next(part for part in parts if part.computed is None)
         found = _known(owner, call)
         if found is not NotImplemented:

@@ -266,8 +266,10 @@ class Logits(Uncomputed):
             dtype = torch.float32  # as autocast computes softmax
         state = self.state
         scope = current()
+        # Batch and heads share one axis: the module that runs says how many heads there are.
         if not state.is_split and scope is not None and (heads := scope.heads(state.batch)) > 1:
             state.split(state.batch // heads, heads)
+        # The matrix of weights, where product and steps make one.
         matrix = matrix_of(state)
         if matrix is None:
             return NotImplemented

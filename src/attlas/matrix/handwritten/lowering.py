@@ -144,6 +144,10 @@ class _Bias(NamedTuple):
 class Folded:
     """Steps, put together as ``cap * tanh(scale * q k / cap) + biases``, with masks.
 
+    `biases` are tensors that are added, with their factors; `fills` are (where, number, whether it is filled in where
+    False); `bounds` are those of clamps. `shifted` says that a number was added to whole rows, which softmax does not
+    see.
+
     Parameters
     ----------
     q, k : Tensor, shape (batch, heads, m, d) and (batch, heads or 1, n, d)
@@ -203,7 +207,7 @@ class Folded:
             self.cap *= factor
         else:
             self.scale *= factor
-        return self.cap >= 0.0
+        return self.cap >= 0.0  # a soft cap is above 0
 
     def _times_tensor(self, t: Tensor, *, inverse: bool) -> bool:
         """Multiply by a number for each query or each key; False where the form cannot hold that."""
@@ -241,6 +245,7 @@ class Folded:
         facts = [_about(t, factor) for t, factor in self.biases]
         floors = [low for low, _ in self.bounds if low is not None]
         ceilings = [high for _, high in self.bounds if high is not None]
+        # Numbers that hide a key only if they are far below each logit of its row.
         weak = [
             *floors,
             *(value for _, value, _ in self.fills),
@@ -298,10 +303,14 @@ def _about(t: Tensor, factor: float) -> _Bias:
 
 @torch.no_grad()
 def _looked_at(t: Tensor, factor: float) -> _Bias:
-    """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest."""
+    """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest.
+
+    They are the tensor times its factor, the bound up to which numbers hide, where they hide, the rest, and its largest
+    number.
+    """
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
-    if lowest >= _MAYBE_MASK or math.isnan(lowest):
+    if lowest >= _MAYBE_MASK or math.isnan(lowest):  # no number is low enough for a mask
         return _Bias(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
     # Numbers in the lower half are mask, and the weakest of them is the cut.
     cut = max(lowest / 2, _SURELY_MASK)

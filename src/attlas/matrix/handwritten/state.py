@@ -105,6 +105,7 @@ class State:
         for t in (product.q, product.k):
             t = t if product.has_graph else t.detach()
             own = (1,) * (len(product.lead) + 2 - t.ndim) + tuple(t.shape)
+            # Keys that all heads share keep their one head.
             shared = t is product.k and own[-3] == 1 and len(product.lead) > 1 and self.heads == product.lead[-1]
             lead = (*product.lead[:-1], 1) if shared else product.lead
             t = t.reshape(own).expand(*lead, *own[-2:])

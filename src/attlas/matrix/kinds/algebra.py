@@ -111,6 +111,7 @@ def _multiple(name: str, args: Sequence[Any]) -> Any:
             factor = _inverse(factor, x.dtype)
     term = _term(x) if isinstance(x, LazyTensor) else None
     own = None if term is None else _factor(factor, x, term)
+    # A factor for each row and one for each key cannot be joined to one factor.
     if term is None or own is None or not (term.is_of_heads or isinstance(own, float)):
         return NotImplemented
     matrix = _matrix(x)

@@ -36,6 +36,7 @@ class ChainedWeights(SweptWeights):
         self.shape = (*left.shape[:3], right.shape[3])
         self.dtype, self.device = torch.promote_types(left.dtype, right.dtype), left.device
         self.mask = None
+        # As in `Weights`: whether rows are shares of 1, signs, and whether rows are parts of longer ones.
         self.are_shares = left.are_shares and right.are_shares
         self.are_signed = any(side.are_signed for side in (left, right))
         self.counts_other_keys = left.counts_other_keys or right.counts_other_keys
@@ -48,6 +49,7 @@ class ChainedWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> ChainedWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         left, right = settings["left"], settings["right"]
         for side in (left, right):
             check_kind("a factor", side, Weights)

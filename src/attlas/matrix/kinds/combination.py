@@ -136,6 +136,7 @@ class Combination(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Combination:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         terms = [Term(*term) for term in settings["terms"]]
         for term in terms:
             check_kind("a term", term.weights, Weights)

@@ -59,6 +59,7 @@ class DiagonalWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> DiagonalWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         diagonal = settings["diagonal"]
         check_kind("diagonal", diagonal, Tensor)
         rows, columns = (range(*settings[name]) for name in ("rows", "columns"))

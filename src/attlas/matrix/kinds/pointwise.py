@@ -133,6 +133,7 @@ class PointwiseWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> PointwiseWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         inner, keys = settings["of_logits"], settings["keys"]
         check_kind("of_logits", inner, SoftmaxWeights)
         check_kind("keys", keys, int)
@@ -211,6 +212,7 @@ class PointwiseWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> PointwiseWeights:
+        # The weights of some batches, heads, queries and keys; None stands for all of an axis.
         if batches is None and heads is None and rows is None and columns is None:
             return self
         inner = self.of_logits.part(batches, heads, rows)

@@ -42,6 +42,7 @@ class StackedWeights(SweptWeights):
         self.shape = (self._edges[-1], *first.shape[1:])
         self.dtype, self.device = first.dtype, first.device
         self.key_heads = first.key_heads
+        # As in `Weights`: whether rows are shares of 1, signs, and whether rows are parts of longer ones.
         self.are_shares = all(part.are_shares for part in self.parts)
         self.are_signed = any(part.are_signed for part in self.parts)
         self.counts_other_keys = any(part.counts_other_keys for part in self.parts)
@@ -54,6 +55,7 @@ class StackedWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> StackedWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         parts = settings["parts"]
         for part in parts:
             check_kind("a part", part, Weights)
@@ -159,6 +161,7 @@ class StackedWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> Any:  # a single matrix is one of its own kind
+        # The weights of some batches, heads, queries and keys; None stands for all of an axis.
         if batches is None:
             return self._mapped(lambda part: part.part(None, heads, rows, columns))
         numbers = torch.arange(self.shape[0], device="cpu")[batches].tolist()
@@ -168,7 +171,7 @@ class StackedWeights(SweptWeights):
             if own:
                 every = own == list(range(stop - start))
                 found.append(part.part(None if every else torch.tensor(own), heads, rows, columns))
-        if numbers != sorted(numbers):
+        if numbers != sorted(numbers):  # each matrix has kept its own order: one by one
             found = [self.part(slice(number, number + 1), heads, rows, columns) for number in numbers]
         if not found:
             found = [self.parts[0].part(slice(0, 0), heads, rows, columns)]

@@ -64,7 +64,10 @@ def gated_tokens(
 
 
 def _gate(name: str, value: Any, q: Tensor, lead: tuple[int, ...], sizes: Sequence[int] | None = None) -> Tensor:
-    """Return a gate with the axes (batch or 1, heads of its own, n or 1, size)."""
+    """Return a gate with the axes (batch or 1, heads of its own, n or 1, size).
+
+    `sizes` is given for the vectors p and r of a pair, which have d numbers.
+    """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = torch.tensor(float(value), dtype=accumulation_dtype(q.dtype), device=q.device)
     rule = f"{name} must be a floating point tensor or a number."

@@ -94,6 +94,10 @@ def decayed(x: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
 def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factors:
     """Return the factors of a run of chunks.
 
+    `inner` are the cells inside of a chunk, `reads` its queries carried back to its start, `writes` its keys carried to
+    its end, and ``T = diag(total) + intoᵀ out_of`` what its tokens do to the state. Token t does ``M_t = (I + p_t r_tᵀ)
+    diag(exp(g_t))``: it adds ``r_tᵀ`` times the decayed state along p_t.
+
     Parameters
     ----------
     tokens : GatedTokens
@@ -108,6 +112,7 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     if q is not None and tokens.scale != 1.0:
         q = q * tokens.scale
     g, write, erase = (None if t is None else tokens.cut(t, chunks) for t in (tokens.decay, tokens.write, tokens.erase))
+    # Decays from the chunk's start to after each token, and from after each token to the chunk's end.
     left, right = (None, None) if g is None else (since_start(g).exp(), until_end(g).exp())
     total = None if left is None else left[..., -1:, :]
     writes = _times(k, _joint(write, right))
@@ -123,6 +128,7 @@ def factors(tokens: GatedTokens, chunks: range, *, reads: bool = True) -> Factor
     rows = (r.unsqueeze(-3) if q is None else torch.stack([r, q], -3)).unsqueeze(-3)
     columns = (k.unsqueeze(-3) if erase is not None else torch.stack([k, p], -3)).unsqueeze(-4)
     cells = decayed(rows, columns, None if g is None else g[..., None, None, :, :])
+    # Row t, r_t or q_t, with column s, k_s or p_s, decayed from s to t.
     of_writes, of_turns = cells[..., 0, :, :], cells[..., -1, :, :]  # (..., r and q, C, C)
     if write is not None:
         of_writes = of_writes * write.mT.unsqueeze(-3)

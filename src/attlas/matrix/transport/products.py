@@ -125,7 +125,10 @@ def _no_state(tokens: GatedTokens, v: Tensor) -> Tensor:
 
 
 def _from_state(tokens: GatedTokens, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
-    """Return a product that begins with a state, and the state after all tokens."""
+    """Return a product that begins with a state, and the state after all tokens.
+
+    Each chunk gets the state that the one before it has left; transposed, they come from the last to the first.
+    """
     found = []
     runs = list(tokens.slices())
     for chunks in reversed(runs) if transposed else runs:
@@ -135,7 +138,13 @@ def _from_state(tokens: GatedTokens, v: Tensor, state: Tensor, transposed: bool)
 
 
 def _of_chunks(f: Factors, v: Tensor, state: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
-    """Return the product of a run of chunks, shape (batch, heads, chunks, C, e), and the state after it."""
+    """Return the product of a run of chunks, shape (batch, heads, chunks, C, e), and the state after it.
+
+    Of chunk c, with ``T = diag(total) + turn[0]ᵀ turn[1]``, ``out_c = inner_c v_c + reads_c state_c`` and ``state_{c+1}
+    = T_c state_c + writes_cᵀ v_c``.
+
+    Transposed, `reads` and `writes` change places, and so do the two factors of `turn`.
+    """
     inner, reads, writes, turn = f.inner, f.reads, f.writes, f.turn
     if transposed:
         inner, reads, writes, turn = inner.mT, writes, reads, None if turn is None else turn[::-1]

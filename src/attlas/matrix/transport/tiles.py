@@ -42,6 +42,7 @@ def blocks_of(tokens: GatedTokens) -> Blocks:
         f = factors(tokens, some, reads=False)
         w, t = f.writes, f.transitions() if tokens.turns else f.total
         t = None if t is None else t.expand(-1, -1, len(some), -1, -1)
+        # Each round joins two neighbours, until a block has STRIDE chunks.
         for _ in range(STRIDE.bit_length() - 1):
             earlier, later = (None, None) if t is None else (t[:, :, 0::2], t[:, :, 1::2])
             w = torch.cat([_forth(w[:, :, 0::2], later, tokens.turns), w[:, :, 1::2]], -2)

@@ -70,6 +70,7 @@ def transitions_of(tokens: GatedTokens) -> Transitions:
     for chunks in cut(whole, max(tokens.chunks_at_once // STRIDE, 1) * STRIDE):
         t = factors(tokens, chunks, reads=False).transitions()
         t = t.expand(tokens.batch, tokens.heads, len(chunks), -1, -1)
+        # Each round joins two neighbours, until a transition leads over STRIDE chunks.
         for _ in range(STRIDE.bit_length() - 1):
             t = _doubled(t)
         found.append(t)
@@ -125,7 +126,10 @@ def _joined(
     rows_of: dict[int, Sequence[int]],
     columns_of: dict[int, Sequence[int]],
 ) -> tuple[Tensor, list[Tensor]]:
-    """Carry rows back through chunks whose own rows join them; also return the cells of their columns, last first."""
+    """Carry rows back through chunks whose own rows join them; also return the cells of their columns, last first.
+
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    """
     found = []
     for chunk, step in zip(reversed(chunks), _steps(f, len(chunks)), strict=True):
         own, place = rows_of[chunk], chunk - chunks.start
@@ -141,7 +145,10 @@ def _joined(
 def _passed(
     tokens: GatedTokens, x: Tensor, chunks: range, columns_of: dict[int, Sequence[int]]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Carry rows back through chunks without rows; also return the cells of their columns."""
+    """Carry rows back through chunks without rows; also return the cells of their columns.
+
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    """
     if tokens.turns:
         f = factors(tokens, chunks, reads=False)
         after, x = _through(f, x, len(chunks))
@@ -158,7 +165,10 @@ def _passed(
 
 
 def _through(f: Factors, x: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
-    """Return rows at the end of each chunk, and at the start of the first, carried back through all of them."""
+    """Return rows at the end of each chunk, and at the start of the first, carried back through all of them.
+
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    """
     into, out_of = f.turn or (None, None)
     lead = x.shape[:2]
     totals = each(None if f.total is None else f.total.expand(*lead, -1, -1, -1), count)
@@ -185,7 +195,10 @@ def _picked(t: Tensor, places: Sequence[int]) -> Tensor:
 def _over(
     tokens: GatedTokens, x: Tensor, start: int, stop: int, transitions: Callable[[], Transitions] | None
 ) -> Tensor:
-    """Return rows at the start of chunk `start`, carried back to the start of chunk `stop`."""
+    """Return rows at the start of chunk `start`, carried back to the start of chunk `stop`.
+
+    To carry a row back over a chunk is to multiply it with the chunk's T, see `_carried`.
+    """
     if start <= stop or not x.shape[2]:
         return x
     if not tokens.turns:
@@ -194,6 +207,8 @@ def _over(
     levels = transitions() if transitions is not None and stop + 2 * stride <= start else []
     while start > stop:
         if levels and start % stride == 0 and start - stride >= stop:
+            # The longest kept transition that ends at `start` and leads no further back than to `stop`. On level l they
+            # lead over ``stride << l`` chunks each, one after the other.
             level = 0
             while start % (2 * stride << level) == 0 and start - (2 * stride << level) >= stop:
                 level += 1

@@ -91,6 +91,7 @@ class TransportWeights(SweptWeights):
         return state | {"_whole": None, "_versions": (), "_transitions": None, "_blocks": None}
 
     def to_dict(self) -> dict[str, Any]:
+        # The settings from which `from_dict` makes these weights again, for files.
         tokens = self.tokens
         rows, columns = ([span.start, span.stop] for span in (self.rows, self.columns))
         settings = {"heads": tokens.heads, "scale": tokens.scale, "rows": rows, "columns": columns}
@@ -99,6 +100,7 @@ class TransportWeights(SweptWeights):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> TransportWeights:
+        # The weights of settings that a file has; a ValueError where they do not fit together.
         tensors = settings["tokens"]
         check_kind("tokens", tensors, dict)
         if not {"q", "k"} <= tensors.keys() <= {*NAMES}:
@@ -204,6 +206,7 @@ class TransportWeights(SweptWeights):
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
+        # Weights of some rows and columns, as in `Weights`.
         self.check_no_logits(logits)
         self.check_unchanged()
         found = self._cells(rows, columns)
@@ -230,6 +233,7 @@ class TransportWeights(SweptWeights):
     def _sorted_cells(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Return the cells of rows and columns in ascending order, counted from the first token."""
         tokens = self.tokens
+        # Tokens in chunks that have a row or a column.
         busy = sum(_count_chunks(places, tokens.chunk) for places in (rows, columns)) * tokens.chunk
         found = self._few_rows(rows, columns, busy)
         if found is None:
@@ -241,7 +245,11 @@ class TransportWeights(SweptWeights):
         return torch.where(i.unsqueeze(-1) == j, found + spread_values(own.to(self.dtype), tokens), found)
 
     def _few_rows(self, rows: Sequence[int], columns: Sequence[int], busy: int) -> Tensor | None:
-        """Return `_sorted_cells`, without the diagonal, of so few rows that a kernel is the faster way; else None."""
+        """Return `_sorted_cells`, without the diagonal, of so few rows that a kernel is the faster way; else None.
+
+        The kernel carries each row token by token to the first column; `most` is how many such steps take as long as
+        the chunks that have a row or a column. Both were measured, see the constants above.
+        """
         tokens, hull = self.tokens, range(columns[0], columns[-1] + 1)
         most = (_TURNING_ROWS if tokens.turns else _ROWS) * busy + _STEPS
         steps = len(rows) < _FEW_ROWS and tokens.turns and self._transitions is None  # chunk by chunk, if not here
@@ -343,6 +351,7 @@ class TransportWeights(SweptWeights):
         rows: range | None = None,
         columns: range | None = None,
     ) -> TransportWeights:
+        # The weights of some batches, heads, queries and keys; None stands for all of an axis.
         some = self
         if batches is not None or heads is not None:
             batches, heads = (slice(None) if index is None else index for index in (batches, heads))
@@ -357,6 +366,7 @@ class TransportWeights(SweptWeights):
         return window
 
     def detach(self) -> TransportWeights:
+        # The same weights without a graph.
         if not self.requires_grad:
             return self
         found = TransportWeights(self.tokens.mapped(Tensor.detach), self.rows, self.columns, self._ids, self._versions)
@@ -418,6 +428,8 @@ def _ascending(places: range | Tensor, start: int) -> tuple[Sequence[int], Tenso
 
 def defined(tokens: GatedTokens, rows: Tensor) -> Tensor:
     """Return some rows by the definition, token by token from the last, shape (batch, heads, len(rows), n).
+
+    Going back, ``x_i = q_iᵀ M_i ... M_{j+1}``, so that the cell of column j is ``write_j x_i · k_j``.
 
     Parameters
     ----------

@@ -57,6 +57,8 @@ class Flex(Backend):
             translated = _translated(request)
         except Untranslatable as reason:
             return str(reason)
+        # The two programs of this kind, for one size and for all, may have been found wrong before: see
+        # `attlas.engine.trust`.
         families = kinds.families_of(_kind(request, translated), _has_whole_blocks(problem))
         faults = (trust.known_fault(family, request.device) for family in families)
         return next((fault for fault in faults if fault is not None), None)
@@ -65,11 +67,14 @@ class Flex(Backend):
         """Run the compiled program of this kind of mask and score.
 
         Compare it with the definition when it is first used.
+
+        A kind is the key of a program: device, mask, score, dtypes and sizes (`_kind`).
         """
         kind, device = _kind(request, _translated(request), v), request.device
         program = kinds.program_of(kind)
         sizes = (*request.problem.shape, v.shape[1])
         attention = program.attention_for(sizes)
+        # The first family is the program for the first size that was seen, the second that for all others.
         family = kinds.families_of(kind, _has_whole_blocks(request.problem))[program.sizes[:1] not in ([], [sizes])]
 
         def run(request: Request, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +153,7 @@ def attended(
     if values.row is not None:
         lse = lse + values.row
     if problem.sink is not None:
+        # The output times e^lse / (e^lse + e^sink), and log(e^lse + e^sink).
         sink = problem.sink.to(lse.dtype).view(1, -1, 1)
         nothing = lse == -torch.inf  # such a row has an output of 0
         finite = torch.where(nothing, 0.0, lse)
@@ -157,7 +163,10 @@ def attended(
 
 
 def _translated(request: Request) -> tuple[Values, Kind]:
-    """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request."""
+    """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request.
+
+    A kind is a key: programs are compiled once for each.
+    """
     kept = vars(request)
     if "pairs" not in kept:
         problem = request.problem

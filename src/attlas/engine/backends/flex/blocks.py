@@ -45,6 +45,7 @@ def block_mask_of(problem: Problem) -> tuple[Pairs, Any]:
     at = on_cpu(problem.tile(*map(range, problem.shape)))
     chosen = None if problem.ids is None else tuple(tuple(ids.tolist()) for ids in problem.ids)
     key, tensors = (problem.shape, problem.device, chosen), _tensors(mask)
+    # What was made for this mask before holds as long as its tensors are the same, unchanged.
     changes = [(t, changes_of(t)) for t in tensors]
     found = _kept.get(mask, {}).get(key)
     if found is not None and _same(found[0], changes):
@@ -82,6 +83,8 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
     """
     kind = type(mask)
     if isinstance(mask, (And, Or)) and kind in (And, Or):
+        # EMPTY < PARTIAL < FULL as numbers, and FULL is 2: "and" is the smaller state, "or" the larger, "not" is 2 -
+        # state.
         left, right = states_of(mask.left, at), states_of(mask.right, at)
         return torch.minimum(left, right) if kind is And else torch.maximum(left, right)
     if isinstance(mask, Not) and kind is Not:
@@ -93,6 +96,7 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
     sizes = len(at.batches) if batches else 1, len(at.heads) if heads else 1
     rows, columns = (-(-size // BLOCK) for size in (at.m, at.n))
     states = torch.full((*sizes, rows, columns), PARTIAL, dtype=torch.int8, device="cpu")
+    # A mask without a `coverage` of its own knows nothing of blocks: all stay PARTIAL, and are asked cell by cell.
     if kind.coverage is not Mask.coverage:
         for b in range(sizes[0]):
             for h in range(sizes[1]):
@@ -101,7 +105,10 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
 
 
 def _of_heads(mask: Heads, at: Tile) -> Tensor:
-    """Return the states of a mask that differs between heads: each part is asked once."""
+    """Return the states of a mask that differs between heads: each part is asked once.
+
+    `places` are the heads of the matrix that a part is for.
+    """
     parts = [(places, states_of(part, at)) for places, part, _ in mask.split(at)]
     batches = max(states.shape[0] for _, states in parts)
     found = torch.zeros(batches, len(at.heads), *parts[0][1].shape[2:], dtype=torch.int8, device="cpu")

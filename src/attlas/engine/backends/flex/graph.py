@@ -48,6 +48,7 @@ class _Recorded(torch.autograd.Function):
     def forward(
         ctx: Any, request: Request, run: Run, v: Tensor, sink: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
+        # The program runs with a graph of its own, which is kept for the first backward (`ctx.kept`).
         ctx.request, ctx.run = request, run
         ctx.save_for_backward(v, sink, *inputs)
         ctx.kept, lse = _computed(request, run, v, sink, inputs)
@@ -60,6 +61,8 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     @public("backward of A @ v")
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # The kept graph is used up. A second backward, or an output that was changed, runs the program again; with
+        # create_graph=True autograd records the dense definition.
         v, sink, *inputs = ctx.saved_tensors
         request: Request = ctx.request.with_inputs(inputs)
         problem = request.problem

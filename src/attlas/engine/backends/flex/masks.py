@@ -140,7 +140,7 @@ def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         distance = j - i - shift
-        allowed: Tensor = distance == distance
+        allowed: Tensor = distance == distance  # true everywhere
         if left is not None:
             allowed = allowed & (distance >= -left)
         if right is not None:
@@ -167,6 +167,7 @@ def _documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pai
         reader(to_device(of_ids(ids.given.reshape(-1, ids.count), 0, at.batch_ids), device))
         for ids in (mask.queries, mask.keys)
     )
+    # `first` is the position of the matrix's first query in the sequence.
     (query, kind), (key, of_key), first = rows, columns, mask.first(at)
     return Pairs(lambda b, h, i, j: query(b, i + first) == key(b, j), ("documents", kind, of_key))
 
@@ -256,6 +257,8 @@ def _placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
 
 def _outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> Pairs:
     """Translate the complement of a rectangle of queries and keys, both given as runs of positions."""
+    # Edges alternate: a run begins at each even one, and ends before the next. They are counted from this matrix's
+    # first row and column; a last run without an end has no second edge.
     queries, keys = (
         None if part is None else tuple(edge - first for edge in part.edges if edge < placed.OPEN_END)
         for part, first in ((mask.queries, mask.row), (mask.keys, mask.column))
@@ -265,7 +268,7 @@ def _outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> P
 
     def inside(edges: tuple[int, ...] | None, place: Tensor) -> Tensor:
         """Return whether a place lies in a run: whether the number of edges up to it is odd."""
-        found = place == place
+        found = place == place  # true everywhere
         if edges is None:
             return found
         found = ~found

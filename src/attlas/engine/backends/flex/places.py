@@ -51,7 +51,9 @@ def whole(problem: Problem) -> Tile:
 
 
 def reader(t: Tensor) -> tuple[Callable[..., Tensor], Kind]:
-    """Return a function that reads a tensor at one place along each axis, and its kind.
+    """Return a function that reads a tensor at one place along each axis, and its key (`Kind`).
+
+    The key says what code the function needs: programs are compiled once for each.
 
     An axis of size 1 stands for every place, and is not looked at.
     """

@@ -72,6 +72,8 @@ def families_of(kind: Kind, whole_blocks: bool) -> tuple[trust.Family, trust.Fam
     """Return the families of a kind: its program for matrices of one size, and that for all sizes.
 
     Programs for one size are the same for all sizes that have whole blocks, and for all others.
+
+    A family is a name under which `attlas.engine.trust` remembers whether its kernels were right.
     """
     text: list[str] = []
     leaves: list[object] = [kind]
@@ -159,6 +161,7 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
         some, some_lse = out[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         pairs = [("its output", some, wanted), ("its log-sum-exp", some_lse, wanted_lse)]
         if leaves:
+            # Any gradient of the output will do that differs from cell to cell.
             slope = torch.cos(torch.arange(some.numel(), device=some.device)).view(some.shape).to(some.dtype)
             both = [
                 torch.autograd.grad(part, leaves, slope.to(part.dtype), allow_unused=True)

@@ -149,7 +149,7 @@ def _added(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
     kinds: list[object] = []
     device, dtype, last = problem.device, problem.dtype, problem.shape[2] - 1
     if bias.distance is not None:
-        distance, kind = reader(to_device(bias.distance, device))
+        distance, kind = reader(to_device(bias.distance, device))  # its first number is that of j - i = -last
         terms.append(lambda b, h, i, j: distance(b, h, j - i + last))
         kinds += ["distance", kind]
     if bias.query is not None and bias.key is not None:

@@ -36,6 +36,7 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor | None:
     found = _translated(problem, plan)
     if found is None:
         return None
+    # The kernel wants values: one zero for each key.
     v = problem.k.new_zeros(1).expand(*problem.k.shape[:3], 1)
     return attended(problem, *found, v, flex_attention)[1]
 
@@ -85,7 +86,7 @@ def _reached(mask: Mask, rows: Tensor, columns: Tensor, m: int, n: int) -> Tenso
         return None
     first = mask.first_query(m, n)  # the position of the first query among the keys
     last_rows, last_columns = (rows + (BLOCK - 1)).clamp(max=m - 1), (columns + (BLOCK - 1)).clamp(max=n - 1)
-    found = columns >= 0 * rows
+    found = columns >= 0 * rows  # true for all blocks
     if mask.left is not None:
         found = found & (last_columns >= rows + (first - mask.left))
     if mask.right is not None:

@@ -30,6 +30,7 @@ class AdditiveKernels(PairwiseFamily):
         self.weight: Tensor = (self.own.detach().to(problem.dtype) * self.factor).contiguous()
 
     def parameters(self) -> Tensor:
+        # As in `PairwiseFamily`: the weights w_v of the hidden units, times the number that the score is multiplied by.
         return self.weight
 
     @staticmethod
@@ -39,6 +40,7 @@ class AdditiveKernels(PairwiseFamily):
         return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
+        # The fields of the score in the C structure ``Additive``, as in `PairwiseFamily`.
         return {"weight": self.weight.data_ptr()}
 
     def backward(
@@ -55,6 +57,7 @@ class AdditiveKernels(PairwiseFamily):
         for block in request.row_blocks(problem):
             known = lse[block.slices].detach().contiguous()
             rows_left, rows_delta = (t[block.slices].detach().to(dtype).contiguous() for t in (left, delta))
+            # What the fields point to is kept in `_buffers` until the call returns.
             params, _buffers = self.params(
                 self.q[block.slices], self.k, values, block.slices[2], **block.mask, known=known.data_ptr()
             )

@@ -105,7 +105,11 @@ class FusedKernels(Backend):
     def _with_terms(
         self, request: Request, lse: Tensor, gradient: CellGradient, places: bias.PlaceGradients | None
     ) -> Gradients | None:
-        """Return the gradients of a loss of statistics, and of the output if it is in the loss too."""
+        """Return the gradients of a loss of statistics, and of the output if it is in the loss too.
+
+        The equation of all terms is in `CellGradient`; its row term, the same for each weight of a row, enters only
+        through the sink.
+        """
         problem, product, dtype = request.problem, request.product, request.problem.dtype
         delta = torch.zeros(problem.shape[:3], dtype=dtype) if gradient.delta is None else gradient.delta.to(dtype)
         if gradient.lse is not None:

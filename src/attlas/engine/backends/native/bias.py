@@ -179,7 +179,7 @@ class PlaceGradients:
         }
 
     def fields(self, kernels: library.Kernels, rows: slice) -> Any:
-        """Return the memory of the sums as a call with some rows gets it."""
+        """Return the addresses of the sums for a call with some rows, each moved to where that call's first row is."""
         starts = {"distance": self._problem.shape[2] - 1 - rows.start, "query": rows.start}
         starts["cell"] = rows.start * self._problem.shape[3]
         found: dict[str, Any] = {
@@ -236,6 +236,7 @@ def pairwise_fields(
         found, m, n = {swapped.get(name, name): term for name, term in found.items()}, n, m
     sizes = {"batch": batch, "heads": heads, "m": m, "n": n, "threads": torch.get_num_threads()}
     params = kernels.structures["AttentionParams"](**sizes, **found)
+    # The kernels of pairs read the terms in this structure.
     return {"places": ctypes.addressof(params)}, [params, *buffers]
 
 

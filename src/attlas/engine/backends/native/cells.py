@@ -19,6 +19,8 @@ _SUMS = ("mass", "column_mass", "offsets", "picture_sum")
 class CellSums:
     """Sums, maxima and largest weights over all tiles so far.
 
+    A picture is the matrix in blocks, with one sum or one maximum for each.
+
     Parameters
     ----------
     problem : Problem
@@ -87,6 +89,7 @@ class CellSums:
             for columns in unseen:
                 self.found["column_max"][b, h, columns.start : columns.stop].clamp_(min=0.0)
         if self.k and unseen:
+            # Among the k largest of a row may be such zeros: the first k unseen keys are enough for that.
             keys = torch.cat([torch.arange(own.start, min(own.stop, own.start + self.k)) for own in unseen])
             empty = torch.empty(len(at.batches), len(at.heads), len(at.rows), 0, dtype=self.problem.dtype)
             self._run(at, range(0), keys[: self.k].to(torch.int32), cells=empty)
@@ -97,12 +100,16 @@ class CellSums:
         return {name: t.to(torch.int64) if name == "top_keys" else t for name, t in found.items()}
 
     def _run(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
-        """Call the kernel on one tile; return False where a weight is NaN or infinite."""
+        """Call the kernel on one tile; return False where a weight is NaN or infinite.
+
+        `zero_keys` are keys that no tile had, whose weights are 0.
+        """
         _, heads, m, n = self.problem.shape
         for name, t in tensors.items():
             t = t.expand(len(at.batches), len(at.heads), -1, -1)
             tensors[name] = t if t.stride(-1) == 1 or t.shape[-1] < 2 else t.contiguous()
         first = at.batches.start * heads + at.heads.start
+        # Each result from the tile's first batch and head on; the kernel adds to what it holds.
         places = {name: t.data_ptr() + first * t.stride(1) * t.element_size() for name, t in self.found.items()}
         status = self.kernels.call(
             "cell_sums",

@@ -53,7 +53,7 @@ def fast_path(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor] | None:
         e=e,
         **kernels.tensors4(q=q, k=k, v=v),
         type=kernels.codes[TYPES[q.dtype]],
-        rounded=1,
+        rounded=1,  # the output is rounded to the dtype of the tokens
         threads=threads_for(q, n),
         scale=score.factor(d),
         out=out.data_ptr(),

@@ -49,6 +49,7 @@ class DistanceKernels(PairwiseFamily):
         return scale
 
     def parameters(self) -> Tensor:
+        # As in `PairwiseFamily`: one over the bandwidth of each coordinate.
         return self.scale
 
     @staticmethod
@@ -63,6 +64,7 @@ class DistanceKernels(PairwiseFamily):
         return unsupported_reason(problem)
 
     def fields(self) -> dict[str, Any]:
+        # The fields of the score in the C structure ``Distance``, as in `PairwiseFamily`.
         return {"kernel": self.kernel, "scale": self.scale.data_ptr()}
 
     def backward(
@@ -85,6 +87,7 @@ class DistanceKernels(PairwiseFamily):
             q = self.q[block.slices]
             first = self.zeros(batch, heads, len(block.rows), d)
             second = None if d_scale is None else torch.empty_like(first)
+            # What the fields point to is kept in `_buffers` until the call returns.
             params, _buffers = self.params(q, self.k, values, block.slices[2], **fields)
             if not self.run_backward(params, rows_left, rows_delta, first=first, second=second):
                 return None

@@ -58,6 +58,7 @@ def compute(
         """Compute some rows, with results in `fields`; return False if the numbers need another backend."""
         part = q[:, :, rows]
         threads = threads_for(part, k.shape[2])
+        # What the fields point to is kept in `_buffers` until the call returns.
         places, _buffers = ({}, []) if dot.bias is None else bias.fields(kernels, problem, rows)
         status = kernels.call("dot", **params(kernels, dot, part, k, v), threads=threads, **places, **fields)
         return succeeded(kernels, status, dot)
@@ -68,7 +69,11 @@ def compute(
 def read(
     problem: Problem, dot: Dot, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
 ) -> dict[str, Tensor] | None:
-    """Return the results of `compute` for the logits with the constant of each row, which statistics are about."""
+    """Return the results of `compute` for the logits with the constant of each row, which statistics are about.
+
+    A logit is ``scale q_i · k_j + row_i``. The kernels leave `row` out, since softmax does not see it; log-sum-exp,
+    largest logit and mean get it back here.
+    """
     if dot.row is None:
         return compute(problem, dot, wanted, v=v, lse=lse)
     found = compute(problem, dot, wanted, v=v, lse=None if lse is None else lse - dot.row)
@@ -179,6 +184,7 @@ def backward(
         known = [t[slices].contiguous() for t in (lse, delta, *terms.values())]
         sums = torch.zeros_like(known[1])
         queries = q[slices]
+        # What the fields point to is kept in `_buffers` until the call returns.
         terms_of_places, _buffers = ({}, []) if product.bias is None else bias.fields(kernels, problem, slices[2])
         fields = params(kernels, product, queries, k, values) | terms_of_places | block.mask
         fields["threads"] = torch.get_num_threads() if queries.numel() * k.shape[2] > ONE_THREAD else 1

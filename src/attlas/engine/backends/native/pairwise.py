@@ -145,6 +145,7 @@ class PairwiseFamily(ABC):
             return None
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
+            """Compute some rows, with results in `fields`; return False where the kernel does not take them."""
             fields.pop("sink", None)  # the kernel knows no sink: it is added below
             params, _buffers = self.params(self.q[:, :, rows], self.k, values, rows, **fields)
             return self.run_forward(params)
@@ -165,6 +166,7 @@ class PairwiseFamily(ABC):
         no_values, structure = self.k[..., :0], self.kernels.structures["AttentionParams"]
 
         def run(rows: slice, fields: dict[str, Any]) -> bool:
+            """Compute some rows, with results in `fields`; return False where the kernel does not take them."""
             params, _buffers = self.params(self.q[:, :, rows], self.k, no_values, rows)
             sizes = {name: getattr(params, name) for name in ("batch", "heads", "m", "n", "d", "type", "threads")}
             results = structure(**sizes, scale=math.log(2.0), **fields)  # logits are in powers of 2
@@ -185,6 +187,7 @@ class PairwiseFamily(ABC):
         for block in request.row_blocks(self.problem):
             part, known = torch.empty_like(total), lse[block.slices].contiguous()
             fields = block.mask | {"known": known.data_ptr(), "out": part.data_ptr()}
+            # Keys are the rows of this call and queries its columns. What the fields point to is kept in `_buffers`.
             params, _buffers = self.params(
                 keys, self.q[block.slices], values[block.slices], block.slices[2], by_column=True, **fields
             )

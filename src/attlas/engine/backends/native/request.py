@@ -60,7 +60,7 @@ def compute(
         fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
         if not run(rows, fields | further):
             return None
-        del buffers
+        del buffers  # the tensors behind the addresses in `fields`, alive until here
         if part is not results:
             _join(results, part, rows)
     return results

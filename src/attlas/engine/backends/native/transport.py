@@ -31,6 +31,9 @@ def rows(
 ) -> Tensor:
     """Return some rows of the matrix, shape (batch, heads, len(rows), len(columns)).
 
+    ``A_ij = scale write_j q_iᵀ M_i M_{i-1} ... M_{j+1} k_j`` for j ≤ i, with ``M_t = (I + p_t r_tᵀ)
+    diag(exp(decay_t))``, or with ``-erase_t k_t k_tᵀ`` in place of ``p_t r_tᵀ``.
+
     Parameters
     ----------
     tensors : mapping of str to Tensor

@@ -59,6 +59,7 @@ class Triton(Backend):
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None] | None:
+        # `s.k` is the number of largest weights of each row that a statistic wants.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().statistics(request, few, lse) if few else None
         return None if found is None else (_in_place(found[0], statistics), found[1])
@@ -66,6 +67,7 @@ class Triton(Backend):
     def output_and_statistics(
         self, request: Request, v: Tensor, statistics: Sequence[Statistic]
     ) -> tuple[Tensor, Tensor, list[Any]] | None:
+        # As in `statistics`: those of too many largest weights are MISSING.
         few = [s for s in statistics if s.k <= MOST_LARGEST]
         found = super().output_and_statistics(request, v, few) if few else None
         return None if found is None else (*found[:2], _in_place(found[2], statistics))
@@ -73,6 +75,7 @@ class Triton(Backend):
     def read(
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
+        # Numbers of the matrix from as few passes as they need; None where the kernels cannot take them.
         problem = request.problem
         if v is not None and (v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype):
             return None

@@ -54,7 +54,11 @@ class Online(NamedTuple):
 
 
 def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> Online:
-    """Return log-sum-exp, numbers of rows by name, the product with values, and a floor for the `top` largest."""
+    """Return log-sum-exp, numbers of rows by name, the product with values, and a floor for the `top` largest.
+
+    A strip is the queries of one program, a split one of several shares of the keys of a strip; `pairs` counts batch ×
+    heads.
+    """
     batch, heads, m, n = of.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
@@ -119,6 +123,9 @@ def _joined(
     """Join the running sums of the programs that share a row, and of the sink, and make results of them.
 
     The sums are those of ``kernels/online.py``, in base 2; their first axis counts the programs.
+
+    Of program s, with ``f_s = 2^(peak_s - shift)``, total_s counts ``f_s total_s``: ``lse2 = shift + log2(Σ_s f_s
+    total_s)``.
     """
     whole = (*of.shape[:3],)
     peak, total = peak.double(), total.double()
@@ -174,7 +181,11 @@ def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _moments(count: Tensor | None, mean: Tensor | None, spread: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts."""
+    """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts.
+
+    Over the programs that share a row: ``mean = Σ n_p mean_p / Σ n_p``, and the variance is ``Σ (spread_p + n_p (mean_p
+    - mean)²) / Σ n_p``.
+    """
     if count is None or mean is None or spread is None:
         return None
     total = count.sum(0).clamp(min=1.0)
@@ -212,6 +223,9 @@ class Weighed(NamedTuple):
 def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budget: int) -> Weighed | None:
     """Return numbers of rows, columns, diagonals and pictures, given the log-sum-exp; None where they take too much.
 
+    Diagonals need square tiles that are read from left to right: they take a pass of their own. Names are those of
+    `attlas.engine.outputs`.
+
     Parameters
     ----------
     of : Operands
@@ -245,7 +259,11 @@ def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budg
 def _weighed(
     of: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
 ) -> Weighed | None:
-    """Run the kernel `weights` for as many heads at a time as the budget allows, and join what it stored."""
+    """Run the kernel `weights` for as many heads at a time as the budget allows, and join what it stored.
+
+    A strip is the queries of one program, a split one of several shares of the keys of a strip; `pairs` counts batch ×
+    heads. Numbers of columns are stored once for each strip, and joined here.
+    """
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
     picture: Blocks | None = wanted.get("picture_sum") or wanted.get("picture_max")
@@ -256,7 +274,7 @@ def _weighed(
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
-    per_pair = strips * (m + n - 1 if diagonals else n)
+    per_pair = strips * (m + n - 1 if diagonals else n)  # numbers of scratch memory for one head
     has_columns = wanted.keys() & {"column_mass", "column_max", "picture_sum", "picture_max"} or diagonals
     together = max(min(budget // per_pair, pairs), 1) if has_columns else pairs
     if has_columns and strips > max(64, m // 8) and per_pair > budget:
@@ -331,6 +349,9 @@ def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Seque
     """Join the sums or maxima of all strips of rows into one result.
 
     Per column, per diagonal, or per block of a picture.
+
+    `t` has the shape (heads, strips, keys or diagonals); with a picture, `edges` are the rows at which strips begin,
+    and the end.
     """
     if t is None:
         raise TypeError("there are no strips")
@@ -356,6 +377,8 @@ def _pooled(t: Tensor, edges: Sequence[int], axis: int, *, largest: bool) -> Ten
 
 def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the k largest weights of each row in descending order, and their keys; 0 and -1 where there are fewer.
+
+    The kernel finds k for each of `splits` shares of the keys; the largest k of them all are taken here.
 
     Parameters
     ----------

@@ -32,8 +32,8 @@ class Operands:
     q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
         Tokens, whose last axis has no gaps.
     scale2, rate : float
-        Factor of the dot product for a base-2 logit, and 0. With a cap the cap of base 2, and the factor by which a dot
-        product becomes the exponent of 2 whose power is ``exp(2 x)``, where x is the argument of the tangent.
+        The base-2 logit is ``q·k scale2``, and `rate` 0. With a cap it is ``scale2 tanh(q·k rate ln 2 / 2)``:
+        `scale2` is the cap of base 2, and ``2^(q·k rate)`` is ``exp(2 x)``, where x is the argument of the tangent.
     cap : bool
         Whether there is a cap.
     first, stop : Tensor or None, shape (batch or 1, heads or 1, m)
@@ -156,7 +156,7 @@ def bias_of(problem: Problem, dot: Dot) -> Bias | None:
 
     None where they have no form that kernels read.
     """
-    kept = vars(problem)
+    kept = vars(problem)  # computed once for each problem, which keeps it
     if "triton bias" not in kept:
         with torch.no_grad():
             own = None if dot.bias is None else dot.bias.bias(problem.tile(*map(range, problem.shape)))
@@ -199,7 +199,7 @@ def _made(request: Request) -> Operands:
     return Operands(
         q,
         k,
-        scale2=(dot.cap or scale) * LOG2E,
+        scale2=(dot.cap or scale) * LOG2E,  # see `Operands` for the equation
         rate=2.0 * scale / dot.cap * LOG2E if dot.cap else 0.0,
         cap=bool(dot.cap),
         first=first,

@@ -21,6 +21,8 @@ def found_by(
     Without the log-sum-exp, one pass gives it, the output and the numbers of rows; the rest needs another. A further
     one picks the largest weights.
 
+    A floor is a logit that the `top` largest of a row reach: with it, the pass that picks them takes few others.
+
     Parameters
     ----------
     of : Operands

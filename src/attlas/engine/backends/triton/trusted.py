@@ -58,7 +58,10 @@ def _words(of: Operands) -> str:
 
 
 def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
-    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
+    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere.
+
+    Weights, logits or log-weights are asked of some cells; all other names of the whole small matrix.
+    """
     small, tolerance = _small(of), trust.TOLERANCE[of.q.dtype]
     v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
@@ -84,7 +87,10 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
 
 
 def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
+    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations.
+
+    Logits of base 2 (see `Operands`) times ln 2 are those in nats.
+    """
     _, heads, _, n = of.shape
     products = of.q.double() @ spread_heads(of.k, heads).double().mT
     logits = (of.scale2 * torch.tanh(products * of.rate * (0.5 * LN2)) if of.cap else products * of.scale2) * LN2

@@ -19,6 +19,10 @@ def cells(
     ROWS_AT and COLUMNS_AT hold the numbers of rows and columns, or are None for those from `rows_first` and
     `columns_first` on. LSE and LOWS, (batch * heads, m) of base 2, are None where logits are asked for; LOG asks for
     the logarithm of a weight.
+
+    A program has ROWS of the chosen rows (a strip) and COLS columns. `group` query heads share a key head; tokens have
+    SIZE numbers, filled up with zeros to D; `logits_of` makes logits of dot products by `scale2`, `rate` and CAP. Row i
+    sees the keys from FIRST[i] up to STOP[i].
     """
     _strip, pair, own, inside = strip_of(None, chosen, strips, ROWS)
     batch, head = pair // heads, pair % heads

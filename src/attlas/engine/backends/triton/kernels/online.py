@@ -41,6 +41,9 @@ def absorb(
     Sums are per row, as in the text of the module; `best` has the largest logit of each class of keys, and `low`,
     `start`,
     `whole` and `before` come from `reach_of`.
+
+    With ``y = logit - peak`` and ``e = exp2(y)`` the sums are ``total = Σ e``, ``moment = Σ e y``, ``squares = Σ e²``.
+    A rise of `peak` rescales them.
     """
     for t in range(a, b):
         later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
@@ -98,6 +101,11 @@ def online(
     V is (batch, value heads, n, VALUES) or None; scale2 is above 0 or there is a CAP. OUT is
     (splits, batch * heads, m, VALUES), the weighted sum of the values divided by TOTAL; numbers of rows are
     (splits, batch * heads, m). FLOOR is a base-2 logit. Of a row that sees no key PEAK is -inf and the rest 0.
+
+    A program has ROWS queries (a strip) of one head, and one of `splits` shares of its keys, COLS at a time. `group`
+    query heads share a key head; tokens have SIZE numbers, filled up with zeros to D; `logits_of` makes logits of dot
+    products by `scale2`, `rate` and CAP. FLOOR is the TOP-th largest of the maxima of CLASSES classes of keys: TOP
+    different keys reach it.
     """
     _strip, pair, rows, inside = strip_of(None, m, strips, ROWS)
     batch, head = pair // heads, pair % heads
@@ -119,6 +127,7 @@ def online(
     out = tl.zeros((ROWS, E), tl.float32)
     low, start, whole, before, tiles = reach_of(first, stop, n, COLS)
     a, b = share_of(tiles, splits)
+    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
     edge = tl.minimum(tl.maximum(whole, a), b)
     s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
     s, peak, total, moment, squares, count, mean, spread, best, out = absorb(

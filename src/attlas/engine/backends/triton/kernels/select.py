@@ -30,7 +30,11 @@ def pick(
     D: tl.constexpr, SIZE: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr, CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Put the largest logits of the tiles from a up to b into the lists; s holds the products of tile a."""
+    """Put the largest logits of the tiles from a up to b into the lists; s holds the products of tile a.
+
+    `best` and `keys` are the lists of each row, in SLOTS slots; `bar` is the logit that a key must exceed to get into
+    them.
+    """
     for t in range(a, b):
         later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
         columns = place_of(t, low, start, whole, before, COLS) + tl.arange(0, COLS)
@@ -39,6 +43,7 @@ def pick(
             x = tl.where(allowed(first, stop, columns), x, NOTHING)
         largest = tl.max(x, 1)
         while tl.max((largest > bar).to(tl.int32), 0) > 0:
+            # The largest logit of each row takes the place of the smallest in its list, and leaves the tile.
             key = tl.min(tl.where(x == largest[:, None], columns[None, :], n), 1)
             slot = tl.argmin(best, 1)
             here = (tl.arange(0, SLOTS)[None, :] == slot[:, None]) & (largest > bar)[:, None]
@@ -65,6 +70,10 @@ def select(
     FLOOR, (batch * heads, m), is a base-2 logit that the TOP-th largest of a row reaches, or None. LOGITS (of base 2)
     and PLACES are (splits, batch * heads, m, TOP), in no order; a place is -1 where a row has fewer keys. SLOTS is a
     power of 2.
+
+    A program has ROWS queries (a strip) of one head, and one of `splits` shares of its keys, COLS at a time. `group`
+    query heads share a key head; tokens have SIZE numbers, filled up with zeros to D; `logits_of` makes logits of dot
+    products by `scale2`, `rate` and CAP.
     """
     _strip, pair, rows, inside = strip_of(None, m, strips, ROWS)
     batch, head = pair // heads, pair % heads
@@ -84,6 +93,7 @@ def select(
     keys = tl.full((ROWS, SLOTS), -1, tl.int32)
     low, start, whole, before, tiles = reach_of(first, stop, n, COLS)
     a, b = share_of(tiles, splits)
+    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
     edge = tl.minimum(tl.maximum(whole, a), b)
     s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
     s, bar, best, keys = pick(

@@ -100,6 +100,8 @@ def logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, colum
 
     With CAP, `scale2` is the cap and ``exp2(s rate)`` the square of the exponential of which tanh is made.
     KEYS and DISTANCES, where given, hold what is added for each key and for each distance, from ``j - i = 1 - m`` on.
+
+    Without CAP that is ``s scale2``, with it ``scale2 tanh(s rate ln 2 / 2)``, written as ``1 - 2 / (1 + exp(2 x))``.
     """
     x = scale2 - 2.0 * scale2 / (1.0 + tl.exp2(s * rate)) if CAP else s * scale2
     if KEYS is not None:

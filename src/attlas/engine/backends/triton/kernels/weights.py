@@ -83,6 +83,8 @@ def walk(
     `low`, `start`, `whole` and `before` come from `reach_of`; `best` has the largest logit of each class of keys,
     `carry`
     the diagonals that the next tile adds to.
+
+    With ``x = logit - lse`` in base 2 and the weight ``p = exp2(x)``, entropy is ``-Σ p x``.
     """
     for t in range(a, b):
         later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
@@ -135,6 +137,11 @@ def weights(
     LSE and LOWS, (batch * heads, m), are the base-2 log-sum-exp as two numbers. Numbers of rows are
     (splits, batch * heads, m). SUMS and MAXIMA, (some, strips, n), and OFFSETS, (some, strips, m + n - 1), are of
     zeros. With OFFSETS there is one split, ROWS is COLS, and tiles are read from left to right.
+
+    A program has ROWS queries (a strip) of one head, and one of `splits` shares of its keys, COLS at a time. `group`
+    query heads share a key head; tokens have SIZE numbers, filled up with zeros to D; `logits_of` makes logits of dot
+    products by `scale2`, `rate` and CAP. FLOOR is the TOP-th largest of the maxima of CLASSES classes of keys: TOP
+    different keys reach it.
     """
     strip, own, rows, inside = strip_of(STRIPS, m, strips, ROWS)
     pair = own + first_pair
@@ -166,6 +173,7 @@ def weights(
     if OFFSETS is not None:  # from left to right, all with a mask
         whole, before, start = 0, 0, low
     a, b = share_of(tiles, splits)
+    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
     edge = tl.minimum(tl.maximum(whole, a), b)
     s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
     if OFFSETS is None:
