@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.doors.pages import example
 from torch import Tensor, nn
 
 import attlas
@@ -139,3 +140,10 @@ def test_wrong_questions_are_refused() -> None:
                       ("whole numbers", lambda: found.cells(torch.ones(2), [1, 2]))):  # fmt: skip
         with pytest.raises(AttlasError, match=text):
             ask()
+
+
+def test_the_example_runs() -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    found = example("protein_contacts", "--residues", "200")
+    assert found["residues"] == 200
+    assert found["largest"] >= 0.4

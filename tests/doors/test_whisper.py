@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.doors.pages import example
 from tests.tiny_models import BART, lively
 from torch import Tensor
 
@@ -162,3 +163,9 @@ def test_wrong_sources_are_refused() -> None:
         found.words([1], sequence=1)
     with pytest.raises(AttlasError, match="seconds"):
         found.times(0.0)
+
+
+def test_the_example_runs() -> None:
+    found = example("word_times")
+    assert found["heads"] == 3
+    assert found["end"] == pytest.approx(1.2)
