@@ -1,7 +1,7 @@
 """Which residues of a long protein touch? The contact head of ESM without its stack of dense matrices.
 
 ESM's own head takes layers x heads x n x n numbers. Here one number for each head and residue is kept, and any cell
-is computed when it is asked for. The model is ESM's own architecture, tiny and with random weights: nothing is downloaded.
+is computed when it is asked for. The model is ESM's own, tiny and with random weights: nothing is downloaded.
 
     python examples/protein_contacts.py --residues 3000
 """

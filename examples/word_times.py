@@ -1,7 +1,8 @@
 """When is each word said? The alignment heads of a Whisper, found and read while it writes.
 
 A recording keeps the queries and keys of cross-attention while the model generates. `attlas.heads.alignment` compares
-all heads, or takes those that are known, and finds the path through text and sound. The model is Whisper's own, tiny and with random weights, so the words mean nothing; nothing is downloaded. With a real model and sound, replace
+all heads, or takes those that are known, and finds the path through text and sound. The model is Whisper's own, tiny
+and with random weights, so the words mean nothing; nothing is downloaded. With a real model and sound, replace
 `model()` and `features`.
 
     python examples/word_times.py

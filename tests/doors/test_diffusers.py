@@ -143,7 +143,7 @@ def dense_attention(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Iterat
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         assert options.get("attn_mask") is None
         module = modules[running[-1]]
-        if hasattr(module, "get_attention_scores"):  # dense attention of diffusers itself
+        if isinstance(module, diffusers.models.attention_processor.Attention):  # dense attention of diffusers itself
             weights = module.get_attention_scores(query.flatten(0, 1), key.flatten(0, 1)).view(*query.shape[:3], -1)
         else:
             weights = (query.double() @ key.double().mT / query.shape[-1] ** 0.5).softmax(dim=-1)

@@ -88,7 +88,7 @@ def test_rows_of_a_prediction_by_the_registered_backend(backend: TabPFNBackend) 
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     check(atlas, logits, labels, weights)
     # Attention in context too: rows of the test, which look at training rows with one key head.
-    assert atlas.entry("icl_blocks.1.icl_attention").shape[-2:] == (TEST, TRAIN)
+    assert atlas.entry("icl_blocks.1.icl_attention#1").shape[-2:] == (TEST, TRAIN)
     assert not backend.is_preferred(None)
 
 

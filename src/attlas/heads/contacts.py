@@ -24,7 +24,7 @@ _FEW = 16  # keys whose columns cost less than a product with the matrix
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contacts:
-    """The probabilities that pairs of residues touch, lazy; made by `contacts`.
+    """The probabilities that pairs of residues touch, lazy; `contacts` returns them.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ from attlas.recording.pipelines import denoiser_of
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
-from attlas.recording.text import RecordedText
+from attlas.recording.text import RecordedText, count_beams, hidden_state
 from attlas.recording.traced import Handler, Hooks, numbered
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
@@ -446,7 +446,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
         self._query_masks = {}
         self._first_of_state = None
-        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
+        self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
@@ -471,7 +471,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         text = self._texts["encoder"]
         changed = text.end(self._sequences.decide(text.questions()))
-        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
+        self._encoded, self._encoded_ids = hidden_state(output), self._texts["encoder"].ids
         if changed:
             # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
             self._first_calls |= {
@@ -483,7 +483,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
-        beams, is_repeated = _count_beams(self._encoded, self._given)
+        beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
         answers = {"self": found[: len(asked)], "encoder": found[len(asked) : -1]}
@@ -623,19 +623,3 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             found = f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
-
-
-def _hidden_state(output: Any) -> Tensor | None:
-    """Return the tensor in the output of an encoder that a decoder reads."""
-    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
-
-
-def _count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
-    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
-    if encoded is None or given is None or not len(encoded):
-        return 0, torch.tensor(False)
-    beams = len(given) // len(encoded)
-    repeated = encoded.repeat_interleave(beams, dim=0)
-    if not beams or repeated.shape != given.shape or repeated.device != given.device:
-        return 0, torch.tensor(False)
-    return beams, (repeated == given).all()

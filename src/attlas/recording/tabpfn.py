@@ -90,4 +90,4 @@ class TabPFNBackend:
         if k is None or v is None:
             rule = "TabPFN must give keys and values as tensors, as it does for backends that read no quantized cache."
             raise ShapeError(rule, "no keys or no values", "fit_mode='fit_preprocessors'")
-        return attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+        return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
