@@ -14,6 +14,7 @@ from attlas.engine.problem import Problem
 from attlas.engine.statistic import Part, Statistic, TensorForm
 from attlas.errors import OutOfRangeError, ShapeError, public
 from attlas.foundation.checks import is_integer
+from attlas.foundation.devices import to_device
 from attlas.foundation.tiles import Tile
 from attlas.stats.functions import function_of
 from attlas.stats.spans import Bands, Span, check_span, place_span, pool_tile, spread_blocks, tile_window
@@ -97,13 +98,12 @@ class KeyMaps(Statistic):
         return a
 
     def finish(self, carry: _Maps) -> Tensor:
-        return carry.mass[..., carry.chosen]
+        return carry.mass.index_select(-1, carry.chosen)
 
     def gradient(self, problem: Problem, grad: Tensor, result: Tensor) -> CellGradient:
         # A cell has the sum of the gradients of all places of `keys` that name its key.
         carry = self.start(problem)
-        chosen = torch.tensor(carry.chosen, device=grad.device)
-        table = carry.mass.index_add(-1, chosen, grad.to(carry.mass.dtype))
+        table = carry.mass.index_add(-1, carry.chosen, grad.to(carry.mass.dtype))
         return CellGradient(weights=(partial(spread_blocks, table, carry.bands),))
 
     def outputs(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -121,7 +121,8 @@ class _Maps:
     """The mass of each query on each key that is wanted, and on what lies between them."""
 
     def __init__(self, rows: Bands, columns: Bands, chosen: list[int], problem: Problem) -> None:
-        self.bands, self.chosen = (rows, columns), chosen
+        self.bands = rows, columns
+        self.chosen = to_device(torch.tensor(chosen, device="cpu"), problem.device)
         self.mass = torch.zeros(*problem.shape[:2], len(rows), len(columns), dtype=problem.dtype, device=problem.device)
 
     def add(self, part: Part, at: Tile) -> None:
