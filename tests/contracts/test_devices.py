@@ -40,6 +40,7 @@ STATISTICS: dict[str, Callable[[], stats.Statistic]] = {
     "Coverage": lambda: stats.Coverage((0.5, 0.9)),
     "EffectiveKeys": stats.EffectiveKeys,
     "Entropy": stats.Entropy,
+    "KeyMaps": lambda: stats.KeyMaps([0, 5, -1]),
     "LogitMoments": stats.LogitMoments,
     "MaxLogit": stats.MaxLogit,
     "MaxWeight": stats.MaxWeight,

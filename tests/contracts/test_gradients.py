@@ -76,6 +76,7 @@ CLOSED: dict[str, tuple[Callable[[Tensor], stats.Statistic], Formula]] = {
 }  # fmt: skip
 OF_TILES: dict[str, tuple[Callable[[Tensor], stats.Statistic], Formula]] = {
     "ColumnMass(rows)": (lambda v: stats.ColumnMass(rows=(1, 4)), lambda w, s, seen, v: w[..., 1:4, :].sum(-2)),
+    "KeyMaps": (lambda v: stats.KeyMaps([2, 0, 2], queries=(1, 4)), lambda w, s, seen, v: w[..., 1:4, [2, 0, 2]]),
     "MaxLogit": (lambda v: stats.MaxLogit(), lambda w, s, seen, v: s.amax(-1)),
     "MaxWeight": (lambda v: stats.MaxWeight(), lambda w, s, seen, v: w.amax(-1)),
     "Offsets": (lambda v: stats.Offsets(), lambda w, s, seen, v: diagonals(w)),

@@ -166,6 +166,7 @@ OF_DENSE: dict[str, Any] = {
     "Offsets": lambda d, s: diagonals(d) / (diagonals(SEEN).clamp(min=1) if s.mean else 1),
     "Picture": pool,
     "Spans": lambda d, s: torch.stack([d[..., :3, :2].sum((-1, -2)), d[..., :3, 2:].sum((-1, -2))], -1).unsqueeze(-2),
+    "KeyMaps": lambda d, s: d[..., list(s.keys)],
     "Coverage": lambda d, s: covered(d, s.levels),
     "Pooled": lambda d, s: d @ s.v,
     "ArgMax": lambda d, s: d.argmax(-1),

@@ -55,6 +55,7 @@ DENSE: dict[str, tuple[Callable[[], Statistic], Callable[[Tensor], Any] | None]]
     "Coverage": (stats.Coverage, None),
     "Picture": (lambda: stats.Picture(4, 5), None),
     "Spans": (lambda: stats.Spans([(0, 5), (5, 13)], [(0, 2), (2, 17)]), None),
+    "KeyMaps": (lambda: stats.KeyMaps([0, -1, 3]), lambda w: w[..., [0, -1, 3]]),
     "ArgMax": (stats.ArgMax, lambda w: w.argmax(-1)),
     "TailMass": (lambda: stats.TailMass(2), lambda w: w.sum(-1) - w.topk(2, -1).values.sum(-1)),
     "ColumnArgMax": (stats.ColumnArgMax, lambda w: w.argmax(-2)),

@@ -88,6 +88,7 @@ STATISTICS: dict[str, Callable[[Tensor], stats.Statistic]] = {
     "Coverage": lambda v: stats.Coverage((0.5, 0.9)),
     "EffectiveKeys": lambda v: stats.EffectiveKeys(),
     "Entropy": lambda v: stats.Entropy(),
+    "KeyMaps": lambda v: stats.KeyMaps([0, 5, -1]),
     "LogitMoments": lambda v: stats.LogitMoments(),
     "MaxLogit": lambda v: stats.MaxLogit(),
     "MaxWeight": lambda v: stats.MaxWeight(),

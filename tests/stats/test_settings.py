@@ -67,6 +67,7 @@ def all_statistics(m, n):
         "column_argmax": stats.ColumnArgMax(),
         "offsets": stats.Offsets(mean=True),
         "spans": stats.Spans([range(m), (1, m // 2)], [range(n // 2), (n // 3, n)]),
+        "maps": stats.KeyMaps([0, -1, 1], queries=slice(1, None)),
         "picture": stats.Picture(9, 11),
         "picture max": stats.Picture(9, 11, "max"),
     }

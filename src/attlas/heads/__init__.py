@@ -5,8 +5,10 @@
 `name` names the heads of a model, `measure` those of a layer.
 """
 
+from attlas.heads.alignment import Alignment, alignment
 from attlas.heads.chosen_keys import missed
 from attlas.heads.classification import MIXED, PATTERNS, Head, Pattern, by_token, classify, measure, repeated_block
+from attlas.heads.contacts import Contacts, contacts
 from attlas.heads.distance import DistanceProfile, Fixed, FixedDistance, by_distance, fixed_distance
 from attlas.heads.effects import effect
 from attlas.heads.naming import block_scores, name
@@ -36,10 +38,11 @@ from attlas.heads.targets import Agreement
 from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 
 __all__ = [
-    "MIXED", "NEAR", "PATTERNS", "Agreement", "Broad", "ClipFactors", "Collapse", "CurrentToken", "Diagonal",
-    "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance",
-    "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SpanTable", "block_scores",
-    "broad", "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token", "effect",
-    "first_token", "fixed_distance", "flow", "induction", "local", "measure", "missed", "name", "previous_token",
-    "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores", "separator", "span_table",
+    "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Broad", "ClipFactors", "Collapse", "Contacts",
+    "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken",
+    "Fixed", "FixedDistance", "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator",
+    "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts",
+    "current_token", "diagonal", "duplicate_token", "effect", "first_token", "fixed_distance", "flow", "induction",
+    "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout",
+    "scores", "separator", "span_table",
 ]  # fmt: skip

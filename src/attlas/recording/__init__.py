@@ -4,5 +4,6 @@ from attlas.matrix.handwritten import DenseUse, DenseUses
 from attlas.recording.handwritten import Lazily, lazily
 from attlas.recording.hooks import offer, pooled
 from attlas.recording.recording import Recording, record
+from attlas.recording.tabpfn import TabPFNBackend
 
-__all__ = ["DenseUse", "DenseUses", "Lazily", "Recording", "lazily", "offer", "pooled", "record"]
+__all__ = ["DenseUse", "DenseUses", "Lazily", "Recording", "TabPFNBackend", "lazily", "offer", "pooled", "record"]

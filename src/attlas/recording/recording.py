@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attlas.errors import RecordingError, ShapeError, public
-from attlas.foundation.checks import instance_of, refuse_context_parallel
+from attlas.foundation.checks import instance_of, is_integer, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.handwritten import Scope
@@ -39,10 +39,11 @@ from attlas.recording.linear_calls import LinearCall
 from attlas.recording.linear_recorder import LinearRecorder
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
+from attlas.recording.pipelines import denoiser_of
 from attlas.recording.selection import Selection
 from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
-from attlas.recording.text import RecordedText
+from attlas.recording.text import RecordedText, count_beams, hidden_state
 from attlas.recording.traced import Handler, Hooks, numbered
 from attlas.recording.values import kept_values
 from attlas.stats import Statistic
@@ -52,7 +53,7 @@ Keep = Literal["device", "cpu", "disk", "statistics"]
 
 @public("record()")
 def record(
-    model: nn.Module,
+    model: Any,
     *,
     layers: Iterable[int | str] | int | str | None = None,
     heads: Any = None,
@@ -67,6 +68,7 @@ def record(
     channels: slice | Sequence[int] | int | None = None,
     gates: bool = False,
     handwritten: bool = False,
+    sum_passes: int = 0,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -75,7 +77,8 @@ def record(
     model : nn.Module
         A model of transformers, which attends with attlas for the time of the block whatever it was on
         before; any module whose parts compute with `attlas.attention` or ``A @ v``; or, with `patch_sdpa`, any that
-        calls torch's ``scaled_dot_product_attention``.
+        calls torch's ``scaled_dot_product_attention``. A pipeline of diffusers stands for its UNet or transformer
+        (or both transformers, by the names that they have in it), with `patch_sdpa`.
     layers : sequence of int or str, optional
         Which attentions: numbers of the model's layers (negative ones from its end), paths of modules or of
         what holds them, ``"cross.3"``, ``"cross"``. Of a module with several, ``"blocks.0.attn#0"`` is the first,
@@ -120,6 +123,10 @@ def record(
         Whether attention that the model writes out by hand is recorded too, ``softmax(q @ k.mT + mask) @ v``: it is
         lazy for the time of the block, as in `attlas.lazily`. ``attlas.explain(atlas)`` says what of it was computed
         densely. Calls of torch's ``scaled_dot_product_attention`` are caught as well.
+    sum_passes : int, default 0
+        With 1, and ``keep="statistics"``, the statistics of all passes of an attention are added up while they are
+        recorded, such as those of the steps of a diffusion model; with 2, those of every other pass, where a step has
+        two passes. With 0, each pass is an entry.
 
     Returns
     -------
@@ -211,7 +218,13 @@ def record(
     torch.Size([1, 4, 10])
     """
     fix = "attlas.record(model), the model itself: pipe.model of a pipeline."
+    if (denoiser := denoiser_of(model)) is not None:
+        model, patch_sdpa = denoiser, True
     instance_of("model", model, nn.Module, "an nn.Module", fix)
+    if not is_integer(sum_passes) or sum_passes < 0 or (sum_passes and keep != "statistics"):
+        rule = 'sum_passes must be a number of passes, 0 or more, and belongs to keep="statistics".'
+        found = f"sum_passes = {sum_passes!r}, keep = {keep!r}"
+        raise ShapeError(rule, found, 'sum_passes=1, keep="statistics", statistics=[stats.KeyMaps([2, 5])]')
     if keep not in get_args(Keep):
         names = ", ".join(f'"{name}"' for name in get_args(Keep))
         raise ShapeError(f"keep must be one of {names}.", f"keep = {keep!r}", 'keep="cpu"')
@@ -240,8 +253,9 @@ def record(
     if not isinstance(handwritten, bool):
         raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
     return Recording(
-        model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten
-    )
+        model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten,
+        sum_passes,
+    )  # fmt: skip
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -272,6 +286,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         linear: bool = True,
         gates: bool = False,
         handwritten: bool = False,
+        sum_passes: int = 0,
     ) -> None:
         patched, channels = patch_sdpa or handwritten, bool(selection.channels)
         super().__init__(model, (selection,), patch_sdpa=patched, linear=linear, channels=channels)
@@ -313,7 +328,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
-        self._sequences = RecordedSequences(self.atlas.entries, copies)
+        self._sums_passes = bool(sum_passes)
+        self._sequences = RecordedSequences(self.atlas.entries, copies, sum_passes)
 
     def __enter__(self) -> Atlas:
         # Open all that the settings ask for, and follow the model; if one fails, the others are closed.
@@ -432,7 +448,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
         self._query_masks = {}
         self._first_of_state = None
-        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
+        self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
@@ -457,7 +473,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         text = self._texts["encoder"]
         changed = text.end(self._sequences.decide(text.questions()))
-        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
+        self._encoded, self._encoded_ids = hidden_state(output), self._texts["encoder"].ids
         if changed:
             # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
             self._first_calls |= {
@@ -469,7 +485,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
-        beams, is_repeated = _count_beams(self._encoded, self._given)
+        beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
         answers = {"self": found[: len(asked)], "encoder": found[len(asked) : -1]}
@@ -522,7 +538,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if self._values:
                 positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
             key = (site.path, self._passes.occurrence(site.path))
-            begins = positioned.cross and self._restarted
+            begins = self._sums_passes or (positioned.cross and self._restarted)
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
 
     @public()
@@ -609,19 +625,3 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             found = f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
-
-
-def _hidden_state(output: Any) -> Tensor | None:
-    """Return the tensor in the output of an encoder that a decoder reads."""
-    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
-
-
-def _count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
-    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
-    if encoded is None or given is None or not len(encoded):
-        return 0, torch.tensor(False)
-    beams = len(given) // len(encoded)
-    repeated = encoded.repeat_interleave(beams, dim=0)
-    if not beams or repeated.shape != given.shape or repeated.device != given.device:
-        return 0, torch.tensor(False)
-    return beams, (repeated == given).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from attlas.matrix import observers
 from attlas.recording.atlas import Entry
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
+from attlas.recording.pipelines import SummedEntries
 from attlas.recording.sequence import STEP, PositionedCall, RecordedSequence, RetentionPolicy
 from attlas.recording.snapshot import answers_of
 
@@ -42,6 +43,8 @@ class RecordedSequences:
         Where a text goes when another begins.
     copies : HostCopies, optional
         The copies of what is moved to the CPU.
+    summed : int, default 0
+        Into how many passes of each attention the statistics of all are added up; with 0 each pass is an entry.
 
     Notes
     -----
@@ -49,9 +52,10 @@ class RecordedSequences:
     once for all layers of a pass, at its end.
     """
 
-    def __init__(self, entries: list[Entry], copies: HostCopies | None = None) -> None:
+    def __init__(self, entries: list[Entry], copies: HostCopies | None = None, summed: int = 0) -> None:
         self.last: dict[Key, RecordedSequence] = {}
-        self._entries, self._copies = entries, copies
+        self._entries = SummedEntries(entries, summed) if summed else entries
+        self._copies = copies
         self._undecided: dict[Key, tuple[_NewCall, bool | Tensor]] = {}  # calls of this pass, with their answers
         self._held = 0  # bytes of those that are no step
         self._ended: list[RecordedSequence] = []  # texts of a device that are no entry yet
@@ -119,7 +123,7 @@ class RecordedSequences:
         found = iter(answers_of([*asked.values(), *(sequence.query_mask() for sequence in texts), *others]))
         answers = dict(zip(asked, found))  # noqa: B905 - the others follow
         entries = [sequence.to_entry(next(found)) for sequence in texts]
-        self._entries += entries[: len(ended)]
+        self._take(entries[: len(ended)])
         with observers.unheard():
             for key, (new, answer) in waiting.items():
                 self._add(key, new, bool(answers.get(key, answer)))
@@ -135,7 +139,12 @@ class RecordedSequences:
         later = [sequence for sequence in sequences if sequence.on_device]
         masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
         known = dict(zip(later, masks, strict=True))
-        self._entries += [sequence.to_entry(known.get(sequence)) for sequence in sequences]
+        self._take(sequence.to_entry(known.get(sequence)) for sequence in sequences)
+
+    def _take(self, entries: Iterable[Entry]) -> None:
+        """Add entries of texts that have ended."""
+        for entry in entries:
+            self._entries.append(entry)
 
     def _add(self, key: Key, new: _NewCall, continues: bool) -> None:
         """Add a call to the last text, or begin another."""

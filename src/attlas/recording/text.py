@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -155,3 +155,19 @@ def _numbers_of(keys: Tensor) -> Tensor:
     """Return a hash of each sequence of fingerprints, shape (batch,): equal for equal sequences."""
     odd = (2 * torch.arange(keys.shape[1], device=keys.device) + 1) * -7046029254386353131  # 2**64 by the golden ratio
     return ((keys ^ (keys >> 32)) * odd).sum(1)
+
+
+def hidden_state(output: Any) -> Tensor | None:
+    """Return the tensor in the output of an encoder that a decoder reads."""
+    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+
+
+def count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
+    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
+    if encoded is None or given is None or not len(encoded):
+        return 0, torch.tensor(False)
+    beams = len(given) // len(encoded)
+    repeated = encoded.repeat_interleave(beams, dim=0)
+    if not beams or repeated.shape != given.shape or repeated.device != given.device:
+        return 0, torch.tensor(False)
+    return beams, (repeated == given).all()

@@ -90,7 +90,7 @@ def asked(m: int, n: int) -> list[stats.Statistic]:
         *(stats.Entropy(), stats.EffectiveKeys(), stats.MaxLogit(), stats.MaxWeight(), stats.LogitMoments()),
         *(stats.ColumnMass(), stats.ColumnMax(), stats.Offsets(), stats.RowMass(), stats.TopK(min(3, n))),
         *(stats.Picture(min(3, m), min(2, n)), stats.Picture(min(3, m), min(2, n), pool="max")),
-        *([stats.Spans(rows, columns)] if m > 1 and n > 2 else []),
+        *([stats.Spans(rows, columns), stats.KeyMaps([n - 1, 0])] if m > 1 and n > 2 else []),
     ]
 
 
