@@ -58,7 +58,7 @@ class PaTH(Score):
     the diagonal are then skipped. Gradients reach w and beta.
 
     A tile is computed in chunks of 64 tokens: queries are carried to the start of their chunk, keys to the end of
-    theirs, and over the chunks between by products of the turns of 1, 2, 4, ... chunks. Cost: to carry the queries takes
+    theirs, and over the chunks between by products of the turns of 1, 2, 4, ... chunks. Cost: to carry queries takes
     as many operations as the dot products for d = 64, and a product of 4,096 tokens takes 3.7 times one of dot products
     in tiles on a CPU, no kernel being there for it. The turns take ``O(n d (d + 64))`` once, and ``2 d² / 64 + 64``
     numbers are kept for each token and head. Where w or beta gets a gradient, the backward computes the turns again
