@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class PaTH(Score):
 
     A tile is computed in chunks of 64 tokens: queries are carried to the start of their chunk, keys to the end of
     theirs, and over the chunks between by products of the turns of 1, 2, 4, ... chunks. Cost: to carry queries takes
-    as many operations as the dot products for d = 64, and a product of 4,096 tokens takes 3.7 times one of dot products
+    as many operations as the dot products for d = 64, and a product of 4,096 tokens takes 3.4 times one of dot products
     in tiles on a CPU, no kernel being there for it. The turns take ``O(n d (d + 64))`` once, and ``2 d² / 64 + 64``
     numbers are kept for each token and head. Where w or beta gets a gradient, the backward computes the turns again
     for each block of rows, 1.6 times the backward without.
@@ -274,34 +274,71 @@ def _tile(turns: _Turns, q: Tensor, k: Tensor, rows: dict[int, _Piece], columns:
     From the last chunk to the first, the rows of later chunks are carried back to the end of each chunk.
     """
     last, place = max(rows), torch.arange(turns.w.shape[-2], device=q.device)
-    stop = rows[last].span.stop
-    x, start, frontier = q[..., stop:stop, :], stop, last + 1  # the rows from `start` on, at the start of a chunk
+    stop, lead = rows[last].span.stop, q.shape[:-2]
+    x, frontier = q[..., stop:stop, :], last + 1  # the rows so far, at the start of a chunk
+    columns = {chunk: piece for chunk, piece in columns.items() if chunk <= last}
     parts = []
-    for chunk in sorted({chunk for chunk in (*rows, *columns) if min(columns) <= chunk <= last}, reverse=True):
+    for chunk, later, writes in _carried(turns, k, rows, columns, place):
         row, column = rows.get(chunk), columns.get(chunk)
-        w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
         x, frontier = turns.over(x, frontier - 1, chunk + 1), chunk
-        own, added, i = q[..., :0, :], None, None
+        cells = [] if column is None else [x @ writes.mT]
         if row is not None:
+            w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
             own, i = q[..., row.span, :], row.places(q.device).unsqueeze(-1)
             added = (own @ p.mT).masked_fill(place > i, 0.0) @ solved
-            start = row.span.start
+            if column is not None:
+                inside = own @ k[..., column.span, :].mT + added @ later
+                cells.insert(0, inside.masked_fill(i < column.places(q.device), -math.inf))
+            x = torch.cat([own + added @ w, turns.over(x, chunk, chunk)], -2)
+        else:
+            x = turns.over(x, chunk, chunk)
         if column is not None:
-            keys, j = k[..., column.span, :], column.places(q.device)
-            later = (w @ keys.mT).masked_fill(place.unsqueeze(-1) <= j, 0.0)
-            cells = [q.new_full((*q.shape[:-2], start, keys.shape[-2]), -math.inf)]
-            if added is not None and i is not None:
-                cells.append((own @ keys.mT + added @ later).masked_fill(i < j, -math.inf))
-            cells.append(x @ (keys + later.mT @ (solved.mT @ p)).mT)
-            cells.append(q.new_full((*q.shape[:-2], q.shape[-2] - stop, keys.shape[-2]), -math.inf))
-            parts.append((column.span, torch.cat(cells, -2)))
-        x = turns.over(x, chunk, chunk)
-        x = x if added is None else torch.cat([own + added @ w, x], -2)
+            width = column.span.stop - column.span.start
+            first = stop - sum(part.shape[-2] for part in cells)
+            if first:
+                cells.insert(0, q.new_full((*lead, first, width), -math.inf))
+            if stop < q.shape[-2]:
+                cells.append(q.new_full((*lead, q.shape[-2] - stop, width), -math.inf))
+            parts.append((column.span, cells[0] if len(cells) == 1 else torch.cat(cells, -2)))
     done, found = 0, []
-    for span, cells_of in [*reversed(parts), (slice(k.shape[-2], 0), None)]:
+    for span, own in [*reversed(parts), (slice(k.shape[-2], 0), None)]:
         if span.start > done:
             found.append(q.new_full((*q.shape[:-1], span.start - done), -math.inf))
-        if cells_of is not None:
-            found.append(cells_of)
+        if own is not None:
+            found.append(own)
             done = span.stop
     return torch.cat(found, -1)
+
+
+def _carried(
+    turns: _Turns, k: Tensor, rows: dict[int, _Piece], columns: dict[int, _Piece], place: Tensor
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the chunks of rows and columns, the last first, with what their tokens do to the columns in them.
+
+    These are the products of ``w`` with the keys before, shape (..., C, columns), and the keys carried to the end of
+    the chunk, shape (..., columns, d).
+    """
+    size, first = len(place), min(columns)
+    chunks = sorted({*columns, *(chunk for chunk in rows if chunk >= first)}, reverse=True)
+    whole = all(isinstance(piece.inside, range) for piece in columns.values())
+    if whole:  # neighbours: all chunks at once
+        low, high = first, max(columns) + 1
+        span = slice(columns[low].span.start, columns[high - 1].span.stop)
+        before = columns[low].inside[0]
+        after = (high - low) * size - before - (span.stop - span.start)
+        keys = functional.pad(k[..., span, :], (0, 0, before, after)).unflatten(-2, (-1, size))
+        w, p, solved = (t[..., low - turns.first : high - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
+        later = (w @ keys.mT).tril(-1)
+        writes = keys + later.mT @ (solved.mT @ p)
+    for chunk in chunks:
+        column = columns.get(chunk)
+        if column is None:
+            yield chunk, k[..., :0], k[..., :0, :]
+        elif whole:
+            inside = slice(column.inside[0], column.inside[-1] + 1)
+            yield chunk, later[..., chunk - low, :, inside], writes[..., chunk - low, inside, :]
+        else:
+            w, p, solved = (t[..., chunk - turns.first, :, :] for t in (turns.w, turns.p, turns.solved))
+            keys, j = k[..., column.span, :], column.places(k.device)
+            own = (w @ keys.mT).masked_fill(place.unsqueeze(-1) <= j, 0.0)
+            yield chunk, own, keys + own.mT @ (solved.mT @ p)
