@@ -31,14 +31,11 @@ from attlas.recording.atlas.padding import real_queries
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
-from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
 from attlas.recording.linear import telling_of_linear_calls
-from attlas.recording.linear_calls import LinearCall, read_matrix
-from attlas.recording.linear_recorder import LinearRecorder
-from attlas.recording.linear_sequence import LinearSequence
+from attlas.recording.linear_hearing import LinearHearing
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
 from attlas.recording.selection import Selection
@@ -247,7 +244,7 @@ def record(
     )
 
 
-class Recording(ModelFollower, AbstractContextManager[Atlas]):
+class Recording(LinearHearing, AbstractContextManager[Atlas]):
     """A recording of one model; made by `record`, entered once.
 
     See Also
@@ -282,7 +279,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
         self._values = values
         self.takes_values = bool(values)
-        self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
         self._selection = selection
         self._tokens = tokens
         self._keep = keep
@@ -295,7 +291,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
         self._hears_linear = linear
-        self._linear: LinearRecorder | None = None
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
@@ -528,64 +523,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             key = (site.path, self._passes.occurrence(site.path))
             begins = positioned.cross and self._restarted
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
-
-    @public()
-    def on_linear(self, call: LinearCall) -> None:
-        """Record one call of a layer of linear attention; nothing in another thread or in a backward pass."""
-        here = self._passes.running()
-        if here is None or not is_recording(self):
-            return
-        site = self._site_of(here.module)
-        if site is None:
-            return
-        number, here.linear_calls = here.linear_calls, here.linear_calls + 1
-        heard = self._linear_texts().hear(site, self._passes.occurrence(site.path), number, call)
-        if heard is None:
-            return
-        sequence, call, first = heard
-        self._first_query = first if self._first_query is None else self._first_query
-        self._first_of_state = first
-        if not self._attentions.has_softmax:  # else its keys tell how the text goes on
-            self._texts["self"].read_state(len(call.values), first, continues=first > 0)
-        self._add_linear(sequence, call, site, first)
-
-    def _hear_swept(self, call: AttentionCall) -> None:
-        """Record a product of a module that tells of it by itself with a matrix that is no softmax."""
-        weights, values = call.matrix.weights, call.values
-        if values is None and self._values:
-            rule = "values=True needs the values of every recorded attention."
-            fix = "attlas.recording.pooled(module, A, v) in that module."
-            raise RecordingError(rule, f"none from {type(call.module).__name__}", fix, where="record()")
-        own = read_matrix(call.matrix.detach(), weights.keys if values is None else values)
-        if own.tokens:
-            self._attentions.hear_linear(call.module, counts=self._hears_linear)
-            if not self._hears_linear:
-                return
-        site = self._site_of(call.module, call.number)
-        if site is None or not self._selection.includes(site, self._attentions):
-            return
-        if self._gates is not None:
-            self._hooks.add(self._gates.add(site), "gate", "before")
-        text, inside = self._texts["encoder" if site.kind == "encoder" else "self"], self._passes.inside
-        if not (text.is_about(weights.shape) if inside else text.ids is None):
-            self._without_text.add(site.path)
-        heard = self._linear_texts().hear(site, self._passes.occurrence(site.path), 0, own)
-        if heard is not None:
-            self._add_linear(heard[0], own, site, 0)
-
-    def _linear_texts(self) -> LinearRecorder:
-        """Return what keeps the matrices that are no softmax."""
-        if self._linear is None:
-            self._linear = LinearRecorder(self._selection, self._attentions, self._policy, keeps_values=self._values)
-        return self._linear
-
-    def _add_linear(self, sequence: LinearSequence, call: LinearCall, site: AttentionSite, first: int) -> None:
-        """Add a call to its text, with the queries of it that are tokens."""
-        batch, _, n, _ = call.values.shape
-        given = self._padding_masks.get("self" if site.kind == "linear" else site.kind)
-        mask = None if given is None else given[:, first : first + n]
-        fits = mask is not None and mask.shape == (batch, n)
-        sequence.add(call, mask.bool() if mask is not None and fits else None)
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; the parameters of a layer are looked through once, and not in each pass."""
