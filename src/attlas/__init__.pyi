@@ -66,6 +66,7 @@ from attlas.scores import Epanechnikov as Epanechnikov
 from attlas.scores import Forget as Forget
 from attlas.scores import Gaussian as Gaussian
 from attlas.scores import Laplace as Laplace
+from attlas.scores import PaTH as PaTH
 from attlas.scores import RelativeBias as RelativeBias
 from attlas.scores import ScaledDot as ScaledDot
 from attlas.scores import Score as Score
@@ -77,11 +78,11 @@ from attlas.scores import Triangular as Triangular
 __all__ = [
     "Additive", "Alibi", "Atlas", "AttentionMatrix", "AttlasError", "BackendError", "Bilinear", "BlockState", "Boxcar",
     "Causal", "CheckpointError", "Cosine", "DeviceError", "Dilated", "Documents", "DtypeError", "Entry", "Epanechnikov",
-    "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "Padding",
-    "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod", "ShapeError",
-    "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention", "corpus",
-    "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join", "lazily",
-    "load", "record", "stats", "testing", "transport",
+    "Forget", "Gaussian", "GradientError", "Heads", "Laplace", "Mask", "ModifiedError", "OutOfRangeError", "PaTH",
+    "Padding", "Plan", "Pointwise", "Prefix", "RecordingError", "RelativeBias", "ScaledDot", "Score", "ScoreMod",
+    "ShapeError", "SoftCap", "TensorBias", "Tile", "TooLargeError", "Triangular", "Window", "attend", "attention",
+    "corpus", "divergence", "explain", "export_operators", "eye", "from_function", "from_tensor", "intervene", "join",
+    "lazily", "load", "record", "stats", "testing", "transport",
 ]  # fmt: skip
 
 __version__: str

@@ -132,6 +132,24 @@ def forgotten(log_gate: Tensor, gap: Tensor) -> Tensor:
     return torch.einsum("...l,ijl->...ij", log_gate, between)
 
 
+def turns(sizes: Sizes, *lead: int) -> attlas.Score:
+    """Return the score of PaTH, with chunks of 8 tokens, so that a query is carried over several."""
+    w, beta = sizes.random(*lead, sizes.n, sizes.query_size, seed=14), sizes.random(*lead, sizes.n, seed=15)
+    score = attlas.PaTH(nn.functional.normalize(w, dim=-1).requires_grad_(), (2 * beta.sigmoid()).requires_grad_())
+    score.chunk_size = 8 if sizes.n < 100 else 64
+    return score
+
+
+def turned(score: Any, q: Tensor, k: Tensor, gap: Tensor) -> Tensor:
+    """Return ``q' H_i ... H_{j+1} k_j``, of one key after the other; -inf for keys after the query."""
+    x, columns = q / math.sqrt(q.shape[-1]), []
+    for j in reversed(range(k.shape[-2])):
+        seen, w = gap[:, j] <= 0, score.w[..., j : j + 1, :]
+        columns.append(torch.where(seen, (x * k[..., j : j + 1, :]).sum(-1), -INF))
+        x = torch.where(seen[:, None], x - score.beta[..., j, None, None] * (x * w).sum(-1, keepdim=True) * w, x)
+    return torch.stack(columns[::-1], -1) if columns else q.new_zeros(*q.shape[:-1], 0)
+
+
 def relative(sizes: Sizes) -> Callable[..., Tensor]:
     """Return a FlexAttention score_mod with a learned bias of each distance."""
     table = sizes.random(2 * (sizes.m + sizes.n), seed=12).requires_grad_()
@@ -223,6 +241,10 @@ SCORES: dict[str, ScoreCase] = {
     "ScaledByTensor(heads)": ScoreCase(
         lambda s: torch.linspace(0.5, 2, s.heads, dtype=torch.float64).requires_grad_() * attlas.ScaledDot(),
         lambda score, q, k, gap, s: per_head(score.factor) * dot(q, k),
+    ),
+    "PaTH + Forget": ScoreCase(
+        lambda s: turns(s, s.batch, s.heads) + attlas.Forget(gates(s, s.heads)),
+        lambda score, q, k, gap, s: turned(score.left, q, k, gap) + forgotten(score.right.log_gate, gap),
     ),
     "ScoreMod": ScoreCase(
         lambda s: attlas.ScoreMod(relative(s)),

@@ -266,8 +266,11 @@ def test_scores_norms_tables_and_effects_of_mixed_models(tmp_path: Path) -> None
         logits = model(ids, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].mT, ids[:, 1:])
     assert effects[0]["value"] == pytest.approx(float(loss), rel=1e-5)
-    with pytest.raises(RecordingError, match="Ablate alone changes it"):
-        heads.effect(model, ids, spans={"first": (0, 3)})
+    (hidden,) = heads.effect(model, ids, spans={"first": (0, 3)}, layers=[0, 3])  # in layers of both kinds
+    with attlas.intervene(model, Suppress(layers=[0, 3], keys=(0, 3), queries=slice(3, None))), torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].mT, ids[:, 1:])
+    assert hidden["value"] == pytest.approx(float(loss), rel=1e-5)
     corpus = attlas.corpus(model, [row.tolist() for row in ids], tmp_path / "corpus")  # of the layers with a softmax
     assert set(corpus.table()["layer"].tolist()) == {3}
 
@@ -370,6 +373,21 @@ def test_heads_of_linear_layers_are_ablated(kind: str) -> None:
     assert not torch.allclose(some[:, 4:], plain[:, 4:])
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h", "minimax"])
+def test_pairs_of_linear_layers_are_suppressed(kind: str) -> None:
+    model, ids = tiny(kind), tokens()
+    with attlas.record(model, values=True) as atlas, outputs(model) as own, torch.no_grad():
+        model(ids, use_cache=False)
+    entry, replaced = atlas.entry(0), own[0].clone()
+    dense = entry.need_matrix().to_dense()
+    replaced[:, 1, 4:] -= dense[:, 1, 4:, 2:5] @ entry.values[:, 1, 2:5]
+    with first_output(model, replaced), attlas.intervene(model, []), torch.no_grad():
+        wanted = model(ids, use_cache=False).logits
+    item = Suppress(layers=[0], heads=[1], queries=slice(4, None), keys=(2, 5))
+    with attlas.intervene(model, item), torch.no_grad():
+        torch.testing.assert_close(model(ids, use_cache=False).logits, wanted, rtol=1e-3, atol=1e-4)
+
+
 @contextmanager
 def first_output(model: nn.Module, wanted: Tensor) -> Iterator[None]:
     """Put an output in the place of what the heads of the first linear layer compute, shape (batch, heads, n, e)."""
@@ -397,17 +415,17 @@ def first_output(model: nn.Module, wanted: Tensor) -> Iterator[None]:
 
 def test_what_cannot_be_changed_in_a_linear_layer_is_refused() -> None:
     model, ids = tiny("qwen3_next"), tokens()
-    others = [Suppress(keys=0), ScaleLogits(2.0, keys=0), Temperature(2.0), DetachWeights()]
-    for item in (*others, Suppress(layers=[0], keys=0)):
-        with pytest.raises(RecordingError, match="Ablate alone changes it"):  # noqa: SIM117
+    for item in (ScaleLogits(2.0, keys=0), Temperature(2.0), DetachWeights()):
+        with pytest.raises(RecordingError, match="Ablate and Suppress alone change its output"):  # noqa: SIM117
             with attlas.intervene(model, item), torch.no_grad():
                 model(ids)
     with attlas.intervene(model, Suppress(layers=[3], keys=0)), attlas.record(model) as atlas, torch.no_grad():
         model(ids)
     assert float(atlas[3][:, :, 1:, 0].abs().max()) == 0.0
-    with torch.no_grad(), pytest.raises(RecordingError, match="from the first token on"):  # noqa: SIM117
-        with attlas.intervene(model, Ablate(layers=[0], queries=2)):
-            model.generate(ids, max_new_tokens=3, do_sample=False)
+    for item in (Ablate(layers=[0], queries=2), Suppress(layers=[0], keys=2)):
+        with torch.no_grad(), pytest.raises(RecordingError, match="from the first token on"):  # noqa: SIM117
+            with attlas.intervene(model, item):
+                model.generate(ids, max_new_tokens=3, do_sample=False)
     with pytest.raises(OutOfRangeError, match="each head"), attlas.intervene(model, Ablate(heads={0: [4]})):
         model(ids)
     loss = []

@@ -99,8 +99,8 @@ def effect(
     (`attlas.interventions.Suppress`), for queries after the span only: its own tokens read it as before. The model is
     in evaluation mode for the time. Effects of several heads do not add up: others may take over what one did [1]_.
 
-    Heads of linear layers count, but not channels. A span cannot be hidden from such a layer: name the others by
-    `layers`.
+    Heads of linear layers count, but not channels. Where a linear layer divides by the sum of a row, a span cannot be
+    hidden from it: name the others by `layers`.
 
     Cost: a forward pass for each head, several in one batch, or for each span.
 
@@ -183,7 +183,7 @@ class _Heads(Intervention):
         ]
         return pool
 
-    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+    def linear_output(self, out: Tensor, call: Call, read: Any) -> Tensor:
         self.pool(lambda A, values: values, call)
         return out
 
@@ -201,9 +201,9 @@ class _OneEach(Intervention):
         self.records = records
 
     def pool(self, pool: Pool, call: Call) -> Pool:
-        return lambda A, values: self.linear_output(pool(A, values), call)
+        return lambda A, values: self.linear_output(pool(A, values), call, None)
 
-    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+    def linear_output(self, out: Tensor, call: Call, read: Any) -> Tensor:
         """Return the output, in each copy of the batch with the head of its record set to 0."""
         chosen = torch.zeros(len(self.records), out.shape[1], dtype=torch.bool)
         for copy, record in enumerate(self.records):

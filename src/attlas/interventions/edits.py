@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from attlas.engine.problem import spread_heads
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind, public
 from attlas.foundation.checks import finite_number
-from attlas.foundation.tiles import Tile
+from attlas.foundation.tiles import Tile, cut
 from attlas.interventions.compact import per_head
 from attlas.interventions.positions import Where, positions_of
 from attlas.masks import BlockState, Heads, Mask
 from attlas.masks.argument import as_mask
 from attlas.masks.placed import OutsideRectangle, Placed, Positions
-from attlas.matrix import AttentionMatrix, softmax_matrix
+from attlas.matrix import AttentionMatrix, observers, softmax_matrix
 from attlas.matrix.softmax import cut_out
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.hooks import Pool
+from attlas.recording.linear_calls import LinearCall
 from attlas.recording.selection import Selection
 from attlas.recording.stacking import same_settings
 from attlas.scores import ScaledDot, Score
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from attlas.engine.problem import Problem
     from attlas.matrix.weights import Weights
 
+_CELLS = 1 << 22  # cells of a linear attention layer that are held at a time
 Layers: TypeAlias = "Iterable[int | str] | int | str | None"
 
 
@@ -112,8 +116,11 @@ class Intervention:
         """Return the weights that a recording hears of, given those that are computed with."""
         return A
 
-    def linear_output(self, out: Tensor, call: Call) -> Tensor | None:
-        """Return what the heads of a linear attention compute, given it without this intervention; None: it cannot."""
+    def linear_output(self, out: Tensor, call: Call, read: Callable[[], LinearCall]) -> Tensor | None:
+        """Return what the heads of a linear attention compute, given it without this intervention; None: it cannot.
+
+        `read` returns what the layer was given.
+        """
         return None
 
     def _without_gradient(self, pool: Pool, call: Call) -> Pool:
@@ -199,7 +206,8 @@ class Suppress(_PairIntervention):
         suppressed. Its queries and keys are positions in the text.
     when : {"before", "after"}, default "before"
         Before softmax, the weights of the other keys grow to a sum of 1. After it, they stay as they are, and the
-        rows sum to less than 1.
+        rows sum to less than 1. In a layer of linear attention they stay as they are in any case; only "after" is
+        there for one that divides by the sum of a row.
 
     Raises
     ------
@@ -219,6 +227,10 @@ class Suppress(_PairIntervention):
     ``P_ij = exp(s_ij) / Σ_{j' not suppressed} exp(s_ij')`` before softmax, 0 for a suppressed pair; after it
     ``P_ij`` is that of the model for all other pairs. A query whose keys are all suppressed has weights and output 0.
     Cost: a mask; tiles that it hides are skipped. After softmax, one pass more, for the log-sum-exp.
+
+    In a layer of linear attention ``A_ij v_j`` of each suppressed pair is subtracted from the output, and a recording
+    has the weights as they are. Cost: one product more, O(n d²); with `pairs` the cells, O(n² d) time and linear
+    memory.
 
     Examples
     --------
@@ -274,6 +286,26 @@ class Suppress(_PairIntervention):
             0, _index(call.heads, values), False
         )
         return per_head(values, heads).where(seen | others.view(1, -1, 1, 1), 0.0)
+
+    def linear_output(self, out: Tensor, call: Call, read: Callable[[], LinearCall]) -> Tensor:
+        given = read()
+        with observers.unheard():
+            A = given.matrix(scale=given.scale, **given.tokens)
+            if self.when == "before" and (A.weights.are_shares or "factor" in given.tokens):
+                rule = "rows that sum to 1 without a softmax keep the weights of the other keys."
+                raise RecordingError(rule, 'when="before"', 'when="after"', module=call.site.path, where=self.where)
+            if self.pairs is None:
+                taken = A @ self._chosen_values(given.values)
+            else:
+                taken = _product_of_pairs(A, ~self.other_pairs(A, call), given.values)
+        return torch.where(self._rows(call, out), out - taken.to(out.dtype), out)
+
+    def _chosen_values(self, values: Tensor) -> Tensor:
+        """Return the values of the suppressed keys, 0 for the others."""
+        if self.keys is None:
+            return values
+        chosen = self.keys.has(torch.arange(values.shape[2], device=values.device))
+        return values.where(chosen.view(1, 1, -1, 1), 0.0)
 
     def shown(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
         # After softmax: the matrix that is shown keeps the old log-sum-exp, so that its rows sum to less than 1.
@@ -663,7 +695,7 @@ class Ablate(Intervention):
         # Pool as before, then overwrite the rows of chosen heads and queries.
         return lambda A, values: self._replaced(pool(A, values), self._rows(call, A.weights), call)
 
-    def linear_output(self, out: Tensor, call: Call) -> Tensor:
+    def linear_output(self, out: Tensor, call: Call, read: Callable[[], LinearCall]) -> Tensor:
         return self._replaced(out, self._rows(call, out), call)
 
     def _replaced(self, out: Tensor, chosen: Tensor, call: Call) -> Tensor:
@@ -681,6 +713,22 @@ class Ablate(Intervention):
         filled = out.new_zeros(1, out.shape[1], 1, out.shape[-1])
         filled[0, list(call.heads), 0] = value[list(call.chosen)] if one_per_head else value
         return torch.where(chosen, filled, out)
+
+
+def _product_of_pairs(A: AttentionMatrix, pairs: Mask, values: Tensor) -> Tensor:
+    """Return ``A @ v`` of some pairs alone, from the cells, some rows at a time."""
+    weights = A.weights
+    batch, heads, m, n = weights.shape
+    v = spread_heads(values, heads).to(weights.dtype)
+
+    def some(rows: range, v: Tensor) -> Tensor:
+        chosen = pairs.allows(weights.tile(range(batch), range(heads), rows, range(n)))
+        return torch.where(chosen, weights.cells(rows, range(n)), 0.0) @ v
+
+    keep_none = torch.is_grad_enabled() and (A.requires_grad or v.requires_grad)
+    parts = cut(m, max(1, _CELLS // max(batch * heads * n, 1)))
+    found = [checkpoint(some, rows, v, use_reentrant=False) if keep_none else some(rows, v) for rows in parts]
+    return torch.cat(found, dim=2) if found else v[:, :, :0]
 
 
 def _changed(A: AttentionMatrix, **fields: Any) -> AttentionMatrix:

@@ -12,12 +12,13 @@ from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward
 from attlas.interventions.compact import Memory, without_hidden_keys
 from attlas.interventions.edits import Call, Intervention
+from attlas.matrix.sweep import SweptWeights
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.errors import no_layer_attended
 from attlas.recording.following import ModelFollower
-from attlas.recording.hooks import AttentionCall, Change, is_recording
+from attlas.recording.hooks import AttentionCall, Change, Pool, is_recording
 from attlas.recording.linear import telling_of_linear_calls
-from attlas.recording.linear_calls import LinearCall
+from attlas.recording.linear_calls import LinearCall, read_matrix
 from attlas.recording.parallel import heads_here
 
 
@@ -71,9 +72,11 @@ def intervene(
     thread that entered it. With gradient checkpointing, call ``backward()`` inside the block, which computes the
     attention again.
 
-    In a layer of linear attention (the gated delta rule, KDA, Mamba-2, lightning) heads can be ablated. Nothing else
-    can be changed there, and an intervention that means such a layer, by its number or as one of all, is refused: name
-    the layers that have a softmax. Layers with one matrix for each channel (Mamba-1, RG-LRU, RWKV-4) stay as they are.
+    In a layer of linear attention (the gated delta rule, KDA, Mamba-2, lightning, those of `attlas.nn`) `Ablate` leaves
+    out heads and `Suppress` pairs. Nothing else can be changed there, and an intervention that means such a layer, by
+    its number or as one of all, is refused: name the layers that have a softmax. Positions are those of one call from
+    the first token on: with a cache that holds a state they are refused. A recording has the weights of such a layer
+    as they are. Layers with one matrix for each channel (Mamba-1, RG-LRU, RWKV-4) stay as they are.
 
     Cost: that of the changed attention with the kernels of attlas. A mask hides what is suppressed, and whole tiles
     of it are skipped.
@@ -183,6 +186,9 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             Positions in the text of query 0 and of key 0.
         """
         refuse_context_parallel()
+        swept = isinstance(change.matrix.weights, SweptWeights)
+        if swept and read_matrix(change.matrix, change.matrix.weights.keys).tokens:
+            self._attentions.hear_linear(module, counts=True)
         site = self._site_of(module, change.number)
         if site is None:
             return change
@@ -190,6 +196,8 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
             rule = "a module that is used again in one pass is not known again when it is computed again."
             fix = "model.gradient_checkpointing_disable()"
             raise RecordingError(rule, "gradient checkpointing", fix, module=site.path)
+        if swept:
+            return change._replace(pool=self._pool_of_linear(site, change.pool))
         query, key = self._position(site, change.matrix, first_query, first_key)
         # Keys that a `Suppress` hides from a run of rows are left out of the product, which is faster than a mask.
         change = change._replace(pool=without_hidden_keys(change.pool, self._memory))
@@ -213,23 +221,32 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         """
         here = self._passes.running(module) if is_recording(self) else None
         site = None if here is None else self._site_of(here.module)
-        if site is None:
-            return out
+        return out if site is None else self._changed_output(site, out, read)
+
+    def _pool_of_linear(self, site: AttentionSite, pool: Pool) -> Pool:
+        """Return how values are pooled with a matrix that is no softmax."""
+        return lambda A, v: self._changed_output(site, pool(A, v), lambda: read_matrix(A, v))
+
+    def _changed_output(self, site: AttentionSite, out: Tensor, read: Callable[[], LinearCall]) -> Tensor:
+        """Return what the heads of a linear attention compute, shape (batch, heads, n, e), as it is changed."""
         for number, item in enumerate(self._interventions):
             if not self._chosen(item, site):
                 continue
             heads = item.selection.heads_of(site, self._attentions, out.shape[1])
             for axis in ("queries", "keys"):
                 self._reached[number, axis] = max(self._reached.get((number, axis), 0), out.shape[2])
-            changed = item.linear_output(out, Call(site, heads, heads, tuple(range(len(heads))), len(heads), 0, 0))
+            call = Call(site, heads, heads, tuple(range(len(heads))), len(heads), 0, 0)
+            changed = item.linear_output(out, call, read)
             if changed is None:
                 softmax = self._attentions.softmax_layers(site.kind)
-                rule = "weights of a layer of linear attention are made in its state, and Ablate alone changes it."
+                rule = (
+                    "weights of a linear attention are made in its state: Ablate and Suppress alone change its output."
+                )
                 fix = f"layers={softmax}, those with a softmax, or Ablate(layers=[{site.layer}])."
                 raise RecordingError(rule, type(item).__name__, fix, module=site.path, where=item.where)
-            if item.queries is not None and not read().begins:
-                rule = "queries of a layer of linear attention must be those of one call, from the first token on."
-                raise RecordingError(rule, "a state", "leave out queries, or run without a cache.", module=site.path)
+            if item.positions and not read().begins:
+                rule = "positions in a layer of linear attention must be those of one call, from the first token on."
+                raise RecordingError(rule, "a state", "leave them out, or run without a cache.", module=site.path)
             out = changed
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from torch import Tensor
 
@@ -18,19 +18,16 @@ from attlas.foundation.checks import (
     check_sink,
     heads_of_three_axes,
     is_one_or,
-    one_of,
     refuse_context_parallel,
 )
 from attlas.foundation.indexing import Axes
 from attlas.masks.argument import as_mask
 from attlas.masks.base import Mask
-from attlas.matrix.kinds.pointwise import Function, Pointwise, PointwiseWeights
+from attlas.matrix.kinds.normalised import Normalise, normalised
 from attlas.matrix.matrix import AttentionMatrix, softmax_matrix
 from attlas.scores.base import Score
 from attlas.scores.dot import ScaledDot
 from attlas.scores.function import ScoreMod
-
-Normalise: TypeAlias = Literal["softmax"] | Function | Pointwise
 
 
 @public("attend()")
@@ -65,10 +62,12 @@ def attend(
         One more logit a head in the denominator that has no value: rows then sum to less than 1.
     plan : Plan, optional
         How to compute; the default suits the device.
-    normalise : {"softmax", "sigmoid", "relu", "silu"} or Pointwise, default "softmax"
-        What makes weights of logits. All but softmax take each logit by itself: ``sigmoid(s - ln n)``, ``relu(s) / n``
+    normalise : {"softmax", "sigmoid", "relu", "silu", "stick-breaking"} or Pointwise, default "softmax"
+        What makes weights of logits. Three functions take each logit by itself: ``sigmoid(s - ln n)``, ``relu(s) / n``
         and ``silu(s) / n`` of n keys; `Pointwise` has other biases and divisors. Such rows do not sum to 1, and have no
-        log-sum-exp and no entropy.
+        log-sum-exp and no entropy. Stick-breaking is ``sigmoid(s_ij) Π_{l > j} (1 - sigmoid(s_il))`` over the keys l
+        that the mask allows; that of the paper has ``mask=Causal(-1)``, the keys before the query [1]_. Its rows sum to
+        at most 1, and have an entropy and no log-sum-exp.
 
     Returns
     -------
@@ -92,6 +91,10 @@ def attend(
 
     Cost: some ten microseconds, no memory. The tensors are kept, not copied: once one of them was changed in place,
     every read raises a ModifiedError. Tensors of inference mode do not count their changes, so do not change those.
+
+    References
+    ----------
+    .. [1] Tan et al., "Stick-breaking attention", 2024.
 
     Examples
     --------
@@ -139,7 +142,7 @@ def attend(
     given = [(name, t) for name, t in (("q", q), ("k", k), ("scale", scale)) if isinstance(t, Tensor)]
     problem = Problem(q4, k4, score, mask, sink, given=given)
     A = softmax_matrix(problem, plan or _DEFAULT_PLAN, Axes(lead, (True,) * len(lead)))
-    return A if normalise == "softmax" else _pointwise(A, normalise)
+    return A if normalise == "softmax" else A.with_weights(normalised(A, normalise))
 
 
 @public("attention()")
@@ -194,21 +197,6 @@ def attention(
     """
     check_probability("dropout_p", dropout_p)
     return attend(q, k, score, mask, scale, sink, plan, normalise).pooled(v, dropout_p)
-
-
-def _pointwise(A: AttentionMatrix, normalise: Any) -> AttentionMatrix:
-    """Return the matrix of a function of each logit; raise for what is neither a name of one nor a Pointwise."""
-    if isinstance(normalise, str):
-        one_of("normalise", normalise, ("softmax", *get_args(Function)))
-        normalise = Pointwise(normalise)  # type: ignore[arg-type]  # one of them
-    if not isinstance(normalise, Pointwise):
-        rule = "normalise must be a name or an attlas.Pointwise."
-        raise DtypeError(rule, kind(normalise), 'normalise="sigmoid"', normalise=type(normalise).__name__)
-    if A.sink is not None:
-        rule = "a sink is one more logit of a softmax, and other functions take each logit by itself."
-        raise ShapeError(rule, f"a sink, and normalise = {normalise.function!r}", "leave the sink out")
-    weights = A.softmax_weights
-    return A.with_weights(PointwiseWeights(weights, normalise, weights.shape[3]))
 
 
 _DEFAULT_PLAN = Plan()

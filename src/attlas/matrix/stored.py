@@ -7,11 +7,15 @@ from attlas.matrix.kinds.combination import Combination
 from attlas.matrix.kinds.diagonal import DiagonalWeights
 from attlas.matrix.kinds.pointwise import PointwiseWeights
 from attlas.matrix.kinds.stacked import StackedWeights
+from attlas.matrix.kinds.stick_breaking import StickBreakingWeights
 from attlas.matrix.transport.weights import TransportWeights
 from attlas.matrix.weights import Weights
 
 #: Softmax is not among them: a file describes its problem.
 STORED_KINDS: dict[str, type[Weights]] = {
     kind.__name__: kind
-    for kind in (ChainedWeights, Combination, DiagonalWeights, PointwiseWeights, StackedWeights, TransportWeights)
-}
+    for kind in (
+        ChainedWeights, Combination, DiagonalWeights, PointwiseWeights, StackedWeights, StickBreakingWeights,
+        TransportWeights,
+    )
+}  # fmt: skip

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from attlas.errors import DtypeError, RecordingError, kind, public
 from attlas.foundation.checks import finite_number, instance_of
-from attlas.foundation.compat import tracing
+from attlas.foundation.compat import tracing, transforming
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.transport.function import transport
+from attlas.recording import pooled
 
 
 class _TransportLayer(nn.Module):
@@ -58,13 +59,12 @@ class _TransportLayer(nn.Module):
         """Return the factor of ``q · k``: `scale`, or 1 / sqrt(d)."""
         return queries.shape[-1] ** -0.5 if self.scale is None else self.scale
 
-    def _keep(self, weights: AttentionMatrix, factor: Tensor | None = None) -> None:
-        """Keep the weights of a call for `weights`, each row times a factor."""
-        if tracing():  # what torch records or transforms are stand-ins, which mean nothing after the call
-            self._kept = None
-            return
-        kept: Any = weights.detach()
-        self._kept = kept if factor is None else kept * factor.detach()
+    def _pooled(self, weights: AttentionMatrix, values: Tensor) -> Tensor:
+        """Return ``A @ v``, told to recordings, and keep the weights."""
+        out, matrix = pooled(self, weights, values)
+        # What torch records or transforms are stand-ins, which mean nothing after the call.
+        self._kept = None if tracing() else matrix.detach()
+        return out
 
 
 class LinearAttention(_TransportLayer):
@@ -156,15 +156,16 @@ class LinearAttention(_TransportLayer):
         """
         if self.feature_map is not None:
             queries, keys = self.feature_map(queries), self.feature_map(keys)
-        weights = transport(queries, keys, decay, write, scale=self._factor(queries))
-        out = weights @ values
-        if self.normalize:
-            total = weights.sum(-1, keepdim=True)
-            share = torch.where(total == 0, 1.0, 1 / torch.where(total == 0, 1.0, total))
-            self._keep(weights, share)
-            return (out * share).to(out.dtype)
-        self._keep(weights)
-        return out
+        weights: Any = transport(queries, keys, decay, write, scale=self._factor(queries))
+        if not self.normalize:
+            return self._pooled(weights, values)
+        total = weights.sum(-1, keepdim=True)
+        share = torch.where(total == 0, 1.0, 1 / torch.where(total == 0, 1.0, total))
+        if transforming():  # nobody hears it, and a transform has no lazy multiple
+            self._kept = None
+            out: Tensor = ((weights @ values) * share).to(values.dtype)
+            return out
+        return self._pooled(weights * share, values)
 
 
 class GatedDelta(_TransportLayer):
@@ -251,9 +252,7 @@ class GatedDelta(_TransportLayer):
         if self.normalize:
             queries, keys = _unit(queries), _unit(keys)
         weights = transport(queries, keys, decay, write=beta, erase=beta, scale=factor)
-        out = weights @ values.to(keys.dtype)
-        self._keep(weights)
-        return out.to(values.dtype)
+        return self._pooled(weights, values.to(keys.dtype)).to(values.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -291,6 +291,25 @@ class ModelAttentions:
             self._number()
         return self.sites[f"{path}#{number}" if number else path]
 
+    def hear_linear(self, module: nn.Module, *, counts: bool) -> None:
+        """Note that a module computes linear attention: all modules of its class do from now on.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module.
+        counts : bool
+            Whether it is one of the attentions here.
+        """
+        kind = type(module)
+        if not counts:
+            self.other_linear.add(kind)
+            self._named.discard(kind)
+        elif kind not in self._linear:
+            self._linear.add(kind)
+            if kind in self._classes:
+                self._number()
+
     def candidates(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that attend by their code, or whose class is named like an attention, with their paths."""
         return [(p, m) for p, m in self._modules if type(m) in self._known or type(m) in self._named]

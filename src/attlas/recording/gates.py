@@ -32,15 +32,22 @@ class GateRecorder:
     """
 
     def __init__(self, model: nn.Module, sites: Iterable[AttentionSite], device: torch.device | None) -> None:
-        self._device = device
-        self.modules: list[nn.Module] = []
+        self._model, self._device = model, device
         self._paths: dict[int, str] = {}
+        self._known: set[str] = set()  # paths of the attentions whose projection was looked for
         self._inputs: dict[str, list[Tensor]] = {}
-        for site in sites:
-            module = output_projection(model, site.module)
-            if module is not None and id(module) not in self._paths:
-                self._paths[id(module)] = site.path
-                self.modules.append(module)
+        self.modules = [module for site in sites for module in self.add(site)]
+
+    def add(self, site: AttentionSite) -> list[nn.Module]:
+        """Return the output projection of an attention, if there is one that was not known before."""
+        if site.path in self._known:
+            return []
+        self._known.add(site.path)
+        module = output_projection(self._model, site.module)
+        if module is None or id(module) in self._paths:
+            return []
+        self._paths[id(module)] = site.path
+        return [module]
 
     def hear(self, module: nn.Module, x: Tensor) -> None:
         """Keep a copy of the input of an output projection, shape (batch, m, heads * e)."""

@@ -191,6 +191,9 @@ def pooled(
 
     Notes
     -----
+    The matrix may be one of `attlas.transport`, or its rows times a factor: the module is then recorded as a layer of
+    linear attention. ``A @ v`` of such a matrix is recorded only so.
+
     Cost without a recording and without an intervention: one comparison.
 
     Examples
@@ -226,7 +229,7 @@ def pooled_in(
     if has_four_axes(matrix):
         return _pooled_at(places, matrix, values, pool, first_query, first_key)
     axes = matrix.axes
-    values = check_values(values, matrix.problem.k, axes, matrix.weights.shape[1])
+    values = check_values(values, matrix.weights.keys, axes, matrix.weights.shape[1])
     out, shown = _pooled_at(places, four_axes(matrix), values, pool, first_query, first_key)
     return axes.restore(out), shown.with_weights(shown.weights, axes)
 
@@ -358,7 +361,7 @@ def _call_listeners(
     if not place.heard:
         own = four_axes(matrix)
         if values is not None and own is not matrix:
-            values = check_values(values, matrix.problem.k, matrix.axes, matrix.weights.shape[1])
+            values = check_values(values, matrix.weights.keys, matrix.axes, matrix.weights.shape[1])
         _tell(AttentionCall(place.module, own, first_query, first_key, values, place.number))
 
 

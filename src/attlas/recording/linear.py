@@ -120,13 +120,12 @@ def _told(original: Any, reader: Reader) -> Any:
         with _listening(given, reader, before):
             result = original(*args, **kwargs) if gate is None else original(**given | {"z": None})
 
-        def read() -> LinearCall:
-            with torch.no_grad():
-                return reader.read(given, result, before)
+        def read() -> LinearCall:  # with a graph, for interventions
+            return reader.read(given, result, before)
 
         if _tellers and not in_backward():
-            call = read()
             with torch.no_grad():
+                call = read()
                 for tell in tuple(_tellers):
                     tell(call)
         result = result if reader.norm else _changed_result(result, reader, read)
@@ -175,8 +174,7 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
             return None
 
         def read() -> LinearCall:
-            with torch.no_grad():
-                return reader.read(given, (None, None), before)
+            return reader.read(given, (None, None), before)
 
         heads = read().values.shape[1]
         out = args[0].unflatten(-1, (heads, -1)).transpose(1, 2)

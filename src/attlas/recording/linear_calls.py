@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.errors import ShapeError
 from attlas.foundation.compat import LIGHTNING, RNN_SCAN
 from attlas.masks import Causal
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.attend import attend
+from attlas.matrix.kinds.combination import Combination
 from attlas.matrix.transport.function import transport
+from attlas.matrix.transport.weights import TransportWeights
 from attlas.scores import Alibi, RelativeBias, ScaledDot
 
 _EPSILON = 1e-6  # added to the squared norm of queries and keys, as the functions do
@@ -52,6 +55,37 @@ class LinearCall(NamedTuple):
     channels: int | None = None
     choose: Callable[[Tensor], dict[str, Tensor]] | None = None
     matrix: Callable[..., AttentionMatrix] = transport
+
+
+def read_matrix(matrix: AttentionMatrix, values: Tensor) -> LinearCall:
+    """Return what a module computes that multiplies values with a matrix which is no softmax.
+
+    The tokens are those of `attlas.transport`, with the factor of each row where the rows have one. Of other kinds
+    there are none, and the call has the matrix itself.
+    """
+    weights, found = matrix.weights, LinearCall({}, 1.0, values, None, None, begins=True)
+    factor: Any = 1.0
+    if isinstance(weights, Combination) and len(weights.terms) == 1 and not weights.terms[0].transposed:
+        factor, weights, _ = weights.terms[0]
+    of_rows = {"factor": factor} if isinstance(factor, Tensor) and factor.shape[3] == 1 else {}
+    if not isinstance(weights, TransportWeights) or not (of_rows or factor == 1.0):
+        kept = AttentionMatrix(matrix.weights)
+        return found._replace(matrix=lambda scale: kept)
+    n = weights.tokens.n
+    if (weights.rows, weights.columns) != (range(n), range(n)):
+        rule = "a linear attention layer must be recorded with all of its tokens."
+        shape = tuple(matrix.weights.shape)
+        raise ShapeError(rule, f"a window of {n} tokens", "pooled(self, A, v) of the whole matrix", A=f"shape {shape}")
+    return found._replace(tokens=weights.tokens.tensors | of_rows, scale=weights.tokens.scale, matrix=_of_tokens)
+
+
+def _of_tokens(
+    p: Tensor | None = None, r: Tensor | None = None, factor: Tensor | None = None, **tokens: Any
+) -> AttentionMatrix:
+    """Return the matrix of the tokens that `read_matrix` gives."""
+    whole: Any = transport(**tokens | ({} if p is None else {"erase": (p, r)}))
+    made: AttentionMatrix = whole if factor is None else whole * factor
+    return made
 
 
 def _heads_first(t: Tensor) -> Tensor:

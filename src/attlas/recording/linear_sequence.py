@@ -106,7 +106,8 @@ class LinearSequence:
         """Return the matrix of all tokens."""
         joined = self._joined()
         self._pieces = {name: [t] for name, t in joined.items()}
-        return self._make(scale=self._scale, **joined)
+        made, device = self._make(scale=self._scale, **joined), self.policy.device
+        return made if device is None or made.device == device else made.to(device)
 
     @torch.no_grad()
     def to_entry(self, heads: Sequence[int], rows: range, site: AttentionSite) -> Entry:

@@ -21,6 +21,7 @@ from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
 from attlas.matrix.handwritten import Scope
 from attlas.matrix.handwritten.scope import DENSE_USES
+from attlas.matrix.sweep import SweptWeights
 from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
@@ -30,13 +31,11 @@ from attlas.recording.atlas.padding import real_queries
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder
-from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
 from attlas.recording.linear import telling_of_linear_calls
-from attlas.recording.linear_calls import LinearCall
-from attlas.recording.linear_recorder import LinearRecorder
+from attlas.recording.linear_hearing import LinearHearing
 from attlas.recording.merging import can_merge
 from attlas.recording.parallel import heads_here
 from attlas.recording.pipelines import denoiser_of
@@ -109,8 +108,9 @@ def record(
     linear : bool, default True
         Whether layers of linear attention of transformers are recorded too: the gated delta rule (Qwen3-Next,
         Qwen3.5, Olmo-Hybrid), KDA (Kimi Linear, Bailing), Mamba-2 (Bamba, Falcon-H1, Nemotron-H, Zamba2) and lightning
-        attention (MiniMax-01). Their matrices are those of `attlas.transport`; statistics that they do not have, such
-        as the entropy, are left out.
+        attention (MiniMax-01); and `GatedDelta` and `LinearAttention` of `attlas.nn`, or a module of yours that calls
+        `attlas.recording.pooled` with such a matrix. Their matrices are those of `attlas.transport`; statistics that
+        they do not have, such as the entropy, are left out.
     channels : sequence of int, range, slice or int, optional
         Which channels of layers that have one matrix for each channel, and not for each head: Mamba-1 (Mamba,
         FalconMamba, Jamba, Zamba), RG-LRU (RecurrentGemma) and RWKV-4. They are the heads of the entry, with the
@@ -258,7 +258,7 @@ def record(
     )  # fmt: skip
 
 
-class Recording(ModelFollower, AbstractContextManager[Atlas]):
+class Recording(LinearHearing, AbstractContextManager[Atlas]):
     """A recording of one model; made by `record`, entered once.
 
     See Also
@@ -294,7 +294,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._scope = Scope(model, lambda: self._passes.innermost, self._offer) if handwritten else None
         self._values = values
         self.takes_values = bool(values)
-        self._first_of_state: int | None = None  # of the running pass: the first token that a state was given
         self._selection = selection
         self._tokens = tokens
         self._keep = keep
@@ -306,9 +305,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if gates:
             sites = [site for site in self._attentions.sites.values() if selection.includes(site, self._attentions)]
             self._gates = GateRecorder(model, sites, device)
-        self._linear: LinearRecorder | None = None
-        if self._attentions.linear_functions:
-            self._linear = LinearRecorder(selection, self._attentions, self._policy, keeps_values=values)
+        self._hears_linear = linear
         # Of other statistics, not each step is asked; of some layers, heads or queries, not the matrix that multiplies.
         whole = (selection.layers, selection.heads, selection.queries) == (None, None, None)
         self.announced = statistics if whole and all(map(can_merge, statistics)) else ()
@@ -341,9 +338,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
-            if self._linear is not None:
-                self._linear.policy = self._policy
-                functions = self._attentions.linear_functions
+            if functions := self._attentions.linear_functions:
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
@@ -368,6 +363,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         # Of gates, and of an encoder.
         if self._gates is not None:
             hooks.add(self._gates.modules, "gate", "before")
+            self._hooks = hooks
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
@@ -518,10 +514,15 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         refuse_context_parallel()
         if transforming():
             raise errors.inside_transform(call.module)
+        if isinstance(call.matrix.weights, SweptWeights):
+            self._hear_swept(call)
+            return
         site = self._site_of(call.module, call.number)
         positioned = None if site is None else self._positioned(site, call)
         if site is None or positioned is None or not self._selection.includes(site, self._attentions):
             return
+        if self._gates is not None:
+            self._hooks.add(self._gates.add(site), "gate", "before")
         with torch.no_grad():
             matrix = call.matrix
             first, count = self._heads_here(site, call)
@@ -540,30 +541,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             key = (site.path, self._passes.occurrence(site.path))
             begins = self._sums_passes or (positioned.cross and self._restarted)
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
-
-    @public()
-    def on_linear(self, call: LinearCall) -> None:
-        """Record one call of a layer of linear attention; nothing in another thread or in a backward pass."""
-        here = self._passes.running()
-        if here is None or self._linear is None or not is_recording(self):
-            return
-        site = self._site_of(here.module)
-        if site is None:
-            return
-        number, here.linear_calls = here.linear_calls, here.linear_calls + 1
-        heard = self._linear.hear(site, self._passes.occurrence(site.path), number, call)
-        if heard is None:
-            return
-        sequence, call, first = heard
-        batch, _, n, _ = call.values.shape
-        self._first_query = first if self._first_query is None else self._first_query
-        self._first_of_state = first
-        if not self._attentions.has_softmax:  # else its keys tell how the text goes on
-            self._texts["self"].read_state(batch, first, continues=first > 0)
-        given = self._padding_masks.get("self" if site.kind == "linear" else site.kind)
-        mask = None if given is None else given[:, first : first + n]
-        fits = mask is not None and mask.shape == (batch, n)
-        sequence.add(call, mask.bool() if mask is not None and fits else None)
 
     def _heads_here(self, site: AttentionSite, call: AttentionCall) -> tuple[int, int]:
         """Return `heads_here` of a call; cached, since it looks through the parameters of the layer."""
@@ -586,7 +563,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self._restarted = self._restarted | restarted if site.kind == "self" else self._restarted
         # An attention that runs outside a pass, and outside a run of the encoder, cannot be about a text that is known.
         reads = inside or (self._encoding and site.kind == "encoder")
-        if not (text.is_about(matrix.problem) if reads else text.ids is None):
+        if not (text.is_about(matrix.weights.shape) if reads else text.ids is None):
             self._without_text.add(site.path)
         rows = self._selection.rows(first_query, matrix.weights.shape[2])
         if not len(rows):

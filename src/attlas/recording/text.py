@@ -38,9 +38,9 @@ class RecordedText:
         self._continued: Tensor | None = None  # the sequence of the pass before that each sequence goes on from
         self._is_known: Tensor | None = None  # on a device: whether `_continued` holds for all
 
-    def is_about(self, problem: Problem) -> bool:
+    def is_about(self, shape: tuple[int, int, int, int]) -> bool:
         """Return whether the queries of an attention may be the new tokens, and not the patches of an image."""
-        return self._new_ids is None or self._new_ids.shape == (problem.shape[0], problem.shape[2])
+        return self._new_ids is None or self._new_ids.shape == (shape[0], shape[2])
 
     def read(self, problem: Problem, first_query: int, first_key: int) -> bool | Tensor:
         """Compare the keys of the first attention of a pass with those of the pass before.
@@ -58,7 +58,7 @@ class RecordedText:
             Whether the sequences do not go on from where each of them was before; a boolean on the device of the keys.
         """
         batch, _, m, _ = problem.shape
-        if self._first_new is not None or not self.is_about(problem):
+        if self._first_new is not None or not self.is_about(problem.shape):
             return False
         keys = fingerprint(problem.k[:, :, : max(first_query + m - first_key, 0)])
         self._first_new, self._continued = first_query, self._continued_by(keys, first_query, first_key)

@@ -47,8 +47,10 @@ def kept_values(
 
 def output_projection(model: nn.Module, path: str) -> nn.Module | None:
     """Return the linear map behind an attention; None where none is known."""
-    owners = (model.get_submodule(path), _INSIDE), (model.get_submodule(path.rpartition(".")[0]), _BESIDE)
-    for owner, names in owners:
+    module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    # A layer without parameters leaves its projections to the module around it.
+    beside = _BESIDE if any(True for _ in module.parameters()) else _BESIDE + _INSIDE
+    for owner, names in ((module, _INSIDE), (parent, beside)):
         for name in names:
             if _weight_of(owner, name) is not None:
                 return owner.get_submodule(name)
