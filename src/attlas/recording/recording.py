@@ -34,6 +34,9 @@ from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
+from attlas.recording.images.grids import IMAGES
+from attlas.recording.images.inputs import RecordedImages
+from attlas.recording.images.pictures import pictures_of
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall
 from attlas.recording.linear_recorder import LinearRecorder
@@ -67,6 +70,7 @@ def record(
     channels: slice | Sequence[int] | int | None = None,
     gates: bool = False,
     handwritten: bool = False,
+    images: Any = None,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -120,6 +124,10 @@ def record(
         Whether attention that the model writes out by hand is recorded too, ``softmax(q @ k.mT + mask) @ v``: it is
         lazy for the time of the block, as in `attlas.lazily`. ``attlas.explain(atlas)`` says what of it was computed
         densely. Calls of torch's ``scaled_dot_product_attention`` are caught as well.
+    images : sequence of pictures, or picture, optional
+        The pictures that the model is shown, in their order in the text: PIL images, or arrays of shape (height, width,
+        3). `Atlas.images` keeps them, at most 1,024 pixels a side, and `Atlas.image_map` draws weights over them. Where
+        the processor cuts a picture, as that of CLIP does, give what it leaves.
 
     Returns
     -------
@@ -239,9 +247,11 @@ def record(
         raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
     if not isinstance(handwritten, bool):
         raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
-    return Recording(
+    recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten
     )
+    recording.show(pictures_of(images))
+    return recording
 
 
 class Recording(ModelFollower, AbstractContextManager[Atlas]):
@@ -313,7 +323,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
-        self._sequences = RecordedSequences(self.atlas.entries, copies)
+        self._sequences, self._images = RecordedSequences(self.atlas.entries, copies), RecordedImages()
+
+    def show(self, pictures: Sequence[Tensor | None]) -> None:
+        """Keep the pictures that the model is shown, as `pictures_of` gives them."""
+        self._images.sizes = [None if each is None else (each.shape[0], each.shape[1]) for each in pictures]
+        self.atlas.images = pictures
 
     def __enter__(self) -> Atlas:
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
@@ -328,6 +343,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 self._linear.policy = self._policy
                 functions = self._attentions.linear_functions
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
+            encodes = lambda: is_recording(self) and not self._passes.inside and not in_backward()  # noqa: E731
+            stack.enter_context(self._images.heard(self._model, encodes))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
@@ -396,6 +413,8 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
+        grids = self._images.grids(self._model, ids)
+        self.atlas.details |= {} if grids is None else {IMAGES: grids.to_dict()}
 
     def _complete_layers(self) -> None:
         """Add the number of the model's layers of each kind, and those that have no weights, or none to record."""
@@ -428,6 +447,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         super()._begin(args, kwargs)
         self._sequences.decide()  # of a pass that raised an error
         ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
+        self._images.begin(metadata.named_arguments(self._model, args, kwargs)[1])
         self._query_masks = {}
         self._first_of_state = None
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
@@ -477,8 +497,11 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             text_of_encoder.begin(None if ids is None else ids.repeat_interleave(beams, dim=0))
             answers["encoder"] = text_of_encoder.questions()
         for name, text in self._texts.items():
-            if text.end(answers[name]):
+            ended = text.end(answers[name])
+            if ended:
                 self._begin_entries_of(name)
+            if name == "self":
+                self._images.end(ended or text.ids is None)
         self._padding_masks, self._query_masks = {}, {}  # an encoder that runs by itself has another text
 
     def _begin_entries_of(self, name: str) -> None:
