@@ -38,8 +38,9 @@ from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
 __all__ = [
     "MIXED", "NEAR", "PATTERNS", "Agreement", "Broad", "ClipFactors", "Collapse", "CurrentToken", "Diagonal",
     "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken", "Fixed", "FixedDistance",
-    "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable", "block_scores",
-    "broad", "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token", "effect",
-    "first_token", "fixed_distance", "flow", "induction", "local", "measure", "missed", "name", "previous_token",
-    "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores", "separator", "sink_keys", "span_table",
+    "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator", "SinkKeys", "SpanTable",
+    "block_scores", "broad", "by_distance", "by_token", "classify", "current_token", "diagonal", "duplicate_token",
+    "effect", "first_token", "fixed_distance", "flow", "induction", "local", "measure", "missed", "name",
+    "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout", "scores", "separator", "sink_keys",
+    "span_table",
 ]  # fmt: skip

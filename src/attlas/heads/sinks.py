@@ -130,8 +130,8 @@ class SinkKeys(Statistic):
 
     Notes
     -----
-    Key j is a sink if ``1/|Q_j| Σ_{i ∈ Q_j} A_ij`` is at least the threshold, over the queries Q_j that may see key j, of
-    which there must be 8 or more: the keys near the end of a causal text have few. For the first key this is the
+    Key j is a sink if ``1/|Q_j| Σ_{i ∈ Q_j} A_ij`` is at least the threshold, over the queries Q_j that may see key j,
+    of which there must be 8 or more: the keys near the end of a causal text have few. For the first key this is the
     definition of [1]_, with its threshold. Patches of a picture may be sinks as well [2]_.
     Cost: a column sum; memory of two numbers per key and head.
 

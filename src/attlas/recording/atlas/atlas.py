@@ -402,8 +402,8 @@ class Atlas:
         The grids of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, LLaVA, LLaVA-Next, Qwen2-VL, Qwen2.5-VL, Qwen3-VL
         and InternVL are known; class tokens and registers are left out. A picture in tiles and a thumbnail has one
         grid, that of the tiles, on which each patch of the thumbnail spreads its weight evenly: the sum of the map is
-        the share of the weight on the picture. `ImageMap.parts` has both apart. Which tiles InternVL has cut of a picture
-        is known where ``record(images=...)`` was given it.
+        the share of the weight on the picture. `ImageMap.parts` has both apart. Which tiles InternVL has cut of a
+        picture is known where ``record(images=...)`` was given it.
         Cost: the rows of the queries, m_q · n cells, and O(n) memory; with `without_sinks` one pass over each head.
 
         Examples
