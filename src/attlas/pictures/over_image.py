@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.errors import ShapeError, public
 from attlas.pictures.maps import INK, SOFT, both_sides, depth, sheet
-from attlas.recording.images.pictures import picture_of
+from attlas.recording.atlas.images.pictures import picture_of
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize

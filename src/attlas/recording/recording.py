@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -25,18 +22,19 @@ from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
 from attlas.recording.atlas.entry import KINDS, statistic_names
+from attlas.recording.atlas.images.grids import IMAGES
+from attlas.recording.atlas.images.inputs import RecordedImages
+from attlas.recording.atlas.images.pictures import pictures_of
 from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
-from attlas.recording.disk import RecordingFolder
+from attlas.recording.disk import RecordingFolder, temporary_folder
+from attlas.recording.encoders import count_beams, hidden_state
 from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
-from attlas.recording.images.grids import IMAGES
-from attlas.recording.images.inputs import RecordedImages
-from attlas.recording.images.pictures import pictures_of
 from attlas.recording.linear import telling_of_linear_calls
 from attlas.recording.linear_calls import LinearCall
 from attlas.recording.linear_recorder import LinearRecorder
@@ -328,14 +326,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def show(self, pictures: Sequence[Tensor | None]) -> None:
         """Keep the pictures that the model is shown, as `pictures_of` gives them."""
         self._images.sizes = [None if each is None else (each.shape[0], each.shape[1]) for each in pictures]
-        self.atlas.images = pictures
+        self.atlas.images = list(pictures)
 
     def __enter__(self) -> Atlas:
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
         self._enter_once("a recording", fix)
         with ExitStack() as stack:
             if self._keep == "disk":
-                disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
+                disk = stack.enter_context(RecordingFolder(self._folder or temporary_folder(self.atlas)))
                 self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
@@ -343,12 +341,14 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 self._linear.policy = self._policy
                 functions = self._attentions.linear_functions
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
-            encodes = lambda: is_recording(self) and not self._passes.inside and not in_backward()  # noqa: E731
-            stack.enter_context(self._images.heard(self._model, encodes))
+            stack.enter_context(self._images.heard(self._model, self._is_between_passes))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
+
+    def _is_between_passes(self) -> bool:
+        return is_recording(self) and not self._passes.inside and not in_backward()
 
     def _offer(self, matrix: AttentionMatrix) -> None:
         """Record weights that are written out by the module that runs."""
@@ -370,15 +370,6 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
-
-    def _temporary_folder(self) -> Path:
-        """Return a folder that is deleted with the atlas, and say so in a warning."""
-        holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
-        weakref.finalize(self.atlas, holder.cleanup)
-        folder = Path(holder.name) / "recording.atlas"
-        text = f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
-        warnings.warn(text + "folder= keeps it.", stacklevel=3)
-        return folder
 
     @public()
     def _complete(self) -> None:
@@ -450,7 +441,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._images.begin(metadata.named_arguments(self._model, args, kwargs)[1])
         self._query_masks = {}
         self._first_of_state = None
-        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
+        self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
@@ -475,7 +466,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         text = self._texts["encoder"]
         changed = text.end(self._sequences.decide(text.questions()))
-        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
+        self._encoded, self._encoded_ids = hidden_state(output), self._texts["encoder"].ids
         if changed:
             # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
             self._first_calls |= {
@@ -487,7 +478,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
-        beams, is_repeated = _count_beams(self._encoded, self._given)
+        beams, is_repeated = count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
         answers = {"self": found[: len(asked)], "encoder": found[len(asked) : -1]}
@@ -630,19 +621,3 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             found = f"folder = {str(self._folder)!r}"
             fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
             raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
-
-
-def _hidden_state(output: Any) -> Tensor | None:
-    """Return the tensor in the output of an encoder that a decoder reads."""
-    return output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
-
-
-def _count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
-    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
-    if encoded is None or given is None or not len(encoded):
-        return 0, torch.tensor(False)
-    beams = len(given) // len(encoded)
-    repeated = encoded.repeat_interleave(beams, dim=0)
-    if not beams or repeated.shape != given.shape or repeated.device != given.device:
-        return 0, torch.tensor(False)
-    return beams, (repeated == given).all()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attlas.foundation.png import encoded
 from attlas.recording.atlas import Atlas, Entry
-from attlas.recording.images.grids import ImageGrids, Tile, grids_of, passes_of
+from attlas.recording.atlas.images.grids import ImageGrids, Tile, grids_of, passes_of
 
 _LONGEST = 384  # pixels of a side of a picture on the page
 _MOST_PATCHES = 1 << 20  # of all grids of a page

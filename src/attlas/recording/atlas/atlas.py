@@ -17,12 +17,12 @@ from attlas.recording.atlas.averaging import mean_of
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.deserialization import read
 from attlas.recording.atlas.entry import KINDS, Entry, statistic_names
+from attlas.recording.atlas.images.maps import ImageMap, Query, Relative, image_map
+from attlas.recording.atlas.images.pictures import pictures_of, shrunk
 from attlas.recording.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.recording.atlas.serialization import UserScores
 from attlas.recording.atlas.storage import Writer
 from attlas.recording.atlas.table import frame, records, token_records
-from attlas.recording.images.maps import ImageMap, Query, Relative, image_map
-from attlas.recording.images.pictures import pictures_of, shrunk
 from attlas.stats import Statistic
 
 FIRST_CALLS = "first_calls"  # of `details`: which pass of an attention is the first over the text of the atlas

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from attlas.recording.images.grids import Box, ImageGrid, ImageGrids, Tile
+from attlas.recording.atlas.images.grids import Box, ImageGrid, ImageGrids, Tile
 
 # Tokens before the patches, by the type of the vision encoder: a number, or a function of its configuration.
 _PREFIX: dict[str, int | Callable[[Any], int]] = {

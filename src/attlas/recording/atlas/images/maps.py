@@ -15,12 +15,10 @@ import attlas
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
 from attlas.foundation.checks import is_integer
 from attlas.recording.atlas.entry import Entry
-from attlas.recording.images.grids import WHOLE, Box, ImageGrids, Tile, grids_of, passes_of
+from attlas.recording.atlas.images.grids import WHOLE, Box, ImageGrids, Tile, grids_of, passes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from attlas.recording.atlas.atlas import Atlas
 
 Query: TypeAlias = "int | slice | range | Sequence[int] | tuple[int, int] | Tensor | Literal['class']"
 Relative: TypeAlias = Literal["ratio", "difference"]
@@ -44,7 +42,7 @@ class MapPart:
     Examples
     --------
     >>> import torch
-    >>> from attlas.recording.images import MapPart
+    >>> from attlas.recording.atlas.images import MapPart
     >>> MapPart("picture", torch.zeros(2, 3)).box
     (0.0, 0.0, 1.0, 1.0)
     """
@@ -78,7 +76,7 @@ class ImageMap:
     Examples
     --------
     >>> import torch
-    >>> from attlas.recording.images import ImageMap, MapPart
+    >>> from attlas.recording.atlas.images import ImageMap, MapPart
     >>> weights = torch.tensor([[0.1, 0.4], [0.0, 0.2]])
     >>> found = ImageMap(
     ...     weights, (MapPart("picture", weights),), share=0.7, left_out=torch.zeros(2, 2, dtype=bool)
@@ -170,14 +168,14 @@ class _Place(NamedTuple):
 
 
 def image_map(
-    atlas: Atlas,
+    atlas: attlas.Atlas,
     layer: Any,
     head: int | None,
     *,
     query: Query,
     image: int = 0,
     without_sinks: bool | float = False,
-    relative_to: Atlas | None = None,
+    relative_to: attlas.Atlas | None = None,
     relative: Relative = "ratio",
     relative_query: Query | None = None,
     grid: tuple[int, int] | None = None,
@@ -236,7 +234,7 @@ def _index(entry: Entry, head: int) -> int:
 # ----------------------------------------------------------------------------------------------------- places
 
 
-def _tiles(atlas: Atlas, entry: Entry, grids: ImageGrids, image: int) -> tuple[Tile, ...]:
+def _tiles(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, image: int) -> tuple[Tile, ...]:
     """Return the tiles of an image whose tokens an entry has; raise where they are not known."""
     why = grids.why
     if not why and not grids.images:
@@ -286,7 +284,9 @@ def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) 
     return _Place(entry, sequence, rows, _keys(entry, positions), Tile(grid[0], grid[1], sequence))
 
 
-def _places_of_text(atlas: Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query) -> list[_Place]:
+def _places_of_text(
+    atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query
+) -> list[_Place]:
     """Return the places of the tiles of an image among the tokens of a text; the queries are those of its sequence."""
     patches = [(tile.positions(), _corner(tiles, tile)) for tile in tiles if not tile.thumbnail]
     sequence = tiles[0].sequence
@@ -297,7 +297,7 @@ def _places_of_text(atlas: Atlas, entry: Entry, grids: ImageGrids, tiles: Sequen
 
 
 def _places_of_tower(
-    atlas: Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query
+    atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tiles: Sequence[Tile], query: Query
 ) -> list[_Place]:
     """Return the places of the tiles of an image in a vision encoder, each with the queries of its own sequence."""
     if grids.chunks:
@@ -319,7 +319,7 @@ def _places_of_tower(
     return found
 
 
-def _places_of_chunks(atlas: Atlas, entry: Entry, grids: ImageGrids, tile: Tile, query: Query) -> list[_Place]:
+def _places_of_chunks(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile: Tile, query: Query) -> list[_Place]:
     """Return the place of an image in an encoder that reads one image, or one window, after the other."""
     if not (isinstance(query, tuple) and len(query) == 2):
         rule = "a query of this vision encoder is a patch, by its row and column."
