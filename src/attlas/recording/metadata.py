@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from types import MethodType
 from typing import Any, TypeAlias, TypeGuard
@@ -64,7 +64,9 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, Tensors]:
+def text_inputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensors, Tensors, dict[str, Any]]:
     """Return the token ids and the 2-D attention masks that a model was called with, by the kind of attention.
 
     Parameters
@@ -81,10 +83,17 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         makes its ids by itself (of labels) has none.
     masks : dict of str to Tensor of bool, shape (batch, tokens)
         Nothing where no sequence is padded. Ids and masks of a device are copies on it, which nobody has looked at.
+    arguments : dict of str to object
+        All arguments of the call, by their names.
     """
-    names, arguments = named_arguments(model, args, kwargs)
+    try:
+        signature = _signature(model.forward)
+        names, arguments = signature.parameters.keys(), signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        names, arguments = {}.keys(), {}
+    arguments = {**arguments, **kwargs}
     # A wrapper passes all arguments on, so that its signature does not name those of a decoder.
-    wraps = {*names} <= {"args", "kwargs"} and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    wraps = names <= {"args", "kwargs"} and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     decoder = "decoder_" if wraps or not {*names, *arguments}.isdisjoint(_DECODER) else ""
     # The token ids of a plain model may be its first argument without a name.
     first = None if decoder or "input_ids" in arguments else next(iter(args), None)
@@ -99,19 +108,8 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             for name, t in masks.items()
             if isinstance(t, Tensor) and t.ndim == 2 and (answers_later(t) or not bool(t.bool().all()))
         },
+        arguments,
     )
-
-
-def named_arguments(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Collection[str], dict[str, Any]]:
-    """Return the names of the arguments that a model takes, and the arguments of a call by their names."""
-    try:
-        signature = _signature(model.forward)
-        names, arguments = signature.parameters.keys(), signature.bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        names, arguments = {}.keys(), {}
-    return names, {**arguments, **kwargs}
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import RecordingError, ShapeError, public
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import instance_of, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
@@ -23,14 +22,12 @@ from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
 from attlas.recording.atlas.entry import KINDS, statistic_names
 from attlas.recording.atlas.images.grids import IMAGES
-from attlas.recording.atlas.images.inputs import RecordedImages
-from attlas.recording.atlas.images.pictures import pictures_of
+from attlas.recording.atlas.images.inputs import FEATURES, PIXELS, RecordedImages
 from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
 from attlas.recording.disk import RecordingFolder, temporary_folder
-from attlas.recording.encoders import count_beams, hidden_state
 from attlas.recording.following import ModelFollower
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
@@ -45,7 +42,7 @@ from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
 from attlas.recording.text import RecordedText
 from attlas.recording.traced import Handler, Hooks, numbered
-from attlas.recording.values import kept_values
+from attlas.recording.values import values_of_call
 from attlas.stats import Statistic
 
 Keep = Literal["device", "cpu", "disk", "statistics"]
@@ -248,7 +245,8 @@ def record(
     recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten
     )
-    recording.show(pictures_of(images))
+    if images is not None:
+        recording.atlas.images = recording.images().shown(images)
     return recording
 
 
@@ -321,12 +319,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         self._first_calls: dict[str, int] = {}  # by path: the number of the first entry that is about the text
         self._without_text: set[str] = set()  # paths of attentions that are about no text
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
-        self._sequences, self._images = RecordedSequences(self.atlas.entries, copies), RecordedImages()
+        self._sequences = RecordedSequences(self.atlas.entries, copies)
+        self._images: RecordedImages | None = None  # of a model that was given some
 
-    def show(self, pictures: Sequence[Tensor | None]) -> None:
-        """Keep the pictures that the model is shown, as `pictures_of` gives them."""
-        self._images.sizes = [None if each is None else (each.shape[0], each.shape[1]) for each in pictures]
-        self.atlas.images = list(pictures)
+    def images(self) -> RecordedImages:
+        """Follow the images that the model is given, from the first on."""
+        self._images = RecordedImages() if self._images is None else self._images
+        return self._images
 
     def __enter__(self) -> Atlas:
         fix = "with attlas.record(model) as atlas: each time anew; recordings of their own may be nested."
@@ -341,14 +340,13 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 self._linear.policy = self._policy
                 functions = self._attentions.linear_functions
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
-            stack.enter_context(self._images.heard(self._model, self._is_between_passes))
+            if hasattr(self._model, FEATURES):
+                between = lambda: is_recording(self) and not (self._passes.inside or in_backward())  # noqa: E731
+                stack.enter_context(self.images().heard(self._model, between))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
-
-    def _is_between_passes(self) -> bool:
-        return is_recording(self) and not self._passes.inside and not in_backward()
 
     def _offer(self, matrix: AttentionMatrix) -> None:
         """Record weights that are written out by the module that runs."""
@@ -404,7 +402,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
-        grids = self._images.grids(self._model, ids)
+        grids = None if self._images is None else self._images.grids(self._model, ids)
         self.atlas.details |= {} if grids is None else {IMAGES: grids.to_dict()}
 
     def _complete_layers(self) -> None:
@@ -437,11 +435,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Begin a pass: note its token ids, its padding, and the output of an encoder that it was given."""
         super()._begin(args, kwargs)
         self._sequences.decide()  # of a pass that raised an error
-        ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
-        self._images.begin(metadata.named_arguments(self._model, args, kwargs)[1])
+        ids, self._padding_masks, arguments = metadata.text_inputs(self._model, args, kwargs)
+        if not PIXELS.isdisjoint(arguments):
+            self.images().hear(arguments)
         self._query_masks = {}
         self._first_of_state = None
-        self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
+        self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
@@ -449,7 +448,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         """Begin a run of the encoder that is no part of a pass."""
         if not is_recording(self) or self._passes.inside or in_backward():
             return
-        ids, masks = metadata.text_inputs(module, args, kwargs)
+        ids, masks, _ = metadata.text_inputs(module, args, kwargs)
         self._encoding, self._encoded = True, None
         self._padding_masks, self._query_masks = {"encoder": masks["self"]} if "self" in masks else {}, {}
         self._texts["encoder"].begin(ids.get("self"))
@@ -466,7 +465,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             return
         text = self._texts["encoder"]
         changed = text.end(self._sequences.decide(text.questions()))
-        self._encoded, self._encoded_ids = hidden_state(output), self._texts["encoder"].ids
+        self._encoded, self._encoded_ids = _hidden_state(output), self._texts["encoder"].ids
         if changed:
             # This run has begun the last entry of the encoder; that of cross-attention is still of the text before.
             self._first_calls |= {
@@ -478,7 +477,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
     def _end(self) -> None:
         """End a pass: find the text of the encoder, and note the first entries of each text that began with it."""
         super()._end()
-        beams, is_repeated = count_beams(self._encoded, self._given)
+        beams, is_repeated = _count_beams(self._encoded, self._given)
         asked, text_of_encoder = self._texts["self"].questions(), self._texts["encoder"]
         found = self._sequences.decide([*asked, *text_of_encoder.questions(), is_repeated])
         answers = {"self": found[: len(asked)], "encoder": found[len(asked) : -1]}
@@ -491,7 +490,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             ended = text.end(answers[name])
             if ended:
                 self._begin_entries_of(name)
-            if name == "self":
+            if name == "self" and self._images is not None:
                 self._images.end(ended or text.ids is None)
         self._padding_masks, self._query_masks = {}, {}  # an encoder that runs by itself has another text
 
@@ -532,7 +531,12 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             if len(heads) != len(here):
                 positioned = replace(positioned, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
-                positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
+                positioned = replace(
+                    positioned,
+                    values=values_of_call(
+                        self._model, site.path, site.module, call.values, heads, count, here, whole=self._values is True
+                    ),
+                )
             key = (site.path, self._passes.occurrence(site.path))
             begins = positioned.cross and self._restarted
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
@@ -602,22 +606,24 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
             self._query_masks[key] = mask, real_queries(matrix, given, first_query, first_key, cross=cross)
         return self._query_masks[key][1]
 
-    def _kept_values(
-        self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
-    ) -> Callable[[slice], dict[str, Tensor]]:
-        """Return `kept_values` of one call as a function of the keys; raise where values or heads are missing."""
-        if values is None or len(here) < count:
-            rule = "values=True needs the values of every recorded attention, all heads in one process."
-            found = f"none from {site.path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
-            fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
-            raise RecordingError(rule, found, fix, where="record()")
-        whole = self._values is True
-        return partial(kept_values, self._model, site.module, values, heads, count, whole=whole)
-
     def _mark_divided(self) -> None:
         """Note that other processes have further heads; refuse to write a folder, which would look complete."""
         self.atlas.divided = True
         if self._folder is not None:
-            found = f"folder = {str(self._folder)!r}"
-            fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
-            raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
+            raise errors.part_of_heads(self._folder)
+
+
+def _hidden_state(output: Any) -> Tensor | None:
+    """Return the tensor in the output of an encoder that a decoder reads."""
+    return output[0] if isinstance(output, tuple) else getattr(output, "lasthidden_state", None)
+
+
+def _count_beams(encoded: Tensor | None, given: Tensor | None) -> tuple[int, Tensor]:
+    """Return how often `given` may have each sequence of `encoded`, and a boolean on its device: whether it has."""
+    if encoded is None or given is None or not len(encoded):
+        return 0, torch.tensor(False)
+    beams = len(given) // len(encoded)
+    repeated = encoded.repeat_interleave(beams, dim=0)
+    if not beams or repeated.shape != given.shape or repeated.device != given.device:
+        return 0, torch.tensor(False)
+    return beams, (repeated == given).all()

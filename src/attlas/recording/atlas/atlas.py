@@ -119,7 +119,9 @@ class Atlas:
         self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
-        self.images = images
+        self._images: list[Tensor | None] = []
+        if images is not None:
+            self.images = images
 
     @property
     def images(self) -> list[Tensor | None]:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from attlas.recording.atlas.images.grids import Box, ImageGrid, ImageGrids, Tile
+from attlas.recording.atlas.images.pictures import pictures_of
 
 # Tokens before the patches, by the type of the vision encoder: a number, or a function of its configuration.
 _PREFIX: dict[str, int | Callable[[Any], int]] = {
@@ -35,8 +36,8 @@ _PREFIX: dict[str, int | Callable[[Any], int]] = {
 _TWO_TOWERS = ("chinese_clip", "clip", "metaclip_2", "siglip")  # a text and a picture, each for itself
 Size: TypeAlias = tuple[int, int]
 _TENSORS = ("image_grid_thw", "image_sizes")
-_FEATURES = "get_image_features"
-_PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
+FEATURES = "get_image_features"
+PIXELS = frozenset(("pixel_values", "pixel_values_images", "pixel_values_videos"))
 
 
 class UnknownGridError(ValueError):
@@ -63,21 +64,23 @@ class RecordedImages:
     """Follows which images a text has, pass by pass."""
 
     def __init__(self) -> None:
-        self.sizes: Sequence[Size | None] = ()  # height and width of each picture, where it is known
+        self._sizes: Sequence[Size | None] = ()  # height and width of each picture, where it is known
         self._runs = 0
         self._pending: ImageInputs | None = None
         self._kept: list[ImageInputs] = []
 
-    def begin(self, arguments: Mapping[str, Any]) -> None:
-        """Begin a pass that has these arguments."""
-        self.hear(arguments)
+    def shown(self, images: Any) -> list[Tensor | None]:
+        """Note the sizes of the pictures that the model is shown, and return them as `pictures_of` does."""
+        pictures = pictures_of(images)
+        self._sizes = [None if each is None else (each.shape[0], each.shape[1]) for each in pictures]
+        return pictures
 
     @contextmanager
     def heard(self, model: nn.Module, active: Callable[[], bool]) -> Iterator[None]:
         """Hear what a model encodes before its passes, as `generate` does; `active` says whether a call counts."""
         owner = getattr(model, "base_model", model)
-        encode = getattr(owner, _FEATURES, None)
-        if not callable(encode) or _FEATURES in vars(owner):
+        encode = getattr(owner, FEATURES, None)
+        if not callable(encode) or FEATURES in vars(owner):
             yield
             return
 
@@ -87,15 +90,15 @@ class RecordedImages:
                 self.hear(inspect.signature(encode).bind_partial(*args, **kwargs).arguments)
             return encode(*args, **kwargs)
 
-        setattr(owner, _FEATURES, hearing)
+        setattr(owner, FEATURES, hearing)
         try:
             yield
         finally:
-            delattr(owner, _FEATURES)
+            delattr(owner, FEATURES)
 
     def hear(self, arguments: Mapping[str, Any]) -> None:
         """Note images that the running pass, or the next one, is given."""
-        pixels = next((arguments[name] for name in _PIXELS if isinstance(arguments.get(name), Tensor)), None)
+        pixels = next((arguments[name] for name in sorted(PIXELS) if isinstance(arguments.get(name), Tensor)), None)
         if pixels is None:
             return
         tensors = {
@@ -124,7 +127,7 @@ class RecordedImages:
         if not self._kept:
             return None
         try:
-            return _grids(model, self._kept, ids, self.sizes)
+            return _grids(model, self._kept, ids, self._sizes)
         except UnknownGridError as error:
             return ImageGrids(why=str(error))
         except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # a configuration of another form
