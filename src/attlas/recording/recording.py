@@ -21,7 +21,6 @@ from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
 from attlas.recording.atlas.entry import KINDS, statistic_names
-from attlas.recording.atlas.images.grids import IMAGES
 from attlas.recording.atlas.images.inputs import FEATURES, PIXELS, RecordedImages
 from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
@@ -324,7 +323,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def images(self) -> RecordedImages:
         """Follow the images that the model is given, from the first on."""
-        self._images = RecordedImages() if self._images is None else self._images
+        self._images = self._images or RecordedImages()
         return self._images
 
     def __enter__(self) -> Atlas:
@@ -341,12 +340,15 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
                 functions = self._attentions.linear_functions
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
             if hasattr(self._model, FEATURES):
-                between = lambda: is_recording(self) and not (self._passes.inside or in_backward())  # noqa: E731
-                stack.enter_context(self.images().heard(self._model, between))
+                stack.enter_context(self.images().heard(self._model, lambda: self._hears_encoder))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
+
+    @property
+    def _hears_encoder(self) -> bool:
+        return is_recording(self) and not self._passes.inside
 
     def _offer(self, matrix: AttentionMatrix) -> None:
         """Record weights that are written out by the module that runs."""
@@ -402,8 +404,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
-        grids = None if self._images is None else self._images.grids(self._model, ids)
-        self.atlas.details |= {} if grids is None else {IMAGES: grids.to_dict()}
+        self.atlas.details |= {} if self._images is None else self._images.details(self._model, ids)
 
     def _complete_layers(self) -> None:
         """Add the number of the model's layers of each kind, and those that have no weights, or none to record."""
@@ -446,7 +447,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
 
     def _begin_encoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a run of the encoder that is no part of a pass."""
-        if not is_recording(self) or self._passes.inside or in_backward():
+        if not self._hears_encoder or in_backward():
             return
         ids, masks, _ = metadata.text_inputs(module, args, kwargs)
         self._encoding, self._encoded = True, None

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from attlas.recording.atlas.images.grids import Box, ImageGrid, ImageGrids, Tile
+from attlas.recording.atlas.images.grids import IMAGES, Box, ImageGrid, ImageGrids, Tile
 from attlas.recording.atlas.images.pictures import pictures_of
 
 # Tokens before the patches, by the type of the vision encoder: a number, or a function of its configuration.
@@ -113,6 +113,11 @@ class RecordedImages:
             self._kept = []
         if self._pending is not None:
             self._kept, self._runs, self._pending = [*self._kept, self._pending], self._runs + 1, None
+
+    def details(self, model: nn.Module, ids: Tensor | None) -> dict[str, Any]:
+        """Return the `grids` as the details of an atlas have them; nothing where the model was given no image."""
+        grids = self.grids(model, ids)
+        return {} if grids is None else {IMAGES: grids.to_dict()}
 
     def grids(self, model: nn.Module, ids: Tensor | None) -> ImageGrids | None:
         """Return the grids of the images of the text; None where the model was given none.

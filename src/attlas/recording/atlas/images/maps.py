@@ -56,7 +56,7 @@ class MapPart:
 class ImageMap:
     """The weights of some queries on the patches of an image; made by `Atlas.image_map`.
 
-    Parameters
+    Attributes
     ----------
     weights : Tensor, shape (rows, columns)
         The weights; of an image that the model has in tiles and as a thumbnail, those of both.
