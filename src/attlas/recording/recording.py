@@ -439,8 +439,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         ids, self._padding_masks, arguments = metadata.text_inputs(self._model, args, kwargs)
         if not PIXELS.isdisjoint(arguments):
             self.images().hear(arguments)
-        self._query_masks = {}
-        self._first_of_state = None
+        self._query_masks, self._first_of_state = {}, None
         self._restarted, self._given = False, _hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
