@@ -70,6 +70,14 @@ def test_without_induction_heads_a_model_copies_nothing(tmp_path: Path, capsys: 
     assert "and head 2.4" in capsys.readouterr().out
 
 
+def test_a_query_learns_where_to_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("where_it_looks", ["--steps", "60"], tmp_path / "look.png")
+    assert found["before"] < 0.05  # 1 of 144 patches
+    assert found["after"] > 0.5
+    assert found["right"] > 0.9
+    assert "weight on the square" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_date_translation_is_right_on_held_out_dates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--seconds", "300", "--steps", "70", "--rate", "0.016", "--guide", "0.3"]

@@ -19,6 +19,7 @@ PATTERNS = [
     heads.Induction(IDS),
     heads.Induction(IDS, QUERIES),
     heads.Separator(IDS, [0, 4]),
+    heads.SinkKeys(0.1),
 ]
 
 

@@ -32,7 +32,7 @@ from attlas.heads.patterns import (
 from attlas.heads.retrieval import Retrieval, retrieval_score
 from attlas.heads.rollout import flow, rollout
 from attlas.heads.scores import scores
-from attlas.heads.sinks import Broad, FavouriteToken, FirstToken, broad, first_token
+from attlas.heads.sinks import Broad, FavouriteToken, FirstToken, SinkKeys, broad, first_token, sink_keys
 from attlas.heads.tables import SpanTable, span_table
 from attlas.heads.targets import Agreement
 from attlas.heads.training import ClipFactors, Collapse, EntropyAlarm, qk_clip
@@ -41,8 +41,8 @@ __all__ = [
     "MIXED", "NEAR", "PATTERNS", "Agreement", "Alignment", "Broad", "ClipFactors", "Collapse", "Contacts",
     "CurrentToken", "Diagonal", "DistanceProfile", "DuplicateToken", "EntropyAlarm", "FavouriteToken", "FirstToken",
     "Fixed", "FixedDistance", "Head", "Induction", "Local", "Pattern", "PreviousToken", "Retrieval", "Separator",
-    "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts",
+    "SinkKeys", "SpanTable", "alignment", "block_scores", "broad", "by_distance", "by_token", "classify", "contacts",
     "current_token", "diagonal", "duplicate_token", "effect", "first_token", "fixed_distance", "flow", "induction",
     "local", "measure", "missed", "name", "previous_token", "qk_clip", "repeated_block", "retrieval_score", "rollout",
-    "scores", "separator", "span_table",
+    "scores", "separator", "sink_keys", "span_table",
 ]  # fmt: skip

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from attlas import stats
-from attlas.errors import public
+from attlas.errors import ShapeError, public
 from attlas.foundation.tiles import Tile
 from attlas.heads.targets import check_query_mask, mean_of_rows, per_batch, rows_of_tile
 from attlas.stats import Part, Statistic
 from attlas.stats.functions import function_of
 from attlas.stats.rows import zeros_for_rows
+
+_FEWEST_QUERIES = 8  # that must see a key which is a sink
 
 
 class FirstVisibleKey(NamedTuple):
@@ -107,6 +109,73 @@ class FirstToken(Statistic):
             return seen.weight.sum(dim=-1)
         earliest = seen.first.amin(dim=-1, keepdim=True)
         return mean_of_rows(seen.weight, (seen.first == earliest) & (seen.keys > 1), query_mask)
+
+
+class SinkKeys(Statistic):
+    """Which keys are attention sinks of a head: those that most queries give much weight to, whatever they ask for.
+
+    Parameters
+    ----------
+    threshold : float, default 0.3
+        Mean weight from which a key is a sink.
+
+    Raises
+    ------
+    ShapeError
+        If `threshold` is no number between 0 and 1.
+
+    See Also
+    --------
+    FirstToken : the score of the first key.
+
+    Notes
+    -----
+    Key j is a sink if ``1/|Q_j| Σ_{i ∈ Q_j} A_ij`` is at least the threshold, over the queries Q_j that may see key j,
+    of which there must be 8 or more: the keys near the end of a causal text have few. For the first key this is the
+    definition of [1]_, with its threshold. Patches of a picture may be sinks as well [2]_.
+    Cost: a column sum; memory of two numbers per key and head.
+
+    References
+    ----------
+    .. [1] Gu et al., "When attention sink emerges in language models: an empirical view", 2024.
+    .. [2] Darcet et al., "Vision transformers need registers", 2023.
+
+    Examples
+    --------
+    >>> import torch, attlas
+    >>> from attlas import heads
+    >>> k = torch.zeros(1, 10, 4)
+    >>> k[:, 2] = 9.0
+    >>> heads.sink_keys(attlas.attend(torch.ones(1, 10, 4), k)).nonzero().tolist()
+    [[0, 2]]
+    """
+
+    @public("SinkKeys()")
+    def __init__(self, threshold: float = 0.3) -> None:
+        if not isinstance(threshold, float | int) or not 0 < threshold < 1:
+            raise ShapeError("threshold must be between 0 and 1.", f"threshold = {threshold!r}", "threshold=0.3")
+        self.threshold = threshold
+
+    def start(self, problem: Any) -> tuple[Tensor, Tensor]:
+        batch, heads, _, n = problem.shape
+        mass = torch.zeros(batch, heads, n, dtype=problem.dtype, device=problem.device)
+        return mass, torch.zeros_like(mass)
+
+    def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        b, h, _ = at.place
+        mass, queries = (t[b, h, at.columns.start : at.columns.stop] for t in carry)
+        mass += part.column_sums
+        for columns, cells in part.visible_columns:
+            count = float(part.shape[2]) if cells is None else cells.sum(dim=-2)
+            queries[..., columns.start : columns.stop] += count
+        return carry
+
+    def finish(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        mass, queries = carry
+        return (queries >= _FEWEST_QUERIES) & (mass >= self.threshold * queries)
+
+    def merge(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return a[0] + b[0], a[1] + b[1]
 
 
 class Broad(Statistic):
@@ -242,3 +311,4 @@ class FavouriteToken(Statistic):
 
 first_token = function_of(FirstToken, Tensor, "shape (..., heads)")
 broad = function_of(Broad, Tensor, "shape (..., heads)")
+sink_keys = function_of(SinkKeys, Tensor, "shape (..., heads, n)")

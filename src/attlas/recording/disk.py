@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.storage import Writer
 from attlas.recording.growing import GrowingTensor
 
@@ -54,3 +57,13 @@ class RecordingFolder(Writer):
         # Copy on write: torch then takes it without a warning, and nobody writes.
         mapped = np.memmap(self._growing, dtype=numbers.dtype, mode="c", offset=start, shape=numbers.shape)
         return torch.from_numpy(mapped).view(t.dtype)
+
+
+def temporary_folder(atlas: Atlas) -> Path:
+    """Return a folder that is deleted with an atlas, and say so in a warning, which names the caller's caller."""
+    holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
+    weakref.finalize(atlas, holder.cleanup)
+    folder = Path(holder.name) / "recording.atlas"
+    text = f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
+    warnings.warn(text + "folder= keeps it.", stacklevel=3)
+    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import nn
 
@@ -115,3 +116,10 @@ def negative_layer_of_reused_module(site: AttentionSite) -> RecordingError:
     rule = "layers that share a module are known one by one as they run, so there is no last one to count from."
     found = "a negative layer, and a module that is used again in one pass"
     return RecordingError(rule, found, "layers=[0, 1], counted from the first.", module=site.path)
+
+
+def part_of_heads(folder: Path) -> RecordingError:
+    """Return an error about a folder that would get the heads of one process, and look complete."""
+    fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
+    found = f"folder = {str(folder)!r}"
+    return RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")

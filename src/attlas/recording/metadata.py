@@ -64,7 +64,9 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, Tensors]:
+def text_inputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensors, Tensors, dict[str, Any]]:
     """Return the token ids and the 2-D attention masks that a model was called with, by the kind of attention.
 
     Parameters
@@ -81,6 +83,8 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         makes its ids by itself (of labels) has none.
     masks : dict of str to Tensor of bool, shape (batch, tokens)
         Nothing where no sequence is padded. Ids and masks of a device are copies on it, which nobody has looked at.
+    arguments : dict of str to object
+        All arguments of the call, by their names.
     """
     try:
         signature = _signature(model.forward)
@@ -104,6 +108,7 @@ def text_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             for name, t in masks.items()
             if isinstance(t, Tensor) and t.ndim == 2 and (answers_later(t) or not bool(t.bool().all()))
         },
+        arguments,
     )
 
 

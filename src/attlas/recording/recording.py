@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from attlas.errors import RecordingError, ShapeError, public
+from attlas.errors import ShapeError, public
 from attlas.foundation.checks import instance_of, is_integer, refuse_context_parallel
 from attlas.foundation.compat import in_backward, transforming
 from attlas.matrix import AttentionMatrix
@@ -26,11 +22,12 @@ from attlas.recording import errors, metadata
 from attlas.recording.atlas import Atlas, Entry
 from attlas.recording.atlas.atlas import FIRST_CALLS
 from attlas.recording.atlas.entry import KINDS, statistic_names
+from attlas.recording.atlas.images.inputs import FEATURES, PIXELS, RecordedImages
 from attlas.recording.atlas.layers import LAYER_COUNTS, OTHER_KINDS, UNRECORDED
 from attlas.recording.atlas.padding import real_queries
 from attlas.recording.copies import HostCopies
 from attlas.recording.discovery import AttentionSite
-from attlas.recording.disk import RecordingFolder
+from attlas.recording.disk import RecordingFolder, temporary_folder
 from attlas.recording.gates import GateRecorder
 from attlas.recording.handwritten import handwritten as attention_by_hand
 from attlas.recording.hooks import AttentionCall, is_recording, offer
@@ -44,7 +41,7 @@ from attlas.recording.sequence import PositionedCall, RetentionPolicy
 from attlas.recording.sequences import RecordedSequences
 from attlas.recording.text import RecordedText, count_beams, hidden_state
 from attlas.recording.traced import Handler, Hooks, numbered
-from attlas.recording.values import kept_values
+from attlas.recording.values import values_of_call
 from attlas.stats import Statistic
 
 Keep = Literal["device", "cpu", "disk", "statistics"]
@@ -68,6 +65,7 @@ def record(
     gates: bool = False,
     handwritten: bool = False,
     sum_passes: int = 0,
+    images: Any = None,
 ) -> Recording:
     """Record what a model attends to, for the time of a ``with`` block.
 
@@ -127,6 +125,10 @@ def record(
         With 1, and ``keep="statistics"``, the statistics of all passes of an attention are added up while they are
         recorded, such as those of the steps of a diffusion model; with 2, those of every other pass, where a step has
         two passes. With 0, each pass is an entry.
+    images : sequence of pictures, or picture, optional
+        The pictures that the model is shown, in their order in the text: PIL images, or arrays of shape (height, width,
+        3). `Atlas.images` keeps them, at most 1,024 pixels a side, and `Atlas.image_map` draws weights over them. Where
+        the processor cuts a picture, as that of CLIP does, give what it leaves.
 
     Returns
     -------
@@ -252,10 +254,13 @@ def record(
         raise ShapeError("channels belong to layers of linear attention.", "linear=False", "leave out linear.")
     if not isinstance(handwritten, bool):
         raise ShapeError("handwritten must be True or False.", f"handwritten = {handwritten!r}", "handwritten=True")
-    return Recording(
+    recording = Recording(
         model, selection, tuple(statistics), keep, path, patch_sdpa, tokens, values, linear, gates, handwritten,
         sum_passes,
     )  # fmt: skip
+    if images is not None:
+        recording.atlas.images = recording.images().shown(images)
+    return recording
 
 
 class Recording(LinearHearing, AbstractContextManager[Atlas]):
@@ -327,6 +332,12 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         self.atlas = Atlas(model=metadata.model_name(model), details=metadata.model_details(model, keep))
         self._sums_passes = bool(sum_passes)
         self._sequences = RecordedSequences(self.atlas.entries, copies, sum_passes)
+        self._images: RecordedImages | None = None  # of a model that was given some
+
+    def images(self) -> RecordedImages:
+        """Follow the images that the model is given, from the first on."""
+        self._images = self._images or RecordedImages()
+        return self._images
 
     def __enter__(self) -> Atlas:
         # Open all that the settings ask for, and follow the model; if one fails, the others are closed.
@@ -334,16 +345,22 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         self._enter_once("a recording", fix)
         with ExitStack() as stack:
             if self._keep == "disk":
-                disk = stack.enter_context(RecordingFolder(self._folder or self._temporary_folder()))
+                disk = stack.enter_context(RecordingFolder(self._folder or temporary_folder(self.atlas)))
                 self._policy = replace(self._policy, disk=disk)
             if self._encoder is not None:
                 stack.enter_context(numbered([self._encoder]))
             if functions := self._attentions.linear_functions:
                 stack.enter_context(telling_of_linear_calls(functions, self.on_linear))
+            if hasattr(self._model, FEATURES):
+                stack.enter_context(self.images().heard(self._model, lambda: self._hears_encoder))
             if self._scope is not None:
                 stack.enter_context(attention_by_hand(self._scope))
             self._follow(stack)
         return self.atlas
+
+    @property
+    def _hears_encoder(self) -> bool:
+        return is_recording(self) and not self._passes.inside
 
     def _offer(self, matrix: AttentionMatrix) -> None:
         """Record weights that are written out by the module that runs."""
@@ -367,15 +384,6 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         if self._encoder is not None:
             hooks.add([self._encoder], "begin encoder", "before")
             hooks.add([self._encoder], "end encoder", "after", always=True)
-
-    def _temporary_folder(self) -> Path:
-        """Return a folder that is deleted with the atlas, and say so in a warning."""
-        holder = tempfile.TemporaryDirectory(prefix="attlas-", ignore_cleanup_errors=True)
-        weakref.finalize(self.atlas, holder.cleanup)
-        folder = Path(holder.name) / "recording.atlas"
-        text = f'record(): keep="disk" without a folder writes to {folder}, which is deleted with the atlas; '
-        warnings.warn(text + "folder= keeps it.", stacklevel=3)
-        return folder
 
     @public()
     def _complete(self) -> None:
@@ -410,6 +418,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         beyond_last = {entry.name: entry.call + 1 for entry in self.atlas.entries if entry.name in self._without_text}
         later = {path: call for path, call in (self._first_calls | beyond_last).items() if call}
         self.atlas.details |= {FIRST_CALLS: later} if later else {}
+        self.atlas.details |= {} if self._images is None else self._images.details(self._model, ids)
 
     def _complete_layers(self) -> None:
         """Add the number of the model's layers of each kind, and those that have no weights, or none to record."""
@@ -441,18 +450,19 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         """Begin a pass: note its token ids, its padding, and the output of an encoder that it was given."""
         super()._begin(args, kwargs)
         self._sequences.decide()  # of a pass that raised an error
-        ids, self._padding_masks = metadata.text_inputs(self._model, args, kwargs)
-        self._query_masks = {}
-        self._first_of_state = None
+        ids, self._padding_masks, arguments = metadata.text_inputs(self._model, args, kwargs)
+        if not PIXELS.isdisjoint(arguments):
+            self.images().hear(arguments)
+        self._query_masks, self._first_of_state = {}, None
         self._restarted, self._given = False, hidden_state(kwargs.get("encoder_outputs"))
         for name, text in self._texts.items():
             text.begin(ids.get(name))
 
     def _begin_encoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a run of the encoder that is no part of a pass."""
-        if not is_recording(self) or self._passes.inside or in_backward():
+        if not self._hears_encoder or in_backward():
             return
-        ids, masks = metadata.text_inputs(module, args, kwargs)
+        ids, masks, _ = metadata.text_inputs(module, args, kwargs)
         self._encoding, self._encoded = True, None
         self._padding_masks, self._query_masks = {"encoder": masks["self"]} if "self" in masks else {}, {}
         self._texts["encoder"].begin(ids.get("self"))
@@ -491,8 +501,11 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             text_of_encoder.begin(None if ids is None else ids.repeat_interleave(beams, dim=0))
             answers["encoder"] = text_of_encoder.questions()
         for name, text in self._texts.items():
-            if text.end(answers[name]):
+            ended = text.end(answers[name])
+            if ended:
                 self._begin_entries_of(name)
+            if name == "self" and self._images is not None:
+                self._images.end(ended or text.ids is None)
         self._padding_masks, self._query_masks = {}, {}  # an encoder that runs by itself has another text
 
     def _begin_entries_of(self, name: str) -> None:
@@ -537,7 +550,12 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             if len(heads) != len(here):
                 positioned = replace(positioned, matrix=matrix[:, [head - first for head in heads]])
             if self._values:
-                positioned = replace(positioned, values=self._kept_values(site, call.values, heads, count, here))
+                positioned = replace(
+                    positioned,
+                    values=values_of_call(
+                        self._model, site.path, site.module, call.values, heads, count, here, whole=self._values is True
+                    ),
+                )
             key = (site.path, self._passes.occurrence(site.path))
             begins = self._sums_passes or (positioned.cross and self._restarted)
             self._sequences.add(key, site, heads, self._policy, positioned, begins=begins, may_wait=self._passes.inside)
@@ -583,22 +601,8 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
             self._query_masks[key] = mask, real_queries(matrix, given, first_query, first_key, cross=cross)
         return self._query_masks[key][1]
 
-    def _kept_values(
-        self, site: AttentionSite, values: Tensor | None, heads: tuple[int, ...], count: int, here: range
-    ) -> Callable[[slice], dict[str, Tensor]]:
-        """Return `kept_values` of one call as a function of the keys; raise where values or heads are missing."""
-        if values is None or len(here) < count:
-            rule = "values=True needs the values of every recorded attention, all heads in one process."
-            found = f"none from {site.path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
-            fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
-            raise RecordingError(rule, found, fix, where="record()")
-        whole = self._values is True
-        return partial(kept_values, self._model, site.module, values, heads, count, whole=whole)
-
     def _mark_divided(self) -> None:
         """Note that other processes have further heads; refuse to write a folder, which would look complete."""
         self.atlas.divided = True
         if self._folder is not None:
-            found = f"folder = {str(self._folder)!r}"
-            fix = 'keep="disk" without a folder, then attlas.distributed.save(atlas, folder, mesh, [Shard(1)]).'
-            raise RecordingError("a folder must get the heads of all ranks.", found, fix, where="record()")
+            raise errors.part_of_heads(self._folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from attlas.errors import RecordingError
 from attlas.foundation.devices import to_device
 from attlas.matrix.value_weighted import norms_of
 
@@ -43,6 +45,26 @@ def kept_values(
     kept["value_norms"] = norms_of(own)
     weight = _output_projection(model, path, count * values.shape[-1])
     return kept if weight is None else kept | {"output_norms": _output_norms(values, weight, heads, count)}
+
+
+def values_of_call(
+    model: nn.Module,
+    path: str,
+    module: str,
+    values: Tensor | None,
+    heads: tuple[int, ...],
+    count: int,
+    here: range,
+    *,
+    whole: bool,
+) -> Callable[[slice], dict[str, Tensor]]:
+    """Return `kept_values` of one call as a function of the keys; raise where values or heads are missing."""
+    if values is None or len(here) < count:
+        rule = "values=True needs the values of every recorded attention, all heads in one process."
+        found = f"none from {path}" if values is None else f"heads {here.start} to {here.stop - 1} of {count}"
+        fix = "attlas.recording.pooled(module, A, v) in that module." if values is None else "values=False"
+        raise RecordingError(rule, found, fix, where="record()")
+    return partial(kept_values, model, module, values, heads, count, whole=whole)
 
 
 def output_projection(model: nn.Module, path: str) -> nn.Module | None:

@@ -49,6 +49,7 @@ def export(
         What the page is called.
     query : int, optional
         The token whose row is coloured when the page opens. The cells about it and its strongest key are in the file.
+        The default is the last one where the head sees a picture, on which its weights are drawn.
     progress : callable, optional
         Is told the share that is done.
 
@@ -82,6 +83,8 @@ def export(
     with contextlib.closing(Service(shown, tokens=tokens, title=title)) as service:
         order = service.order()
         chosen = order[:1] if heads is None else [_place(service, layer, head) for layer, head in heads]
+        if query is None and chosen:
+            query = _query_of_picture(service, chosen[0])
         pin = _pair(service, chosen[0], query) if chosen and query is not None else None
         data = Packer(service, chosen, order, pin=pin, report=progress or (lambda share: None)).pack()
         title = service.source.title
@@ -119,6 +122,12 @@ def write_page(data: Mapping[str, Any], path: str | os.PathLike[str], title: str
     # Without "<" nothing in the data ends the element of the page that holds them.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return save_text(f"{before}{text}{after}", path)
+
+
+def _query_of_picture(service: Service, place: tuple[int, int]) -> int | None:
+    """Return the query that the page begins with where a head sees a picture: the last one; else None."""
+    shown = service.source.entries[place[0]]
+    return shown.entry.shape[2] - 1 if shown.grids and shown.entry.matrix is not None else None
 
 
 def _pair(service: Service, place: tuple[int, int], query: int) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from attlas.view.about import about
 from attlas.view.blocks import Sizes
 from attlas.view.cache import Cache
 from attlas.view.exact import Head
+from attlas.view.images import ShownImages
 from attlas.view.pyramid import levels_of
 from attlas.view.tokens import Text, pieces_from
 
@@ -63,6 +64,7 @@ class Shown:
     atlas: Atlas
     texts: tuple[tuple[int | None, int | None], ...]
     recording: str = ""
+    grids: tuple[int, ...] = ()  # numbers of the pictures among its keys
 
     @cached_property
     def levels(self) -> int:
@@ -98,6 +100,7 @@ class Shown:
             "sink": softmax is not None and softmax.problem.sink is not None,
             "readable": weights is not None,
             "largest_norms": {name: float(t.max()) for name, t in self.norms.items() if t.numel()},
+            "grids": self.grids,
         }
 
     @cached_property
@@ -231,6 +234,7 @@ class Source:
         self.title = title or shown.model or "attlas"
         self.texts: list[Text] = []
         self.entries: list[Shown] = []
+        self.images = ShownImages(shown)
         self._add(shown, None if tokens is None else token_texts(list(tokens), None))
         if other is not None:
             self._join(atlas_of(other) if isinstance(other, AttentionMatrix) else other, other_title)
@@ -255,7 +259,8 @@ class Source:
             sides = ([known[id(text)] for text in texts or ()] for texts in named.texts_of(entry))
             # The texts of the query and of the key of each sequence; None where there is no text.
             each = islice(zip_longest(*sides, [None] * entry.shape[0]), entry.shape[0])
-            self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording))
+            grids = () if recording else tuple(self.images.of(entry))
+            self.entries.append(Shown(entry, atlas, tuple((query, key) for query, key, _ in each), recording, grids))
 
     def _number(self, text: Text) -> int:
         """Return the number of a text, which equal texts share."""
@@ -304,6 +309,8 @@ class Source:
             "spans": {name: list(span) for name, span in self.atlas.spans.items()},
             "entries": [{"id": number, **shown.info} for number, shown in enumerate(self.entries)],
             "units": self.units,
+            "pictures": self.images.pictures,
+            "grids": self.images.listed,
         }
 
     @cached_property

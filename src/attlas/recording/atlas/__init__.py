@@ -3,5 +3,6 @@
 from attlas.recording.atlas.atlas import Atlas, load
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.entry import Entry
+from attlas.recording.atlas.images import ImageMap, MapPart
 
-__all__ = ["Atlas", "Bookmark", "Entry", "load"]
+__all__ = ["Atlas", "Bookmark", "Entry", "ImageMap", "MapPart", "load"]

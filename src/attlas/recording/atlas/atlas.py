@@ -17,6 +17,8 @@ from attlas.recording.atlas.averaging import mean_of
 from attlas.recording.atlas.bookmarks import Bookmark
 from attlas.recording.atlas.deserialization import read
 from attlas.recording.atlas.entry import KINDS, Entry, statistic_names
+from attlas.recording.atlas.images.maps import ImageMap, Query, Relative, image_map
+from attlas.recording.atlas.images.pictures import pictures_of, shrunk
 from attlas.recording.atlas.layers import layers_of, ranges, unrecorded_of
 from attlas.recording.atlas.serialization import UserScores
 from attlas.recording.atlas.storage import Writer
@@ -51,6 +53,8 @@ class Atlas:
         Plain facts of the model, such as JSON can hold.
     bookmarks : iterable of Bookmark, optional
         Named views, which the viewer offers and shows one after another as a tour.
+    images : sequence of pictures, optional
+        The pictures that the model was shown, in their order in the text; None for one that is not kept.
 
     Attributes
     ----------
@@ -100,6 +104,7 @@ class Atlas:
         spans: Mapping[str, tuple[int, int]] | None = None,
         details: Mapping[str, Any] | None = None,
         bookmarks: Iterable[Bookmark] = (),
+        images: Any = None,
     ) -> None:
         self.entries = list(entries)
         self.model = model
@@ -114,6 +119,22 @@ class Atlas:
         self.encoder_texts = encoder_texts
         self.spans: dict[str, tuple[int, int]] = dict(spans or {})
         self.details: dict[str, Any] = dict(details or {})
+        self._images: list[Tensor | None] = []
+        if images is not None:
+            self.images = images
+
+    @property
+    def images(self) -> list[Tensor | None]:
+        """Pictures that the model was shown: uint8 of shape (height, width, 3), at most 1,024 pixels a side.
+
+        Any form may be assigned, as of ``record(model, images=...)``.
+        """
+        return self._images
+
+    @images.setter
+    @public("atlas.images")
+    def images(self, images: Any) -> None:
+        self._images = [None if picture is None else shrunk(picture) for picture in pictures_of(images)]
 
     @property
     def tokens(self) -> list[str] | None:
@@ -126,14 +147,15 @@ class Atlas:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a saved atlas holds beside its entries and bookmarks: plain data, and the token ids."""
+        """What a saved atlas holds beside its entries and bookmarks: plain data, the token ids and the pictures."""
         facts: dict[str, Any] = {"model": self.model, "tokens": None if self.tokens is None else list(self.tokens)}
         if self.texts is not None and len(self.texts) > 1:
             facts["texts"] = self.texts
         if self.encoder_texts is not None:
             facts["encoder_texts"] = self.encoder_texts
         spans = {name: list(span) for name, span in self.spans.items()}
-        return {**facts, "ids": self.ids, "spans": spans, "details": self.details}
+        images = {"images": self.images} if self.images else {}
+        return {**facts, **images, "ids": self.ids, "spans": spans, "details": self.details}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -309,6 +331,107 @@ class Atlas:
         """
         keys = self.layers() if layers is None else list(layers)
         return mean_of([self[key] for key in keys], [str(key) for key in keys], over_heads=over_heads)
+
+    @public("atlas.image_map()")
+    def image_map(
+        self,
+        layer: Any,
+        head: int | None = None,
+        *,
+        query: Query,
+        image: int = 0,
+        without_sinks: bool | float = False,
+        relative_to: Atlas | None = None,
+        relative: Relative = "ratio",
+        relative_query: Query | None = None,
+        grid: tuple[int, int] | None = None,
+        tokens: Any = None,
+        sequence: int = 0,
+    ) -> ImageMap:
+        """Return where in a picture a head looks: the weights of some queries on the patch grid of an image.
+
+        Parameters
+        ----------
+        layer : int, str or tuple
+            The attention, as ``atlas[layer]`` takes it: of a language model with pictures, or ``"encoder.3"`` of its
+            vision encoder.
+        head : int, optional
+            The head, as the model counts it; the default is the mean over the recorded heads.
+        query : int, slice, range, sequence of int, (row, column) or "class"
+            Who looks: a position in the text (negative ones count from its end), or several, such as those of an
+            answer, of which the mean is taken; a tuple for the patch in this row and column of the picture; "class" for
+            the class token of a vision encoder.
+        image : int, default 0
+            Which picture, in the order of the texts.
+        without_sinks : bool or float, default False
+            Whether keys that are sinks of the head are left out, as `attlas.heads.sink_keys` finds them. A number is
+            its threshold in place of 0.3. The weights are then those of a softmax over the other keys.
+        relative_to : Atlas, optional
+            A second recording of the same picture, with a neutral prompt: its map is divided out, or subtracted.
+        relative : {"ratio", "difference"}
+            How the two are set in relation. A ratio of two weights of 0 is 1.
+        relative_query : as `query`, optional
+            The queries of the second recording, by default the same.
+        grid : (int, int), optional
+            Rows and columns of the patches, where the recording does not know them; with `tokens`.
+        tokens : (start, stop), slice or sequence of int, optional
+            Positions of the patches, row by row.
+        sequence : int, default 0
+            With `grid`: which sequence of the batch.
+
+        Returns
+        -------
+        ImageMap
+            Its `weights` are a tensor of shape (rows, columns); ``save("map.png")`` writes them over the picture.
+
+        Raises
+        ------
+        RecordingError
+            If the recording does not know which tokens are the patches of the image, or has no q and k of the layer.
+        OutOfRangeError
+            If there is no such layer, head, image, query or patch, or the query is padding.
+        ShapeError
+            If `grid` and `tokens` do not fit together, or the grids of two recordings differ.
+        DtypeError
+            If `query` or `tokens` are no whole numbers.
+
+        See Also
+        --------
+        attlas.record : ``images=`` keeps the pictures.
+
+        Notes
+        -----
+        The grids of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, LLaVA, LLaVA-Next, Qwen2-VL, Qwen2.5-VL, Qwen3-VL
+        and InternVL are known; class tokens and registers are left out. A picture in tiles and a thumbnail has one
+        grid, that of the tiles, on which each patch of the thumbnail spreads its weight evenly: the sum of the map is
+        the share of the weight on the picture. `ImageMap.parts` has both apart. Which tiles InternVL has cut of a
+        picture is known where ``record(images=...)`` was given it.
+        Cost: the rows of the queries, m_q · n cells, and O(n) memory; with `without_sinks` one pass over each head.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> from attlas.recording.atlas import Atlas, Entry
+        >>> A = attlas.attend(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4))
+        >>> atlas = Atlas([Entry("attn", 0, "self", 0, (0,), (0, 8), 0, (1, 1, 8, 8), A)])
+        >>> atlas.image_map(0, 0, query=-1, grid=(2, 3), tokens=(1, 7)).weights
+        tensor([[0.1250, 0.1250, 0.1250],
+                [0.1250, 0.1250, 0.1250]])
+        """
+        return image_map(
+            self,
+            layer,
+            head,
+            query=query,
+            image=image,
+            without_sinks=without_sinks,
+            relative_to=relative_to,
+            relative=relative,
+            relative_query=relative_query,
+            grid=grid,
+            tokens=tokens,
+            sequence=sequence,
+        )
 
     @public("atlas.table()")
     def table(self, data: str = "records", *, join_steps: bool = False) -> Any:

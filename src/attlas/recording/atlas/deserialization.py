@@ -13,11 +13,12 @@ from torch import Tensor
 from attlas.engine.plan import Plan
 from attlas.engine.problem import Problem
 from attlas.foundation.checks import accumulation_dtype
+from attlas.foundation.png import decoded
 from attlas.matrix import AttentionMatrix, SoftmaxWeights, Weights
 from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import read_bookmarks
 from attlas.recording.atlas.entry import VALUES, Entry
-from attlas.recording.atlas.manifest import FILE, MANIFEST, check_files, errors_name_file, read_manifest
+from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, check_files, errors_name_file, read_manifest
 from attlas.recording.atlas.serialization import FormatError, UserScores, check_type, mask_from, result_from, score_from
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -90,6 +91,9 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
         fields["ids"] = None if ids is None else reader.take(ids)
         spans = check_type(content.get("spans"), "spans", dict)
         fields["spans"] = {name: _pair(span, f"span {name[:60]!r}") for name, span in spans.items()}
+        if content.get("images") is not None:
+            names = check_type(content["images"], "images", list)
+            fields["images"] = [_picture(folder, name, content["files"]) for name in names]
         fields["entries"] = []
         seen = set()
         for record in check_type(content.get("entries"), "entries", list):
@@ -103,6 +107,16 @@ def read(folder: Path, *, verify: bool, score: UserScores) -> dict[str, Any]:
         if strange:
             raise FormatError(f"tensors of {min(strange)}, which is not among its files")
     return fields
+
+
+def _picture(folder: Path, name: Any, files: Any) -> Tensor | None:
+    """Return a picture of a folder; None where it was not kept."""
+    if name is None:
+        return None
+    if PICTURE.fullmatch(check_type(name, "images", str)) is None or name not in files:
+        raise FormatError(f"a picture in {name[:60]!r}, which is not among its files")
+    with errors_name_file(folder, name):
+        return decoded((folder / name).read_bytes())
 
 
 def entry_from(record: Any, reader: Reader, user_scores: UserScores) -> Entry:

@@ -19,15 +19,16 @@ from torch import Tensor
 from attlas.engine.problem import Problem
 from attlas.errors import DtypeError, RecordingError, public
 from attlas.foundation.files import discard_folder, lock, replace_folder, sync_folder
+from attlas.foundation.png import encoded
 from attlas.masks import Mask, runs_of
 from attlas.matrix import SoftmaxWeights, Weights
 from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
-from attlas.recording.atlas.manifest import FILE, MANIFEST, write_manifest
+from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, write_manifest
 from attlas.recording.atlas.serialization import Spec, mask_spec, result_spec, score_spec
-from attlas.recording.atlas.tensors import Written, fingerprint, storable, write_tensors
+from attlas.recording.atlas.tensors import Written, fingerprint, storable, write_bytes, write_tensors
 from attlas.scores import Score
 
 
@@ -178,6 +179,8 @@ class Writer:
         ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
         self.flush()
         content = {**facts, "ids": ids, "entries": records}
+        if facts.get("images"):
+            content["images"] = [self._picture(number, picture) for number, picture in enumerate(facts["images"])]
         _check_plain(content)
         with self.errors_name_folder():
             write_bookmarks(self.partial, bookmarks)
@@ -301,6 +304,15 @@ class Writer:
         name, tensors, self._pending = self._file(), self._pending, {}
         self.files[name] = self.write(name, tensors)
 
+    def _picture(self, number: int, picture: Tensor | None) -> str | None:
+        """Write a picture to a file of its own, and return its name."""
+        if picture is None:
+            return None
+        name = f"image-{number}.png"
+        with self.errors_name_folder():
+            self.files[name] = write_bytes(self.partial / name, encoded(picture))
+        return name
+
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> Written:
         """Write one file of tensors, and return its size and checksum."""
         with self.errors_name_folder():
@@ -319,7 +331,8 @@ class Writer:
         names = sorted(path.name for path in folder.iterdir()) if is_folder else []
         if not names and (is_folder or not os.path.lexists(folder)):
             return
-        foreign = [name for name in names if name not in (MANIFEST, BOOKMARKS) and FILE.fullmatch(name) is None]
+        own = (MANIFEST, BOOKMARKS)
+        foreign = [name for name in names if name not in own and not (FILE.fullmatch(name) or PICTURE.fullmatch(name))]
         if foreign or MANIFEST not in names:
             rule, fix = "only a folder that holds an atlas and nothing else is replaced.", "give another folder."
             found = ", ".join(foreign[:4]) or (f"no {MANIFEST}" if is_folder else "no folder")

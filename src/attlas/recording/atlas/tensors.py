@@ -70,6 +70,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     return Written(size, total.hexdigest())
 
 
+def write_bytes(path: Path, data: bytes) -> Written:
+    """Write a new file, and wait until it is on disk; return its size and checksum."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(len(data), hashlib.sha256(data).hexdigest())
+
+
 def header_of(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
     """Return the first bytes of a safetensors file, where each tensor begins in the order of the file, and its size."""
     # The widest first, so that each tensor lies at a multiple of its own size.

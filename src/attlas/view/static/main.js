@@ -6,6 +6,7 @@ import { mountColourbar } from "./panels/colourbar.js";
 import { mountCompare } from "./panels/compare.js";
 import { mountExport } from "./panels/export.js";
 import { mountHeads } from "./panels/heads.js";
+import { mountImage } from "./panels/image.js";
 import { mountHelp } from "./panels/help.js";
 import { createKeys } from "./panels/keys.js";
 import { mountLines } from "./panels/lines.js";
@@ -84,6 +85,7 @@ export function mount(root, transport, options = {}) {
       [mountHeads, shell.heads],
       [mountText, shell.text],
       [mountReading, shell.reading],
+      [mountImage, shell.image],
       [mountSearch, shell.search],
       [mountColourbar, shell.colourbar],
       [mountExport, shell.export],

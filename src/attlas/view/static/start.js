@@ -40,7 +40,7 @@ export function chooseStart(info, heads) {
   const first = { entry: Math.max(0, readable), head: 0, ...heads?.telling };
   const other = findCounterpart(info, first.entry);
   const second = other === null ? {} : { second: { entry: other, head: first.head }, compare: canDivide(info, first.entry, other) ? "ratio" : "difference" };
-  return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...(info.texts.length || info.reading ? {} : { aside: "heads" }) });
+  return /** @type {{ entry: number, head: number } & Partial<View>} */ ({ ...first, ...second, ...(info.texts.length || info.reading || info.grids?.length ? {} : { aside: "heads" }) });
 }
 
 /**

@@ -27,6 +27,33 @@ interface Entry {
   sink: boolean;
   readable: boolean;
   largest_norms: Record<string, number>;
+  /** Numbers of the grids of pictures among its keys. */
+  grids?: number[];
+}
+/** A grid of patches on a picture: its box (top, left, bottom, right) as shares of the picture, and its keys, row by row. */
+interface ImageTile {
+  rows: number;
+  columns: number;
+  box: [top: number, left: number, bottom: number, right: number];
+  thumbnail: boolean;
+  /** The position of each patch; -1 for one that is no key. */
+  keys: number[];
+}
+interface ImageGrid {
+  image: number;
+  sequence: number;
+  tiles: ImageTile[];
+}
+/** A patch of a picture with its weight, which is NaN where it is not known. */
+interface Patch {
+  r: number;
+  c: number;
+  key: number;
+  weight: number;
+  x: number;
+  y: number;
+  width: number;
+  height: number;
 }
 interface Bookmark {
   name: string;
@@ -67,6 +94,9 @@ interface Info {
   spans: Record<string, [start: number, stop: number]>;
   entries: Entry[];
   units: Record<string, number>;
+  /** Addresses that hold the pictures of the recording; null for one that it does not have. */
+  pictures?: (string | null)[];
+  grids?: ImageGrid[];
   folder: string | null;
   bookmarks: Bookmark[];
   keeps: boolean;

@@ -43,6 +43,7 @@ export function createShell(root, uid) {
     map: createSlot("map", "main", { "aria-label": t("Attention map") }),
     lines: make("div", { class: "lines", hidden: true }),
     reading: make("div", { class: "reading", hidden: true }),
+    image: make("div", { class: "image", hidden: true }),
     text: make("div"),
     colourbar: createSlot("colourbar"),
     status: createSlot("status"),
@@ -52,7 +53,7 @@ export function createShell(root, uid) {
   };
   headsButton.setAttribute("aria-controls", slots.heads.id);
   const textPane = createSlot("text", "aside", { "aria-label": t("Text"), id: uid("text") });
-  textPane.append(slots.reading, slots.text);
+  textPane.append(slots.reading, slots.image, slots.text);
   textButton.setAttribute("aria-controls", textPane.id);
   const scrim = make("div", { class: "scrim", hidden: true });
   const picker = make("div", { class: "head-picker" }, previousButton, layer, head, batch, nextButton);
