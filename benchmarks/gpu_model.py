@@ -40,6 +40,8 @@ MULTIPROCESSORS, GHZ, TENSOR, MISSED = 132, 1.81, 1.6, 0.5
 CUDNN = {128: 3.817, 64: 2.492}  # ms of cuDNN's forward on an H200, measured: bfloat16, 32 heads, 16,384 tokens, causal
 CELLS = 32 * 16384 * (16384 + 128) / 2 * 1.05  # of these, with 5 % for masked tiles and the end of the grid
 
+PAIRS = 8192 * 8192  # without a dot product
+
 ROWS = {"ENTROPY", "SQUARES"}
 #: The kernel of each case, the name of its shape, and the results that it is asked for.
 CASES = {
@@ -53,6 +55,13 @@ CASES = {
     "output, rows, floor of the largest": ("online", "online", {"V", "OUT", "MOMENT", "SQUARES", "FLOOR"}),
     "largest with keys": ("select", "select", {"FLOOR"}),
     "cells": ("cells", "cells", {"LSE", "LOWS"}),
+    # Without a dot product: the kind, the dtype and the numbers of the values.
+    "Additive, output": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "bf16", 64),
+    "Additive, output, float32": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "fp32", 64),
+    "Additive, rows, columns": ("weights", "weights", {"WEIGHTS", "SUMS"} | ROWS, 1, "bf16", 16),
+    "Additive, gradients of units": ("units", "units", {"OWN_FAR", "OTHER_FAR", "SHARES"}, 1, "fp32", 16),
+    "Laplace, output": ("online", "online", {"WEIGHTS", "V", "OUT"}, 3, "fp32", 16),
+    "Laplace, rows, columns": ("weights", "weights", {"WEIGHTS", "SUMS"} | ROWS, 3, "fp32", 16),
 }
 #: Cases that ask for a part of what another one asks for: they are read for Hopper alone.
 PARTS = {"numbers of rows", "rows, columns", "log-sum-exp", "output, rows"}
@@ -73,6 +82,7 @@ OPTIONAL = {
     "online": {"V", "OUT", "MOMENT", "SQUARES", "COUNT", "MEAN", "SPREAD", "FLOOR"},
     "select": {"FLOOR"},
     "cells": {"LSE", "LOWS", "ROWS_AT", "COLUMNS_AT"},
+    "units": {"OWN_FAR", "OTHER_FAR", "SHARES"},
 }
 INTEGERS = {"FIRST", "STOP", "STRIPS", "PLACES", "ROWS_AT", "COLUMNS_AT"}
 TOKENS = {"Q", "K", "V", "OUT"}
@@ -90,35 +100,52 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
 
     from attlas.engine.backends.triton.sizes import shape_of
 
-    kernel, kind, own = CASES[case]
+    kernel, kind, own, *pairs = CASES[case]
     asked = own | set(asked)
+    if pairs:  # d is then the number of hidden units or coordinates, and values have as many as it says
+        further = {"KIND": pairs[0], "SIZE": d} | further
+        dtype, d = pairs[1], pairs[2]
     fn = getattr(import_module(f"attlas.engine.backends.triton.kernels.{kernel}"), kernel)
     width = 1 << (d - 1).bit_length()
     major = 9 if isinstance(arch, str) else arch // 10
     changed = bool({"KEYS", "DISTANCES"} & asked or further.get("CAP"))
     shape = shape_of(
-        kind, torch.float32 if dtype == "fp32" else torch.bfloat16, width, 1 << 14, changed=changed, major=major
+        kind,
+        torch.float32 if dtype == "fp32" else torch.bfloat16,
+        width,
+        1 << 14,
+        changed=changed,
+        pairs=bool(pairs),
+        major=major,
     )
     has_floor, has_values = "FLOOR" in asked, "V" in asked
     constants = {
-        **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS"} | OPTIONAL[kernel]) - asked),
+        **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS", "WEIGHTS"} | OPTIONAL[kernel]) - asked),
         "D": width,
         "SIZE": d,
         "E": width if has_values else 16,
         "VALUES": d if has_values else 1,
+        "KIND": 0,
         "CAP": False,
+        "PTX": not isinstance(arch, str),
         "LOG": False,
         "ROWS": shape.rows,
         "COLS": shape.columns,
         "CLASSES": 32 if has_floor else 1,
         "SLOTS": 8,
+        "UNITS": 128 if pairs and pairs[0] == 1 else 16,
         "TOP": 8 if has_floor else 0,
         **further,
     }
     constants = {name: value for name, value in constants.items() if name in fn.arg_names}
-    types = {name: _type(name, dtype) for name in fn.arg_names if name not in constants}
+    types = {
+        name: _type(name, "fp32" if pairs and name in ("Q", "K") else dtype)
+        for name in fn.arg_names
+        if name not in constants
+    }
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
-    aligned = {"m", "n"} | {f"{t}_{axis}" for t in "qkv" for axis in ("batch", "head", "row")}
+    aligned = {"m", "n"} if not pairs else set()
+    aligned |= {f"{t}_{axis}" for t in "qkv" for axis in ("batch", "head", "row")}
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(fn.arg_names)
@@ -199,6 +226,34 @@ def main_loop(code):
                 continue
         i += 1
     return path
+
+
+def loops(code):
+    """Return start and end of each loop."""
+    place = {address: i for i, (address, *_) in enumerate(code)}
+    targets = ((i, re.search(r"0x([0-9a-f]+)", operands)) for i, (_, o, operands) in enumerate(code) if o[:3] == "BRA")
+    found = ((place.get(int(target[1], 16), i), i) for i, target in targets if target)
+    return [(start, i) for start, i in found if start < i]
+
+
+def loop_of_pairs(code, trips):
+    """Return what one turn of the loop over tiles runs where a loop over units, of so many trips, makes the products.
+
+    Of the loops over units it is the one with the most arithmetic for each exponential and load.
+    """
+    found = loops(code)
+    start, stop = max(found, key=lambda a: a[1] - a[0])
+    inner = [a for a in found if start < a[0] and a[1] < stop]
+    inner = [a for a in inner if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in inner)]
+
+    def arithmetic(a):
+        path = [o for _, o, _ in code[a[0] : a[1] + 1]]
+        return sum(o.startswith(("FFMA", "FMUL", "FADD")) for o in path) * (not any("EX2" in o for o in path))
+
+    best = max(inner, key=arithmetic, default=None)
+    inside = {i for a in inner for i in range(a[0], a[1] + 1)}
+    around = [code[i][1] for i in range(start, stop + 1) if i not in inside]
+    return around, [] if best is None else [o for _, o, _ in code[best[0] : best[1] + 1]] * trips
 
 
 UNITS = {
@@ -290,8 +345,11 @@ def read(case, d, arch, **further):
     }
     if isinstance(arch, str):
         return found
+    cells, (pair_kind, *_) = shape.rows * shape.columns, [*CASES[case][3:], None]
+    if pair_kind:
+        around, units = loop_of_pairs(instructions(kernel), d // 4 if pair_kind == 1 else d)
+        return found | of_pairs(around, units, found["programs"], shape, arch)
     path = main_loop(instructions(kernel))
-    cells = shape.rows * shape.columns
     found["spills_in_loop"] = sum(unit(opcode) == "spill" for opcode in path)
     found["instructions_a_cell"] = round(len(path) * 32 * shape.warps / cells, 2)
     if arch == 90 and path and found["programs"]:
@@ -301,6 +359,23 @@ def read(case, d, arch, **further):
         found |= {"hidden": round(hidden(path), 2), "predicted_ms": round(time, 2)}
         if d in CUDNN:
             found["predicted_ratio_to_cudnn"] = round(time / CUDNN[d], 2)
+    return found
+
+
+def of_pairs(around, units, programs, shape, arch):
+    """Return spills and instructions of a turn, and for Hopper the time of PAIRS pairs without a mask.
+
+    Here loads count too: numbers of tokens come from the first cache, which gives 128 bytes a cycle, as shared memory.
+    """
+    path, cells = around + units, shape.rows * shape.columns
+    found = {
+        "spills_in_loop": sum(unit(opcode) == "spill" for opcode in around + units),
+        "instructions_a_cell": round(len(path) * 32 * shape.warps / cells, 2),
+    }
+    if arch == 90 and programs:
+        in_step, ideal = turn([opcode.replace("LDG", "LDS") for opcode in path], shape.warps)
+        cycles = in_step if programs == 1 else ideal + MISSED * (in_step - ideal)
+        found["predicted_ms"] = round(cycles * PAIRS / cells / MULTIPROCESSORS / GHZ / 1e6, 2)
     return found
 
 

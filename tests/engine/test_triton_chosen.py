@@ -60,7 +60,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 CAPPED = attlas.SoftCap(attlas.ScaledDot(), 2.0)
 
 
-@pytest.mark.parametrize("given", [{"mask": C}, {"mask": attlas.Window(9, 2)}, {"score": CAPPED}])
+@pytest.mark.parametrize(
+    "given", [{"mask": C}, {"mask": attlas.Window(9, 2)}, {"score": CAPPED}, {"score": attlas.Laplace(2.0), "mask": C}]
+)
 def test_statistics_are_read_by_them(given: dict[str, Any], gpu: Gpu) -> None:
     right = attlas.attend(*tokens()[:2], **given, plan=Plan("tiled")).collect(*STATISTICS)
     with gpu.device, torch.no_grad():
@@ -106,7 +108,7 @@ def test_what_is_refused_is_said(gpu: Gpu) -> None:
         q, k, _ = gpu.tokens()
         given: dict[str, dict[str, Any]] = {
             "one run of keys": {"mask": attlas.Dilated(9, 0, 2)},
-            "not a dot product": {"score": attlas.Laplace()},
+            "not a dot product": {"score": attlas.Laplace() + attlas.Alibi(4)},
         }
         for reason, settings in given.items():
             assert reason in attlas.explain(attlas.attend(q, k, **settings)).others["triton"]

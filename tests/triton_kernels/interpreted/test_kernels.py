@@ -266,7 +266,7 @@ def test_what_the_kernels_do_not_read() -> None:
     q, k, _ = tokens(20, 50)
     reasons = {
         "one run of keys": {"mask": attlas.Dilated(9, 0, 2)},
-        "not a dot product": {"score": attlas.Laplace()},
+        "not a dot product": {"score": attlas.Laplace() + attlas.Alibi(2)},
         "no tensor of pairs": {"score": DOT + attlas.TensorBias(torch.zeros(20, 50))},
     }
     for reason, given in reasons.items():

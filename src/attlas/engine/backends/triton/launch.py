@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, padded
+from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, in_ptx, padded
+from attlas.engine.backends.triton.pairs import Pairs
 from attlas.engine.backends.triton.sizes import Shape, major_of, shape_of, splits_of
 from attlas.engine.outputs import Blocks
 from attlas.foundation.devices import to_device
@@ -23,6 +24,7 @@ from attlas.foundation.devices import to_device
 ROW_NAMES = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
 CLASSES = 32  # of keys, for the floor of the largest weights
 MOST_LARGEST = 32
+_UNITS = 128  # of a program that finds their gradients
 
 
 def kernel(name: str) -> Any:
@@ -32,6 +34,19 @@ def kernel(name: str) -> Any:
 
 def _call(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
     kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
+
+
+def _shape(kernel: str, of: Operands, m: int, width: int = 0) -> Shape:
+    """Return the shape that a kernel runs in, for m queries and values of a width."""
+    return shape_of(
+        kernel,
+        of.q.dtype,
+        max(of.width, width),
+        m,
+        changed=of.changed,
+        pairs=of.pairs is not None,
+        major=major_of(of.q.device),
+    )
 
 
 class Online(NamedTuple):
@@ -57,9 +72,7 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
     batch, heads, m, n = of.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
-    shape = shape_of(
-        "online", of.q.dtype, max(of.width, padded(e) if e else 0), m, changed=of.changed, major=major_of(of.q.device)
-    )
+    shape = _shape("online", of, m, padded(e) if e else 0)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
 
@@ -248,7 +261,7 @@ def _weighed(
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
     moments = "mean" in wanted or "variance" in wanted
     kind = "diagonals" if diagonals else "moments" if moments else "weights"
-    shape = shape_of(kind, of.q.dtype, of.width, longest, changed=of.changed, major=major_of(of.q.device))
+    shape = _shape(kind, of, longest)
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
@@ -363,7 +376,7 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     """
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
-    shape = shape_of("select", of.q.dtype, of.width, m, changed=of.changed, major=major_of(of.q.device))
+    shape = _shape("select", of, m)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
     logits = torch.empty(splits, pairs, m, k, dtype=torch.float32, device=device)
@@ -386,6 +399,15 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     shift = high.masked_fill(high == -math.inf, 0.0)
     weights = torch.where(keys < 0, 0.0, torch.exp2(best.values - shift - low))
     return torch.where(high == -math.inf, 0.0, weights), keys
+
+
+def units(own: Pairs, tokens: int, pairs: int, arguments: Mapping[str, Any]) -> None:
+    """Call the kernel of hidden units and coordinates for some tokens of so many pairs of batch and head."""
+    width = min(padded(own.units), _UNITS)
+    shape = shape_of("units", torch.float32, width, tokens)
+    strips = -(-tokens // shape.rows)
+    further = {"strips": strips, "KIND": own.kind, "SIZE": own.units, "UNITS": width, "PTX": in_ptx(own.q)}
+    _call("units", (strips * pairs, -(-own.units // width)), shape, {**arguments, **further})
 
 
 def _numbers(at: Tensor, device: torch.device) -> Tensor:
@@ -415,7 +437,7 @@ def cells(
     """
     batch, heads, _, _ = of.shape
     device, pairs = of.q.device, batch * heads
-    shape = shape_of("cells", of.q.dtype, of.width, len(rows))
+    shape = _shape("cells", of, len(rows))
     high, low = (None, None) if lse is None else in_base_2(lse)
     out = torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device)
     strips, blocks = -(-len(rows) // shape.rows), -(-len(columns) // shape.columns)

@@ -35,18 +35,31 @@ class Shape(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int, *, changed: bool = False, major: int = 9) -> Shape:
+def shape_of(
+    kernel: str,
+    dtype: torch.dtype,
+    width: int,
+    m: int,
+    *,
+    changed: bool = False,
+    pairs: bool = False,
+    major: int = 9,
+) -> Shape:
     """Return the shape that a kernel runs in, for tokens of a dtype and width, and m queries.
 
-    `changed` says that more is done to a dot product than to scale it, which takes registers for each cell. `major` is
-    the compute capability of the device: products of 8 and 12 are in the registers of a warp, so that more warps share
-    a tile.
+    `changed` says that more is done to a dot product than to scale it, which takes registers for each cell, and `pairs`
+    that it is none: then width is that of values. `major` is the compute capability of the device: products of 8 and 12
+    are in the registers of a warp, so that more warps share a tile.
 
     The sizes are those for which the machine code has no spill in its loop and fits the shared memory of each GPU;
     ``benchmarks/gpu_model.py`` reads it.
     """
     wide = width > 128
-    if dtype is torch.float32:  # without matrix units, from registers
+    if kernel == "units":
+        return Shape(8, 4, 1, 1)
+    if pairs:  # a warp reads 32 keys at a time, and one query for all of them
+        found = Shape(32, 32, 4, 1) if kernel == "diagonals" else Shape(16, 128, 4, 1)
+    elif dtype is torch.float32:  # without matrix units, from registers
         found = Shape(32, 32, 4, 1 if wide else 2)
     elif changed and kernel != "cells":
         found = Shape(64, 32, 4, 1)
@@ -56,7 +69,7 @@ def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int, *, changed: bo
         found = Shape(64, 64, 4, 1)
     else:  # "online", "moments" and "diagonals", which hold more numbers of each row
         found = Shape(64, 32, 4, 1) if wide else Shape(64, 64, 4, 2)
-    if major in (8, 12) and kernel not in ("cells", "moments"):
+    if major in (8, 12) and not pairs and kernel not in ("cells", "moments"):
         found = found._replace(warps=8)
     if kernel == "diagonals":
         return found._replace(rows=found.columns)

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from attlas.engine import trust
 from attlas.engine.backend import Request
-from attlas.engine.backends.triton import launch
+from attlas.engine.backends.triton import launch, pairs
 from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, operands_of, padded
 from attlas.engine.backends.triton.reading import found_by
+from attlas.engine.backends.triton.slopes import gradients
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import spread_heads
 
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
 _BATCH, _HEADS, _M, _N = 1, 4, 144, 208
+_NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
 _FORMS = ("weights", "logits", "log weights")
 
 
@@ -42,11 +45,12 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
         If they are not, and the plan asks for them.
     """
     of = operands_of(request)
-    e = 0 if v is None else v.shape[-1]
+    e, dtype = (0, None) if v is None else (v.shape[-1], v.dtype)
+    of_values = "" if dtype is of.q.dtype else f" of {str(dtype).removeprefix('torch.')}"
     names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
-    also = [f"output of {padded(e)} numbers"] * (v is not None) + ["lse known"] * lse_known
+    also = [f"output of {padded(e)} numbers{of_values}"] * (v is not None) + ["lse known"] * lse_known
     kind = f"{', '.join(names + also)}: {_words(of)}"
-    check = partial(compare, of, wanted, e, lse_known=lse_known)
+    check = partial(compare, of, wanted, e, lse_known=lse_known, v_dtype=dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
 
@@ -54,14 +58,19 @@ def _words(of: Operands) -> str:
     """Return what constants the kernels are compiled for, but for what is wanted."""
     parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
     also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
-    return ", ".join([str(of.q.dtype).removeprefix("torch."), f"d {of.q.shape[-1]}", *also])
+    size = f"d {of.size}" if of.pairs is None else f"{_NAMES[of.kind]} of {of.size} numbers"
+    return ", ".join([str(of.q.dtype).removeprefix("torch."), size, *also])
 
 
-def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
+def compare(
+    of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool, v_dtype: torch.dtype | None = None
+) -> str | None:
     """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
-    small, tolerance = _small(of), trust.TOLERANCE[of.q.dtype]
-    v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
+    small, tolerance = _small(of), trust.TOLERANCE[v_dtype or of.q.dtype]
+    v = _random((*small.k.shape[:2], _N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
+    if "gradient" in wanted:
+        return _compare_gradients(small, lse, tolerance)
     if wanted.keys() & set(_FORMS):
         (form,) = wanted
         found = {
@@ -83,10 +92,36 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
     return None
 
 
+def _compare_gradients(of: Operands, lse: Tensor, tolerance: float) -> str | None:
+    """Return where the gradients of pairs differ from those of the definition; None where nowhere."""
+    if of.pairs is None:
+        return None
+    batch, heads, m, n = of.shape
+    left, right = (_random((batch, heads, size), 3, torch.float32, of.q.device, 5) for size in (m, n))
+    with torch.enable_grad():
+        leaves = [t.requires_grad_() for t in pairs.inputs_of(of.pairs, m, n)]
+        weights = _weights(of, pairs.definition(of.kind, *leaves))[2]
+        out = weights @ right.double()
+        wanted = torch.autograd.grad(out, leaves, left.double())
+    delta = (left * out.detach()).sum(-1).float()
+    found = gradients(of, lse, CellGradient(left, right, delta=delta), 1 << 24)
+    for name, own, true in zip(("q", "k", "weights"), (found.q, found.k, found.weights), wanted, strict=True):
+        if (fault := trust.difference(f"the gradient in {name}", own, true, 4 * tolerance)) is not None:
+            return fault
+    return None
+
+
 def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
-    _, heads, _, n = of.shape
-    s = of.q.double() @ spread_heads(of.k, heads).double().mT
+    _, heads, m, n = of.shape
+    if of.pairs is not None:
+        return _weights(of, pairs.definition(of.kind, *pairs.inputs_of(of.pairs, m, n)))
+    return _weights(of, of.q.double() @ spread_heads(of.k, heads).double().mT)
+
+
+def _weights(of: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, log-sum-exp and weights from products."""
+    n = of.shape[3]
     logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
     if of.keys is not None:
         logits = logits + of.keys.double().unsqueeze(-2) * LN2
@@ -150,7 +185,7 @@ def finite(lse: Tensor) -> Tensor:
 
 def _small(of: Operands) -> Operands:
     """Return a small problem for which the same kernels are compiled."""
-    dtype, device, size = of.q.dtype, of.q.device, of.q.shape[-1]
+    dtype, device, size = of.q.dtype, of.q.device, of.size
     group = 1 if of.q.shape[1] == of.k.shape[1] else 2
     rows = torch.arange(_M, device=device)
     first = (rows - 40).clamp(min=0).to(torch.int32).view(1, 1, -1)
@@ -161,10 +196,16 @@ def _small(of: Operands) -> Operands:
     def table(like: Tensor | None, length: int) -> Tensor | None:
         return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
 
+    q = _random((_BATCH, _HEADS, _M), size, dtype, device, 1)
+    k = _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2)
+    own = None
+    if of.pairs is not None:
+        own = _pairs(of.kind, size, q, k)
+        q, k = own.q, own.k
     return Operands(
-        _random((_BATCH, _HEADS, _M), size, dtype, device, 1),
-        _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2),
-        scale2=(2.0 if of.cap else scale) * LOG2E,
+        q,
+        k,
+        scale2=(2.0 if of.cap else 1.0 if own else scale) * LOG2E,
         rate=scale * LOG2E if of.cap else 0.0,
         cap=of.cap,
         first=first if masked else None,
@@ -173,7 +214,20 @@ def _small(of: Operands) -> Operands:
         distances=table(of.distances, _M + _N - 1),
         row=None,
         sink=None if of.sink is None else torch.linspace(-1, 3, _HEADS, dtype=torch.float64, device=device),
+        pairs=own,
+        m=_M,
+        n=_N,
     )
+
+
+def _pairs(kind: int, size: int, q: Tensor, k: Tensor) -> pairs.Pairs:
+    """Return tokens for a kind of pairs: some hidden units far from 0, most weights of a bounded kind 0."""
+    units = torch.linspace(-1.0, 1.5, size, device=q.device)
+    if kind == pairs.ADDITIVE:
+        q[:, :, :9] *= 6.0
+        return pairs.additive(q, k, units)
+    scale = (units.abs() + 0.5) / math.sqrt(size)
+    return pairs.distance(kind, q, k, scale * 0.5 if kind >= pairs.BOXCAR else scale)
 
 
 def _random(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
