@@ -55,6 +55,8 @@ CASES = {
     "output, rows, floor of the largest": ("online", "online", {"V", "OUT", "MOMENT", "SQUARES", "FLOOR"}),
     "largest with keys": ("select", "select", {"FLOOR"}),
     "cells": ("cells", "cells", {"LSE", "LOWS"}),
+    "gradients of queries": ("by_query", "by_query", {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN"}),
+    "gradients of keys": ("by_key", "by_key", {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "POOLED"}),
     # Without a dot product: the kind, the dtype and the numbers of the values.
     "Additive, output": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "bf16", 64),
     "Additive, output, float32": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "fp32", 64),
@@ -83,9 +85,11 @@ OPTIONAL = {
     "select": {"FLOOR"},
     "cells": {"LSE", "LOWS", "ROWS_AT", "COLUMNS_AT"},
     "units": {"OWN_FAR", "OTHER_FAR", "SHARES"},
+    "by_query": {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "MEAN", "LINEAR", "CENTRE"},
+    "by_key": {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "MEAN", "LINEAR", "CENTRE", "POOLED"},
 }
 INTEGERS = {"FIRST", "STOP", "STRIPS", "PLACES", "ROWS_AT", "COLUMNS_AT"}
-TOKENS = {"Q", "K", "V", "OUT"}
+TOKENS = {"Q", "K", "V", "OUT", "LEFT", "RIGHT"}
 
 
 def build(case, d, arch, dtype="bf16", asked=(), **further):
@@ -118,7 +122,7 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
         pairs=bool(pairs),
         major=major,
     )
-    has_floor, has_values = "FLOOR" in asked, "V" in asked
+    has_floor, has_values = "FLOOR" in asked, bool({"V", "LEFT"} & asked)
     constants = {
         **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS", "WEIGHTS"} | OPTIONAL[kernel]) - asked),
         "D": width,
@@ -131,7 +135,7 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
         "LOG": False,
         "ROWS": shape.rows,
         "COLS": shape.columns,
-        "CLASSES": 32 if has_floor else 1,
+        "CLASSES": min(32, shape.columns) if has_floor else 1,
         "SLOTS": 8,
         "UNITS": 128 if pairs and pairs[0] == 1 else 16,
         "TOP": 8 if has_floor else 0,
@@ -145,7 +149,7 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
     }
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
     aligned = {"m", "n"} if not pairs else set()
-    aligned |= {f"{t}_{axis}" for t in "qkv" for axis in ("batch", "head", "row")}
+    aligned |= {f"{t}_{axis}" for t in ("q", "k", "v", "left", "right") for axis in ("batch", "head", "row")}
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(fn.arg_names)
@@ -161,7 +165,7 @@ def _type(name, dtype):
         return f"*{dtype}"
     if name in INTEGERS:
         return "*i32"
-    if name in ("scale2", "rate"):
+    if name in ("scale2", "rate", "scale"):
         return "fp32"
     return "*fp32" if name.isupper() else "i32"
 

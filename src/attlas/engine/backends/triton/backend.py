@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attlas.engine import outputs
 from attlas.engine.backend import Backend, Form, Gradients, Request
-from attlas.engine.backends.triton import launch, pairs, slopes, trusted
+from attlas.engine.backends.triton import backward, launch, pairs, slopes, trusted
 from attlas.engine.backends.triton.launch import MOST_LARGEST
 from attlas.engine.backends.triton.operands import operands_of, unsupported
 from attlas.engine.backends.triton.reading import found_by, with_row
@@ -39,15 +39,9 @@ class Triton(Backend):
     measured = False
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        if (reason := not_available()) is not None:
-            return reason
-        if request.dropout is not None:
-            return "dropout has to be the same when it is recomputed"
-        if tracing():
-            return "a program of torch is being traced"
         if operation == "backward" and request.dot is not None:
             return "its gradients are those of scores that are no dot product"
-        return unsupported(request) or trusted.known_fault(request)
+        return _unsupported(request) or trusted.known_fault(request)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         if not operands_of(request).takes(v):
@@ -136,6 +130,47 @@ class Triton(Backend):
         if lse is None and (lse := self.log_sum_exp(request)) is None:
             return None
         return launch.cells(of, rows, columns, launch.without_row(of, lse), log=form == "log weights")
+
+
+class DotGradients(Backend):
+    """Gradients of dot products: of statistics, and of products beside them."""
+
+    name = row = "triton"
+    computes = frozenset({"backward"})
+    takes_fused = True
+    measured = False
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        if (reason := _unsupported(request)) is not None:
+            return reason
+        if operation != "backward" or request.fused is None:
+            return "its gradients are those of the tokens of a dot product"
+        if request.parameters():
+            return "it has no gradient of what places add"
+        return "a part of a matrix has no rows of its own" if request.problem.partial else None
+
+    def prepare(self, request: Request) -> Request:
+        return request.as_fused()
+
+    def backward(
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
+    ) -> Gradients | None:
+        of, known = operands_of(request), exact(lse, math.inf)
+        if known is None or not backward.takes(of, gradient) or not trusted.has_right_gradients(request, gradient):
+            return None
+        found = backward.gradients(of, launch.without_row(of, known), gradient)
+        return Gradients([found.q], [found.k], [], found.pooled, found.delta)
+
+
+def _unsupported(request: Request) -> str | None:
+    """Return why no kernel reads a request, as a part of a sentence; None where one does."""
+    if (reason := not_available()) is not None:
+        return reason
+    if request.dropout is not None:
+        return "dropout has to be the same when it is recomputed"
+    if tracing():
+        return "a program of torch is being traced"
+    return unsupported(request)
 
 
 def _in_place(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:

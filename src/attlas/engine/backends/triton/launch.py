@@ -401,6 +401,16 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     return torch.where(high == -math.inf, 0.0, weights), keys
 
 
+def gradients(name: str, of: Operands, pairs: int, e: int, arguments: Mapping[str, Any]) -> None:
+    """Call one of the two kernels of gradients of dot products, with vectors of e numbers."""
+    _, _, m, n = of.shape
+    shape = _shape(name, of, m, padded(e) if e else 0)
+    length, of_strip = (n, shape.columns) if name == "by_key" else (m, shape.rows)
+    strips = -(-length // of_strip)
+    read = {key: value for key, value in of.arguments().items() if key not in ("WEIGHTS", "KIND", "PTX")}
+    _call(name, (strips * pairs, 1), shape, {**read, **arguments, "strips": strips})
+
+
 def units(own: Pairs, tokens: int, pairs: int, arguments: Mapping[str, Any]) -> None:
     """Call the kernel of hidden units and coordinates for some tokens of so many pairs of batch and head."""
     width = min(padded(own.units), _UNITS)

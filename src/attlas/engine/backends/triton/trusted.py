@@ -7,7 +7,7 @@ with the definition. `attlas.engine.trust` remembers what was found.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from attlas.engine import trust
 from attlas.engine.backend import Request
 from attlas.engine.backends.triton import launch, pairs
+from attlas.engine.backends.triton.backward import gradients as gradients_of_dots
 from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, operands_of, padded
 from attlas.engine.backends.triton.reading import found_by
 from attlas.engine.backends.triton.slopes import gradients
@@ -27,6 +28,7 @@ from attlas.engine.problem import spread_heads
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
 _BATCH, _HEADS, _M, _N = 1, 4, 144, 208
 _NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
+_TERMS = ("row", "log", "square", "column", "lse", "mean", "linear", "centre")
 _FORMS = ("weights", "logits", "log weights")
 
 
@@ -52,6 +54,77 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
     kind = f"{', '.join(names + also)}: {_words(of)}"
     check = partial(compare, of, wanted, e, lse_known=lse_known, v_dtype=dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
+
+
+def has_right_gradients(request: Request, gradient: CellGradient) -> bool:
+    """Return whether the kernels of gradients are right on the device of a request; they are compared once.
+
+    Raises
+    ------
+    BackendError
+        If they are not, and the plan asks for them.
+    """
+    of, left = operands_of(request), gradient.left
+    terms = [name for name in _TERMS if getattr(gradient, name) is not None]
+    dtype = None if left is None or gradient.right is None else (left.dtype, gradient.right.dtype)
+    e = 0 if left is None else left.shape[-1]
+    words = [f"{padded(e)} numbers of {' and '.join(str(t).removeprefix('torch.') for t in dtype)}"] if dtype else []
+    kind = f"gradients by {', '.join([*words, *terms])}: {_words(of)}"
+    check = partial(compare_gradients, of, terms, e, dtype)
+    return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
+
+
+def compare_gradients(
+    of: Operands, terms: Sequence[str], e: int, dtypes: tuple[torch.dtype, torch.dtype] | None
+) -> str | None:
+    """Return where gradients differ from the formulas of `CellGradient` for a small problem; None where nowhere."""
+    small = _small(of)
+    batch, heads, m, n = small.shape
+    tolerance = 4 * trust.TOLERANCE[of.q.dtype]
+
+    def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return _random(shape[:-1], shape[-1], dtype, of.q.device, seed)
+
+    own = {name: random(batch, heads, n if name == "column" else m, seed=5 + i) for i, name in enumerate(terms)}
+    if dtypes is not None:
+        own["left"] = random(batch, heads, m, e, seed=3, dtype=dtypes[0])
+        own["right"] = random(batch, small.k.shape[1], n, e, seed=4, dtype=dtypes[1])
+    with torch.enable_grad():
+        q, k = (t.double().requires_grad_() for t in (small.q, small.k))
+        logits, lse, weights = _weights(small, q @ spread_heads(k, heads).mT)
+        seen, plain = logits > -math.inf, weights.detach()
+        log = torch.where(seen, logits.detach() - finite(lse.detach()).unsqueeze(-1), 0.0)
+        slope, delta = _slope_in_weights(own, plain, log)
+        slope = plain * (slope - (plain * slope).sum(-1, keepdim=True))
+        if "lse" in own:
+            slope = slope + plain * own["lse"].double().unsqueeze(-1)
+        if "mean" in own:
+            centre, linear, mean = (own[name].double().unsqueeze(-1) for name in ("centre", "linear", "mean"))
+            slope = slope + torch.where(seen, (logits.detach() - centre) * linear + mean, 0.0)
+        wanted = torch.autograd.grad(torch.where(seen, logits, 0.0), [q, k], slope)
+    given: dict[str, Any] = {**own, "delta": delta.float()}
+    found = gradients_of_dots(small, lse.detach(), CellGradient(**given))
+    for name, some, true in zip(("q", "k"), (found.q, found.k), wanted, strict=True):
+        if (fault := trust.difference(f"the gradient in {name}", some, true, tolerance)) is not None:
+            return fault
+    if found.pooled is None:
+        return None
+    return trust.difference("A.mT @ left", found.pooled, plain.mT @ own["left"].double(), tolerance)
+
+
+def _slope_in_weights(own: Mapping[str, Tensor], weights: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient in the weights by its terms, and its mean by the terms left, log and square."""
+    slope = torch.zeros_like(weights)
+    if "left" in own:
+        slope = slope + own["left"].double() @ spread_heads(own["right"], weights.shape[1]).double().mT
+    if "log" in own:
+        slope = slope + own["log"].double().unsqueeze(-1) * log
+    if "square" in own:
+        slope = slope + own["square"].double().unsqueeze(-1) * weights
+    delta = (weights * slope).sum(-1)
+    for name, axis in (("row", -1), ("column", -2)):
+        slope = slope + own[name].double().unsqueeze(axis) if name in own else slope
+    return slope, delta
 
 
 def _words(of: Operands) -> str:

@@ -43,7 +43,10 @@ def absorb(
     for t in range(a, b):
         j = place_of(t, low, start, whole, before, COLS)
         beyond = place_of(t + 1, low, start, whole, before, COLS)
-        s, later = products(q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, D, SIZE, ROWS, COLS, PTX)
+        # Of wide values no register is free for it.
+        s, later = products(
+            q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, KIND == DOT and E <= 128, D, SIZE, ROWS, COLS, PTX
+        )  # fmt: skip
         columns = j + tl.arange(0, COLS)
         if V is not None:
             at = tl.arange(0, E)
@@ -121,7 +124,7 @@ def online(
     # Beside making a product of pairs its mask costs nothing.
     edge = tl.minimum(tl.maximum(whole, a), b) if KIND == DOT else a
     at = place_of(a, low, start, whole, before, COLS)
-    s = first_product(q, K, WEIGHTS, k_row, at, n, KIND, D, SIZE, ROWS, COLS)
+    s = first_product(q, K, k_row, at, n, KIND == DOT and E <= 128, D, SIZE, ROWS, COLS)
     if KIND == DOT:
         s, peak, total, moment, squares, count, mean, spread, best, out = absorb(
             q, s, K, WEIGHTS, q_row, k_row, V, v_row, rows, first, stop, a, edge, low, start, whole, before, m, n,

@@ -36,7 +36,9 @@ def pick(
     for t in range(a, b):
         j = place_of(t, low, start, whole, before, COLS)
         beyond = place_of(t + 1, low, start, whole, before, COLS)
-        s, later = products(q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, D, SIZE, ROWS, COLS, PTX)
+        s, later = products(
+            q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, KIND == DOT, D, SIZE, ROWS, COLS, PTX
+        )  # fmt: skip
         columns = j + tl.arange(0, COLS)
         x = logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, columns, m, n, CAP)
         if MASKED:
@@ -91,7 +93,7 @@ def select(
     # Beside making a product of pairs its mask costs nothing.
     edge = tl.minimum(tl.maximum(whole, a), b) if KIND == DOT else a
     at = place_of(a, low, start, whole, before, COLS)
-    s = first_product(q, K, WEIGHTS, k_row, at, n, KIND, D, SIZE, ROWS, COLS)
+    s = first_product(q, K, k_row, at, n, KIND == DOT, D, SIZE, ROWS, COLS)
     if KIND == DOT:
         s, bar, best, keys = pick(
             q, s, K, WEIGHTS, q_row, k_row, rows, first, stop, a, edge, low, start, whole, before, m, n, scale2, rate,

@@ -162,10 +162,10 @@ def pairs(
 
 
 @triton.jit
-def first_product(q, K, WEIGHTS, k_row, j, n, KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr,
-                  ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return the product of the first tile, before the loop over tiles; pairs make theirs in the loop."""
-    if KIND == DOT:
+def first_product(q, K, k_row, j, n, AHEAD: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
+                  COLS: tl.constexpr):  # fmt: skip
+    """Return the product of the first tile, before the loop over tiles, if products are asked for AHEAD."""
+    if AHEAD:
         s = product(q, K, k_row, j, n, D, SIZE, COLS)
     else:
         s = tl.zeros((ROWS, COLS), tl.float32)
@@ -174,15 +174,18 @@ def first_product(q, K, WEIGHTS, k_row, j, n, KIND: tl.constexpr, D: tl.constexp
 
 @triton.jit
 def products(
-    q, s, K, WEIGHTS, q_row, k_row, rows, j, later, n, KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PTX: tl.constexpr,
+    q, s, K, WEIGHTS, q_row, k_row, rows, j, later, n, KIND: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Return the products of the tile at j and of the one at `later`.
+    """Return the products of the tile at j and, if they are asked for AHEAD, of the one at `later`.
 
-    Those of the first are s. Of pairs the second ones are no use, since nothing waits for them.
+    Those of the first are then s. Nothing waits for pairs, so that theirs are not asked for ahead.
     """
-    if KIND == DOT:
+    if AHEAD:
         beyond = product(q, K, k_row, later, n, D, SIZE, COLS)
+    elif KIND == DOT:
+        s = product(q, K, k_row, j, n, D, SIZE, COLS)
+        beyond = s
     else:
         s = pairs(q, K, WEIGHTS, q_row, k_row, rows, j + tl.arange(0, COLS), KIND, SIZE, ROWS, COLS, PTX)
         beyond = s
