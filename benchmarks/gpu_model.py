@@ -10,6 +10,7 @@ readings of four other kernels on one H200, which the model then explains with r
 
 import argparse
 import collections
+import itertools
 import json
 import math
 import os
@@ -67,6 +68,9 @@ CASES = {
 }
 #: Cases that ask for a part of what another one asks for: they are read for Hopper alone.
 PARTS = {"numbers of rows", "rows, columns", "log-sum-exp", "output, rows"}
+PARTS |= {"Additive, output, float32", "Laplace, output"}
+#: Hidden units, and coordinates, by the kind.
+UNITS_OF = {1: 128, 3: 8}
 OPTIONAL = {
     "weights": {
         "ENTROPY",
@@ -225,7 +229,7 @@ def main_loop(code):
         path.append(code[i][1])
         if code[i][1].startswith("BRA") and i != stop:
             target = place[int(re.search(r"0x([0-9a-f]+)", code[i][2])[1], 16)]
-            if i < target <= stop and not any(o.startswith(("HGMMA", "WARPGROUP")) for _, o, _ in code[i:target]):
+            if i < target <= stop and not any(o.startswith((*products[:3], "WARPGROUP")) for _, o, _ in code[i:target]):
                 i = target  # a rare update: taken to be skipped
                 continue
         i += 1
@@ -258,6 +262,20 @@ def loop_of_pairs(code, trips):
     inside = {i for a in inner for i in range(a[0], a[1] + 1)}
     around = [code[i][1] for i in range(start, stop + 1) if i not in inside]
     return around, [] if best is None else [o for _, o, _ in code[best[0] : best[1] + 1]] * trips
+
+
+def without_exponentials(code):
+    """Return one turn of the largest loop without its branches that take exponentials, for hidden units far from 0."""
+    start, stop = max(loops(code), key=lambda a: a[1] - a[0])
+    place = {address: i for i, (address, *_) in enumerate(code)}
+    edges = {start, stop + 1}
+    for i in range(start, stop + 1):
+        if code[i][1].startswith("BRA"):
+            target = place.get(int(re.search(r"0x([0-9a-f]+)", code[i][2])[1], 16), start)
+            edges |= {i + 1, target} if start <= target <= stop else {i + 1}
+    cut = sorted(edges)
+    blocks = ([o for _, o, _ in code[a:b]] for a, b in itertools.pairwise(cut))
+    return [o for block in blocks if not any("EX2" in o for o in block) for o in block]
 
 
 UNITS = {
@@ -351,7 +369,11 @@ def read(case, d, arch, **further):
         return found
     cells, (pair_kind, *_) = shape.rows * shape.columns, [*CASES[case][3:], None]
     if pair_kind:
-        around, units = loop_of_pairs(instructions(kernel), d // 4 if pair_kind == 1 else d)
+        code = instructions(kernel)
+        if CASES[case][0] == "units":  # all units at once
+            around, units = without_exponentials(code), []
+        else:
+            around, units = loop_of_pairs(code, d // 4 if pair_kind == 1 else d)
         return found | of_pairs(around, units, found["programs"], shape, arch)
     path = main_loop(instructions(kernel))
     found["spills_in_loop"] = sum(unit(opcode) == "spill" for opcode in path)
@@ -400,15 +422,21 @@ def main():
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    workers = parser.parse_args().workers
+    parser.add_argument(
+        "--missing", action="store_true", help="read what the results do not have yet, and keep the rest"
+    )
+    arguments = parser.parse_args()
+    workers = arguments.workers
     about = {
         "what": "PREDICTIONS from machine code, no measurements: no GPU ran these kernels",
         "times": "ms of one H200, bfloat16, 32 heads, 16,384 tokens, causal; read them as +- 20 %",
+        "times_of_pairs": "ms of one H200, 8,192 x 8,192 pairs, 128 hidden units or 8 coordinates",
         "cudnn_ms_measured": CUDNN,
         "triton": triton.__version__,
     }
-    found = []
-    for one in _pool(workers).map(_told, jobs()):
+    found = json.loads(RESULTS.read_text("utf-8"))["kernels"] if arguments.missing else []
+    known = {(one["case"], one["d"], one["architecture"]) for one in found}
+    for one in _pool(workers).map(_told, [job for job in jobs() if job not in known]):
         found.append(one)
         print(json.dumps(one), flush=True)
         RESULTS.write_text(json.dumps({"about": about, "kernels": found}, indent=1) + "\n", encoding="utf-8")
@@ -417,8 +445,14 @@ def main():
 def jobs():
     """Return case, size of the tokens and architecture of each kernel that is read."""
     others = [arch for arch in ARCHITECTURES if arch != 90]
-    found = [(case, d, 90) for d in SIZES for case in CASES]
-    return found + [(case, d, arch) for d in SIZES for arch in others for case in CASES if case not in PARTS]
+    dots, pairs = ([case for case, about in CASES.items() if bool(about[3:]) is kind] for kind in (False, True))
+    found = [(case, d, 90) for d in SIZES for case in dots]
+    found += [(case, d, arch) for d in SIZES for arch in others for case in dots if case not in PARTS]
+    # Of hidden units and coordinates there is one size.
+    size = {case: UNITS_OF[CASES[case][3]] for case in pairs}
+    return found + [
+        (case, size[case], arch) for arch in (90, *others) for case in pairs if case not in PARTS or arch == 90
+    ]
 
 
 if __name__ == "__main__":

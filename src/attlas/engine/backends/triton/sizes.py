@@ -55,7 +55,7 @@ def shape_of(
     ``benchmarks/gpu_model.py`` reads it.
     """
     found = _whole_shape(kernel, dtype, width > 128, changed=changed, pairs=pairs, major=major)
-    while found.rows > 16 and found.rows >= 2 * m:
+    while found.rows > 16 and found.rows >= 2 * m and kernel != "diagonals":  # whose tiles are squares
         found = found._replace(rows=found.rows // 2)
     return found
 
