@@ -65,6 +65,13 @@ CASES: dict[str, tuple[int, int, torch.dtype, dict[str, Any], Callable[[Tensor],
     "queries": (20, 35, torch.float32, {"score": DOT + OfQueries(), "mask": C}, every),
     "sink": (20, 19, torch.float32, {"sink": torch.tensor([-1.0, 2.0]), "mask": attlas.Window(9, 3)}, for_sinks),
     "empty rows": (20, 18, torch.float32, {"mask": attlas.Causal(-9)}, every),
+    "two runs": (
+        20,
+        19,
+        torch.float32,
+        {"mask": C & (attlas.Window(5, 0) | attlas.Padding(3))},
+        lambda v: every(v)[:3],
+    ),
     "16 bits": (33, 20, torch.bfloat16, {"mask": C}, every),
 }
 

@@ -70,6 +70,24 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient) -> Found:
         share = torch.exp(of.sink.view(1, -1, 1) * LN2 - lse)
         share = torch.where(lse == -math.inf, 0.0, share).float()
         wanted, delta = delta + gradient.row.float() * (1.0 - share), delta - gradient.row.float() * share
+    arguments = _arguments(of, lse, gradient, delta)
+    e = 0 if arguments["LEFT"] is None else arguments["VALUES"]
+    size = of.size
+    d_q = torch.empty(batch, heads, m, size, dtype=torch.float32, device=device)
+    d_k = torch.empty(batch, heads, n, size, dtype=torch.float32, device=device)
+    pooled = None if not e else torch.empty(batch, heads, n, e, dtype=torch.float32, device=device)
+    for number, own in enumerate(of.each()):
+        into = [None if t is None else torch.empty_like(t) if number else t for t in (d_q, d_k, pooled)]
+        launch.gradients("by_query", own, pairs, e, arguments | {"GRADIENT": into[0]})
+        launch.gradients("by_key", own, pairs, e, arguments | {"GRADIENT": into[1], "POOLED": into[2]})
+        for total, t in zip((d_q, d_k, pooled), into, strict=True):
+            if number and total is not None and t is not None:
+                total += t
+    return Found(d_q, sum_heads(d_k, of.k.shape[1]), pooled, wanted)
+
+
+def _arguments(of: Operands, lse: Tensor, gradient: CellGradient, delta: Tensor) -> dict[str, Any]:
+    """Return what both kernels take besides the operands and their results."""
     rows: dict[str, Tensor | None] = {name: getattr(gradient, name) for name in _ROWS}
     if rows["centre"] is not None and of.row is not None:
         rows["centre"] = rows["centre"] - of.row
@@ -77,6 +95,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient) -> Found:
     given["LOGS"] = given.pop("LOG")
     given["COLUMN"] = None if gradient.column is None else gradient.column.float().contiguous()
     high, low = launch.in_base_2(lse)
+    heads = of.shape[1]
     arguments: dict[str, Any] = {**given, "LSE": high, "LOWS": low, "DELTA": delta.contiguous()}
     e, left, right = 0, None, None
     if gradient.left is not None and gradient.right is not None:
@@ -92,13 +111,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient) -> Found:
         arguments |= {f"{name}_{axis}": s for axis, s in zip(("batch", "head", "row"), strides, strict=False)}
     # `rate` is twice the factor over the cap, and `scale2` the cap.
     arguments["scale"] = (0.5 * of.rate * of.scale2 * LN2 if of.cap else of.scale2) * LN2
-    size = of.size
-    d_q = torch.empty(batch, heads, m, size, dtype=torch.float32, device=device)
-    d_k = torch.empty(batch, heads, n, size, dtype=torch.float32, device=device)
-    pooled = None if left is None else torch.empty(batch, heads, n, e, dtype=torch.float32, device=device)
-    launch.gradients("by_query", of, pairs, e, arguments | {"GRADIENT": d_q})
-    launch.gradients("by_key", of, pairs, e, arguments | {"GRADIENT": d_k, "POOLED": pooled})
-    return Found(d_q, sum_heads(d_k, of.k.shape[1]), pooled, wanted)
+    return arguments
 
 
 def _with_last_axis_dense(t: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from attlas.engine.backend import Request
 from attlas.engine.backends.triton import pairs
 from attlas.engine.backends.triton.pairs import Pairs
+from attlas.engine.backends.triton.runs import MOST as MOST_RUNS
+from attlas.engine.backends.triton.runs import Run, runs_of
 from attlas.engine.problem import Problem
 from attlas.foundation.devices import to_device
 from attlas.scores.base import Dot
@@ -50,6 +52,8 @@ class Operands:
         What is read of a score that is no dot product.
     m, n : int
         Queries and keys of `pairs`.
+    more : tuple of (Tensor, Tensor)
+        Further runs of keys of each query, which share no key.
     """
 
     q: Tensor
@@ -66,6 +70,7 @@ class Operands:
     pairs: Pairs | None = None
     m: int = 0
     n: int = 0
+    more: tuple[Run, ...] = ()
 
     @property
     def kind(self) -> int:
@@ -99,6 +104,11 @@ class Operands:
         """Whether the kernels multiply values: those of a dot product in the dtype of its tokens."""
         of_tokens = v.dtype is self.q.dtype if self.pairs is None else v.dtype in DTYPES
         return of_tokens and v.shape[-1] <= MOST
+
+    def each(self) -> list[Operands]:
+        """Return the same with one run of keys each: the kernels read one."""
+        one = replace(self, more=())
+        return [one, *(replace(one, first=first, stop=stop) for first, stop in self.more)]
 
     def arguments(self) -> dict[str, Any]:
         """Return what each kernel takes, by the names of its arguments."""
@@ -155,8 +165,8 @@ def unsupported(request: Request) -> str | None:
     problem, dot = request.problem, request.dot
     if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
-    if problem.mask is not None and problem.allowed_runs is None:
-        return "its kernels take masks with one run of keys for each query"
+    if runs_of(problem) is None:
+        return f"its kernels take masks of attlas with up to {MOST_RUNS} runs of keys for each query"
     if dot is None:
         return pairs.unsupported(request)
     size = dot.q.shape[-1]
@@ -204,7 +214,8 @@ def _has_query_terms(problem: Problem, dot: Dot) -> bool:
 @torch.no_grad()
 def _made(request: Request) -> Operands:
     problem, dot = request.problem, request.dot
-    first, stop = _runs(problem)
+    runs = _runs(problem)
+    first, stop = runs[0] if runs else (None, None)
     sink = None if problem.sink is None else problem.sink.detach().to(torch.float64) * LOG2E
     if dot is None:
         q, k = request.tokens
@@ -213,7 +224,7 @@ def _made(request: Request) -> Operands:
         read = pairs.pairs_of(problem.score, q, k)
         mask = {"first": first, "stop": stop, "keys": None, "distances": None, "row": None, "sink": sink}
         _, _, m, n = problem.shape
-        return Operands(read.q, read.k, LOG2E, 0.0, cap=False, **mask, pairs=read, m=m, n=n)
+        return Operands(read.q, read.k, LOG2E, 0.0, cap=False, **mask, pairs=read, m=m, n=n, more=tuple(runs[1:]))
     q, k = dot.q.detach(), dot.k.detach().to(dot.q.dtype)
     q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
     scale = dot.scale
@@ -239,16 +250,21 @@ def _made(request: Request) -> Operands:
         distances=distances,
         row=row,
         sink=sink,
+        more=tuple(runs[1:]),
     )
 
 
-def _runs(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first key of each query and the one after its last; None where all see all keys."""
-    if problem.allowed_runs is None:
-        return None, None
+def _runs(problem: Problem) -> list[Run]:
+    """Return the runs of keys of each query on its device."""
+    found = [
+        (to_device(first, problem.device), to_device(stop, problem.device)) for first, stop in runs_of(problem) or []
+    ]
     # Of one number for all, each row gets its own.
-    first, stop = (t.expand(*t.shape[:2], problem.shape[2]).to(torch.int32).contiguous() for t in problem.allowed_runs)
-    return first, stop
+    sizes = [(*first.shape[:2], problem.shape[2]) for first, _ in found]
+    return [
+        (first.expand(size).to(torch.int32).contiguous(), stop.expand(size).to(torch.int32).contiguous())
+        for (first, stop), size in zip(found, sizes, strict=True)
+    ]
 
 
 def _in_base_2(t: Tensor, device: torch.device) -> Tensor:

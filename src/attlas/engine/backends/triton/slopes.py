@@ -151,7 +151,7 @@ def _turn_into_those_of_distances(of: Operands, rows: slice, lse: Tensor, log: T
         logits = log + lse[:, :, rows].nan_to_num(0.0, 0.0, 0.0).float().unsqueeze(-1)
         slopes.mul_(-torch.exp(-logits))  # one over the kernel itself
         if of.kind == pairs.TRIANGULAR and of.pairs is not None:
-            plain = replace(of, pairs=of.pairs._replace(kind=pairs.GAUSSIAN), first=None, stop=None)
+            plain = replace(of, pairs=of.pairs._replace(kind=pairs.GAUSSIAN), first=None, stop=None, more=())
             _, _, _, n = of.shape
             square = launch.cells(plain, range(rows.start, rows.stop), range(n), None) * -2.0
             slopes.mul_(torch.where(square > 0, 0.5 * square.rsqrt(), 0.0))
