@@ -54,14 +54,15 @@ def shape_of(
     The sizes are those for which the machine code has no spill in its loop and fits the shared memory of each GPU;
     ``benchmarks/gpu_model.py`` reads it.
     """
-    found = _whole_shape(kernel, dtype, width > 128, changed=changed, pairs=pairs, major=major)
+    found = _whole_shape(kernel, dtype, width, changed=changed, pairs=pairs, major=major)
     while found.rows > 16 and found.rows >= 2 * m and kernel != "diagonals":  # whose tiles are squares
         found = found._replace(rows=found.rows // 2)
     return found
 
 
-def _whole_shape(kernel: str, dtype: torch.dtype, wide: bool, *, changed: bool, pairs: bool, major: int) -> Shape:
+def _whole_shape(kernel: str, dtype: torch.dtype, width: int, *, changed: bool, pairs: bool, major: int) -> Shape:
     """Return the shape for many queries."""
+    wide = width > 128
     of_float32 = dtype is torch.float32  # without matrix units, from registers
     of_warps = major in (8, 12)  # whose products are in the registers of a warp
     if kernel == "units":
@@ -71,7 +72,8 @@ def _whole_shape(kernel: str, dtype: torch.dtype, wide: bool, *, changed: bool, 
     if pairs:  # a warp reads 32 keys at a time, and one query for all of them
         return Shape(16, 128, 4, 1)
     if kernel in ("by_query", "by_key"):
-        return Shape(32, 32, 8 if wide and kernel == "by_key" else 4, 1) if wide or of_float32 else Shape(64, 32, 4, 1)
+        small = wide or of_float32 or (kernel == "by_key" and major == 12 and width > 64)
+        return Shape(32, 32, 8 if wide and kernel == "by_key" else 4, 1) if small else Shape(64, 32, 4, 1)
     if kernel == "cells":
         return Shape(32, 32, 4, 1 if wide else 2) if of_float32 else Shape(64, 64, 4, 1)
     if of_float32:
