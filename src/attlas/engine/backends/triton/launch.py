@@ -25,7 +25,7 @@ ROW_NAMES = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
 CLASSES = 32  # of keys, for the floor of the largest weights
 MOST_LARGEST = 32
 _UNITS = 128  # of a program that finds their gradients
-#: What `sums_of_weights` puts down for each strip, and the names that are made of it.
+#: What the kernel `weights` puts down for each strip, and the names that are made of it.
 _OF_COLUMNS = {
     "SUMS": {"column_mass", "picture_sum"},
     "MAXIMA": {"column_max", "picture_max"},
