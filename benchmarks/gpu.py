@@ -201,6 +201,8 @@ class Benchmark:
         for dtype in (torch.bfloat16, torch.float32):
             words = f"{side}, {str(dtype).removeprefix('torch.')}"
             found.append(Row(words, 2.0, "ms", lambda dtype=dtype: self.additive(dtype)))
+            found.append(Row(f"{words}, gradients", None, "ms", lambda dtype=dtype: self.additive_gradients(dtype)))
+        found.append(Row(f"Laplace, {self.sizes.additive:,} x {self.sizes.additive:,}, d 8", None, "ms", self.laplace))
         found.append(Row("recorded generation by unrecorded", 1.3, "ratio", lambda: self.generation({})))
         entropy = {"statistics": [stats.Entropy()]}
         found.append(
@@ -225,6 +227,7 @@ class Benchmark:
         found.append(Row(one_pass, 0.75, "ratio", lambda: self.one_pass(n, d, row_statistics())))
         columns = [stats.ColumnMass()]
         found.append(Row(f"one pass of column mass, {words}", 0.75, "ratio", lambda: self.one_pass(n, d, columns)))
+        found.append(Row(f"gradients of entropy, {words}", None, "ratio", lambda: self.entropy_gradients(n, d)))
         found.append(Row(f"memory beyond inputs and outputs, {words}", 0.01, "share", lambda: self.memory(n, d)))
         return found
 
@@ -303,6 +306,34 @@ class Benchmark:
             "figure": 1e3 * self.clock.median(lambda: attlas.attend(q, k, score=score) @ v),
             "backend": backend_of(A),
         }
+
+    def additive_gradients(self, dtype: torch.dtype) -> dict[str, Any]:
+        score = attlas.Additive(64, 64, self.sizes.hidden).to(self.device, dtype)
+        leaves = [self.random(1, 1, self.sizes.additive, 64, dtype=dtype).requires_grad_() for _ in range(3)]
+        every = [*leaves, *score.parameters()]
+
+        def run() -> object:
+            return torch.autograd.grad((attlas.attend(leaves[0], leaves[1], score=score) @ leaves[2]).sum(), every)
+
+        A = attlas.attend(leaves[0], leaves[1], score=score)
+        return {"figure": 1e3 * self.clock.median(run), "backend": backend_of(A, "backward")}
+
+    @torch.no_grad()
+    def laplace(self) -> dict[str, Any]:
+        q, k, v = (self.random(1, 1, self.sizes.additive, 8, dtype=torch.float32) for _ in range(3))
+        A = attlas.attend(q, k, score=attlas.Laplace(2.0))
+        run = lambda: attlas.attend(q, k, score=attlas.Laplace(2.0)) @ v  # noqa: E731
+        return {"figure": 1e3 * self.clock.median(run), "backend": backend_of(A)}
+
+    def entropy_gradients(self, n: int, d: int) -> dict[str, Any]:
+        q, k, v = self.tokens(n, d)
+        base, sdpa_run = fastest_torch(q, k, v)
+        leaves = [t.requires_grad_() for t in (q, k)]
+
+        def run() -> object:
+            return torch.autograd.grad(stats.entropy(attlas.attend(*leaves, mask=CAUSAL)).sum(), leaves)
+
+        return {**self.clock.ratio(run, sdpa_run), "base": base}
 
     @torch.no_grad()
     def generation(self, settings: dict[str, Any]) -> dict[str, Any]:

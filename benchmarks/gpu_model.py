@@ -10,6 +10,7 @@ readings of four other kernels on one H200, which the model then explains with r
 
 import argparse
 import collections
+import itertools
 import json
 import math
 import os
@@ -40,6 +41,8 @@ MULTIPROCESSORS, GHZ, TENSOR, MISSED = 132, 1.81, 1.6, 0.5
 CUDNN = {128: 3.817, 64: 2.492}  # ms of cuDNN's forward on an H200, measured: bfloat16, 32 heads, 16,384 tokens, causal
 CELLS = 32 * 16384 * (16384 + 128) / 2 * 1.05  # of these, with 5 % for masked tiles and the end of the grid
 
+PAIRS = 8192 * 8192  # without a dot product
+
 ROWS = {"ENTROPY", "SQUARES"}
 #: The kernel of each case, the name of its shape, and the results that it is asked for.
 CASES = {
@@ -53,9 +56,21 @@ CASES = {
     "output, rows, floor of the largest": ("online", "online", {"V", "OUT", "MOMENT", "SQUARES", "FLOOR"}),
     "largest with keys": ("select", "select", {"FLOOR"}),
     "cells": ("cells", "cells", {"LSE", "LOWS"}),
+    "gradients of queries": ("by_query", "by_query", {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN"}),
+    "gradients of keys": ("by_key", "by_key", {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "POOLED"}),
+    # Without a dot product: the kind, the dtype and the numbers of the values.
+    "Additive, output": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "bf16", 64),
+    "Additive, output, float32": ("online", "online", {"WEIGHTS", "V", "OUT"}, 1, "fp32", 64),
+    "Additive, rows, columns": ("weights", "weights", {"WEIGHTS", "SUMS"} | ROWS, 1, "bf16", 16),
+    "Additive, gradients of units": ("units", "units", {"OWN_FAR", "OTHER_FAR", "SHARES"}, 1, "fp32", 16),
+    "Laplace, output": ("online", "online", {"WEIGHTS", "V", "OUT"}, 3, "fp32", 16),
+    "Laplace, rows, columns": ("weights", "weights", {"WEIGHTS", "SUMS"} | ROWS, 3, "fp32", 16),
 }
 #: Cases that ask for a part of what another one asks for: they are read for Hopper alone.
 PARTS = {"numbers of rows", "rows, columns", "log-sum-exp", "output, rows"}
+PARTS |= {"Additive, output, float32", "Laplace, output"}
+#: Hidden units, and coordinates, by the kind.
+UNITS_OF = {1: 128, 3: 8}
 OPTIONAL = {
     "weights": {
         "ENTROPY",
@@ -73,9 +88,12 @@ OPTIONAL = {
     "online": {"V", "OUT", "MOMENT", "SQUARES", "COUNT", "MEAN", "SPREAD", "FLOOR"},
     "select": {"FLOOR"},
     "cells": {"LSE", "LOWS", "ROWS_AT", "COLUMNS_AT"},
+    "units": {"OWN_FAR", "OTHER_FAR", "SHARES"},
+    "by_query": {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "MEAN", "LINEAR", "CENTRE"},
+    "by_key": {"LEFT", "RIGHT", "LOGS", "SQUARE", "COLUMN", "MEAN", "LINEAR", "CENTRE", "POOLED"},
 }
 INTEGERS = {"FIRST", "STOP", "STRIPS", "PLACES", "ROWS_AT", "COLUMNS_AT"}
-TOKENS = {"Q", "K", "V", "OUT"}
+TOKENS = {"Q", "K", "V", "OUT", "LEFT", "RIGHT"}
 
 
 def build(case, d, arch, dtype="bf16", asked=(), **further):
@@ -90,35 +108,52 @@ def build(case, d, arch, dtype="bf16", asked=(), **further):
 
     from attlas.engine.backends.triton.sizes import shape_of
 
-    kernel, kind, own = CASES[case]
+    kernel, kind, own, *pairs = CASES[case]
     asked = own | set(asked)
+    if pairs:  # d is then the number of hidden units or coordinates, and values have as many as it says
+        further = {"KIND": pairs[0], "SIZE": d} | further
+        dtype, d = pairs[1], pairs[2]
     fn = getattr(import_module(f"attlas.engine.backends.triton.kernels.{kernel}"), kernel)
     width = 1 << (d - 1).bit_length()
     major = 9 if isinstance(arch, str) else arch // 10
     changed = bool({"KEYS", "DISTANCES"} & asked or further.get("CAP"))
     shape = shape_of(
-        kind, torch.float32 if dtype == "fp32" else torch.bfloat16, width, 1 << 14, changed=changed, major=major
+        kind,
+        torch.float32 if dtype == "fp32" else torch.bfloat16,
+        width,
+        1 << 14,
+        changed=changed,
+        pairs=bool(pairs),
+        major=major,
     )
-    has_floor, has_values = "FLOOR" in asked, "V" in asked
+    has_floor, has_values = "FLOOR" in asked, bool({"V", "LEFT"} & asked)
     constants = {
-        **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS"} | OPTIONAL[kernel]) - asked),
+        **dict.fromkeys(({"KEYS", "DISTANCES", "STRIPS", "WEIGHTS"} | OPTIONAL[kernel]) - asked),
         "D": width,
         "SIZE": d,
         "E": width if has_values else 16,
         "VALUES": d if has_values else 1,
+        "KIND": 0,
         "CAP": False,
+        "PTX": not isinstance(arch, str),
         "LOG": False,
         "ROWS": shape.rows,
         "COLS": shape.columns,
-        "CLASSES": 32 if has_floor else 1,
+        "CLASSES": min(32, shape.columns) if has_floor else 1,
         "SLOTS": 8,
+        "UNITS": 128 if pairs and pairs[0] == 1 else 16,
         "TOP": 8 if has_floor else 0,
         **further,
     }
     constants = {name: value for name, value in constants.items() if name in fn.arg_names}
-    types = {name: _type(name, dtype) for name in fn.arg_names if name not in constants}
+    types = {
+        name: _type(name, "fp32" if pairs and name in ("Q", "K") else dtype)
+        for name in fn.arg_names
+        if name not in constants
+    }
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
-    aligned = {"m", "n"} | {f"{t}_{axis}" for t in "qkv" for axis in ("batch", "head", "row")}
+    aligned = {"m", "n"} if not pairs else set()
+    aligned |= {f"{t}_{axis}" for t in ("q", "k", "v", "left", "right") for axis in ("batch", "head", "row")}
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(fn.arg_names)
@@ -134,7 +169,7 @@ def _type(name, dtype):
         return f"*{dtype}"
     if name in INTEGERS:
         return "*i32"
-    if name in ("scale2", "rate"):
+    if name in ("scale2", "rate", "scale"):
         return "fp32"
     return "*fp32" if name.isupper() else "i32"
 
@@ -194,11 +229,53 @@ def main_loop(code):
         path.append(code[i][1])
         if code[i][1].startswith("BRA") and i != stop:
             target = place[int(re.search(r"0x([0-9a-f]+)", code[i][2])[1], 16)]
-            if i < target <= stop and not any(o.startswith(("HGMMA", "WARPGROUP")) for _, o, _ in code[i:target]):
+            if i < target <= stop and not any(o.startswith((*products[:3], "WARPGROUP")) for _, o, _ in code[i:target]):
                 i = target  # a rare update: taken to be skipped
                 continue
         i += 1
     return path
+
+
+def loops(code):
+    """Return start and end of each loop."""
+    place = {address: i for i, (address, *_) in enumerate(code)}
+    targets = ((i, re.search(r"0x([0-9a-f]+)", operands)) for i, (_, o, operands) in enumerate(code) if o[:3] == "BRA")
+    found = ((place.get(int(target[1], 16), i), i) for i, target in targets if target)
+    return [(start, i) for start, i in found if start < i]
+
+
+def loop_of_pairs(code, trips):
+    """Return what one turn of the loop over tiles runs where a loop over units, of so many trips, makes the products.
+
+    Of the loops over units it is the one with the most arithmetic for each exponential and load.
+    """
+    found = loops(code)
+    start, stop = max(found, key=lambda a: a[1] - a[0])
+    inner = [a for a in found if start < a[0] and a[1] < stop]
+    inner = [a for a in inner if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in inner)]
+
+    def arithmetic(a):
+        path = [o for _, o, _ in code[a[0] : a[1] + 1]]
+        return sum(o.startswith(("FFMA", "FMUL", "FADD")) for o in path) * (not any("EX2" in o for o in path))
+
+    best = max(inner, key=arithmetic, default=None)
+    inside = {i for a in inner for i in range(a[0], a[1] + 1)}
+    around = [code[i][1] for i in range(start, stop + 1) if i not in inside]
+    return around, [] if best is None else [o for _, o, _ in code[best[0] : best[1] + 1]] * trips
+
+
+def without_exponentials(code):
+    """Return one turn of the largest loop without its branches that take exponentials, for hidden units far from 0."""
+    start, stop = max(loops(code), key=lambda a: a[1] - a[0])
+    place = {address: i for i, (address, *_) in enumerate(code)}
+    edges = {start, stop + 1}
+    for i in range(start, stop + 1):
+        if code[i][1].startswith("BRA"):
+            target = place.get(int(re.search(r"0x([0-9a-f]+)", code[i][2])[1], 16), start)
+            edges |= {i + 1, target} if start <= target <= stop else {i + 1}
+    cut = sorted(edges)
+    blocks = ([o for _, o, _ in code[a:b]] for a, b in itertools.pairwise(cut))
+    return [o for block in blocks if not any("EX2" in o for o in block) for o in block]
 
 
 UNITS = {
@@ -290,8 +367,15 @@ def read(case, d, arch, **further):
     }
     if isinstance(arch, str):
         return found
+    cells, (pair_kind, *_) = shape.rows * shape.columns, [*CASES[case][3:], None]
+    if pair_kind:
+        code = instructions(kernel)
+        if CASES[case][0] == "units":  # all units at once
+            around, units = without_exponentials(code), []
+        else:
+            around, units = loop_of_pairs(code, d // 4 if pair_kind == 1 else d)
+        return found | of_pairs(around, units, found["programs"], shape, arch)
     path = main_loop(instructions(kernel))
-    cells = shape.rows * shape.columns
     found["spills_in_loop"] = sum(unit(opcode) == "spill" for opcode in path)
     found["instructions_a_cell"] = round(len(path) * 32 * shape.warps / cells, 2)
     if arch == 90 and path and found["programs"]:
@@ -301,6 +385,23 @@ def read(case, d, arch, **further):
         found |= {"hidden": round(hidden(path), 2), "predicted_ms": round(time, 2)}
         if d in CUDNN:
             found["predicted_ratio_to_cudnn"] = round(time / CUDNN[d], 2)
+    return found
+
+
+def of_pairs(around, units, programs, shape, arch):
+    """Return spills and instructions of a turn, and for Hopper the time of PAIRS pairs without a mask.
+
+    Here loads count too: numbers of tokens come from the first cache, which gives 128 bytes a cycle, as shared memory.
+    """
+    path, cells = around + units, shape.rows * shape.columns
+    found = {
+        "spills_in_loop": sum(unit(opcode) == "spill" for opcode in around + units),
+        "instructions_a_cell": round(len(path) * 32 * shape.warps / cells, 2),
+    }
+    if arch == 90 and programs:
+        in_step, ideal = turn([opcode.replace("LDG", "LDS") for opcode in path], shape.warps)
+        cycles = in_step if programs == 1 else ideal + MISSED * (in_step - ideal)
+        found["predicted_ms"] = round(cycles * PAIRS / cells / MULTIPROCESSORS / GHZ / 1e6, 2)
     return found
 
 
@@ -321,15 +422,21 @@ def main():
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    workers = parser.parse_args().workers
+    parser.add_argument(
+        "--missing", action="store_true", help="read what the results do not have yet, and keep the rest"
+    )
+    arguments = parser.parse_args()
+    workers = arguments.workers
     about = {
         "what": "PREDICTIONS from machine code, no measurements: no GPU ran these kernels",
         "times": "ms of one H200, bfloat16, 32 heads, 16,384 tokens, causal; read them as +- 20 %",
+        "times_of_pairs": "ms of one H200, 8,192 x 8,192 pairs, 128 hidden units or 8 coordinates",
         "cudnn_ms_measured": CUDNN,
         "triton": triton.__version__,
     }
-    found = []
-    for one in _pool(workers).map(_told, jobs()):
+    found = json.loads(RESULTS.read_text("utf-8"))["kernels"] if arguments.missing else []
+    known = {(one["case"], one["d"], one["architecture"]) for one in found}
+    for one in _pool(workers).map(_told, [job for job in jobs() if job not in known]):
         found.append(one)
         print(json.dumps(one), flush=True)
         RESULTS.write_text(json.dumps({"about": about, "kernels": found}, indent=1) + "\n", encoding="utf-8")
@@ -338,8 +445,14 @@ def main():
 def jobs():
     """Return case, size of the tokens and architecture of each kernel that is read."""
     others = [arch for arch in ARCHITECTURES if arch != 90]
-    found = [(case, d, 90) for d in SIZES for case in CASES]
-    return found + [(case, d, arch) for d in SIZES for arch in others for case in CASES if case not in PARTS]
+    dots, pairs = ([case for case, about in CASES.items() if bool(about[3:]) is kind] for kind in (False, True))
+    found = [(case, d, 90) for d in SIZES for case in dots]
+    found += [(case, d, arch) for d in SIZES for arch in others for case in dots if case not in PARTS]
+    # Of hidden units and coordinates there is one size.
+    size = {case: UNITS_OF[CASES[case][3]] for case in pairs}
+    return found + [
+        (case, size[case], arch) for arch in (90, *others) for case in pairs if case not in PARTS or arch == 90
+    ]
 
 
 if __name__ == "__main__":

@@ -212,6 +212,61 @@ def test_larger_matrices_by_each_backend(name: str, dtype: torch.dtype) -> None:
             close(tensors(some)[:1], tensors(true)[:1], dtype)
 
 
+PAIRS: dict[str, Callable[[], attlas.Score]] = {
+    "Additive": lambda: attlas.Additive(8, 8, 40),
+    "far hidden units": lambda: 30.0 * attlas.Additive(8, 8, 6),
+    "Gaussian": lambda: attlas.Gaussian([1.0, 1.5, 2.0]),
+    "Laplace": lambda: attlas.Laplace(2.0),
+    "Boxcar": lambda: attlas.Boxcar(3.0),
+    "Epanechnikov": lambda: attlas.Epanechnikov(3.0),
+    "Triangular": lambda: attlas.Triangular(3.0),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_scores_of_pairs_by_the_kernels(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, score = 3 if name == "Gaussian" else 8, PAIRS[name]()
+    q, k, v = (torch.randn(2, heads, n, size, generator=generator) for heads, n in ((4, 300), (2, 350), (2, 350)))
+    if name == "far hidden units":
+        q[:, :, :9] *= 60.0
+    wide, own = copy.deepcopy(score).double(), there(score)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, score: attlas.Score, plan: Plan) -> Tensor:
+        return attlas.attend(q, k, score=score, mask=attlas.Window(200, 60), plan=plan) @ v
+
+    wanted = gradients(*(t.double() for t in (q, k, v)), lambda *t: run(*t, wide, Plan("reference")))
+    found = gradients(*map(there, (q, k, v)), lambda *t: run(*t, own, Plan("triton")))
+    close(found, wanted, factor=4)
+    chosen = [attlas.stats.Entropy(), attlas.stats.ColumnMass(), attlas.stats.MaxLogit(), attlas.stats.Offsets()]
+    exact = attlas.attend(q.double(), k.double(), score=wide, plan=Plan("reference")).detach()
+    A = attlas.attend(there(q), there(k), score=own, plan=Plan("triton")).detach()
+    assert attlas.explain(A).backend == "triton"
+    close(A.collect(*chosen), exact.collect(*chosen))
+    close(A @ there(v), exact @ v.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LARGER)
+def test_gradients_of_statistics_by_the_kernels(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, heads, 400, 64, generator=generator).to(dtype).double() for heads in (4, 2, 2)]
+    settings = {kind: there(value) for kind, value in LARGER[name]().items()}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **own: Any) -> Any:
+        chosen = [
+            attlas.stats.Entropy(),
+            attlas.stats.ColumnMass(),
+            attlas.stats.LogitMoments(),
+            attlas.stats.Pooled(v),
+        ]
+        return attlas.attend(q, k, **own, plan=plan).collect(*chosen)
+
+    wanted = gradients(*given, lambda *t: run(*t, Plan("reference"), **LARGER[name]()))
+    found = gradients(*(there(t, dtype) for t in given), lambda *t: run(*t, Plan("triton"), **settings))
+    close(found, wanted, dtype, factor=4)
+
+
 def test_one_query_of_a_long_cache() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, n, 64, generator=generator) for heads, n in ((4, 1), (2, 5000), (2, 5000)))

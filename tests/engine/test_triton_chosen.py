@@ -18,7 +18,7 @@ import attlas
 from attlas import BackendError, Plan, stats
 from attlas.engine import costs, trust
 from attlas.engine.backends.flex import backend as flex
-from attlas.engine.backends.triton import backend, trusted
+from attlas.engine.backends.triton import backend, runs, trusted
 from attlas.engine.backends.triton.operands import Operands
 
 M, N = 40, 50
@@ -60,7 +60,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 CAPPED = attlas.SoftCap(attlas.ScaledDot(), 2.0)
 
 
-@pytest.mark.parametrize("given", [{"mask": C}, {"mask": attlas.Window(9, 2)}, {"score": CAPPED}])
+@pytest.mark.parametrize(
+    "given", [{"mask": C}, {"mask": attlas.Window(9, 2)}, {"score": CAPPED}, {"score": attlas.Laplace(2.0), "mask": C}]
+)
 def test_statistics_are_read_by_them(given: dict[str, Any], gpu: Gpu) -> None:
     right = attlas.attend(*tokens()[:2], **given, plan=Plan("tiled")).collect(*STATISTICS)
     with gpu.device, torch.no_grad():
@@ -105,8 +107,8 @@ def test_what_is_refused_is_said(gpu: Gpu) -> None:
     with gpu.device, torch.no_grad():
         q, k, _ = gpu.tokens()
         given: dict[str, dict[str, Any]] = {
-            "one run of keys": {"mask": attlas.Dilated(9, 0, 2)},
-            "not a dot product": {"score": attlas.Laplace()},
+            "up to 4 runs of keys": {"mask": attlas.Dilated(9, 0, 2)},
+            "not a dot product": {"score": attlas.Laplace() + attlas.Alibi(4)},
         }
         for reason, settings in given.items():
             assert reason in attlas.explain(attlas.attend(q, k, **settings)).others["triton"]
@@ -114,6 +116,29 @@ def test_what_is_refused_is_said(gpu: Gpu) -> None:
         assert "nothing" in attlas.explain(attlas.attend(q[:, :, :0], k)).others["triton"]
         wide = attlas.attend(q.repeat(1, 1, 1, 40), k.repeat(1, 1, 1, 40))
         assert "up to 256" in attlas.explain(wide).others["triton"]
+
+
+def test_several_runs_of_keys_share_no_key() -> None:
+    """Those of sums and intersections of masks, and of stored runs, allow what the mask allows."""
+    head = attlas.Padding(3)
+    masks: dict[str, attlas.Mask] = {
+        "first keys and a window": C & (attlas.Window(9, 0) | head),
+        "three": (attlas.Window(4, 0) | head) | attlas.Window(2, 1),
+        "heads": C & (attlas.Heads({1: attlas.Window(5, 0)}, attlas.Window(3, 0)) | head),
+        "stored": attlas.masks.runs_of(C & (attlas.Window(9, 0) | head), 1, 4, M, N),
+    }
+    q, k, _ = tokens()
+    for name, mask in masks.items():
+        problem = attlas.attend(q, k, mask=mask).problem
+        found = runs.runs_of(problem)
+        assert found is not None, name
+        assert len(found) > 1, name
+        at = torch.arange(N)
+        inside = [(at >= first.unsqueeze(-1)) & (at < stop.unsqueeze(-1)) for first, stop in found]
+        counted = torch.stack(torch.broadcast_tensors(*inside)).sum(0)
+        allowed = problem.mask.allows(problem.tile(*map(range, problem.shape)))
+        assert torch.equal(counted.expand(1, 4, M, N), allowed.expand(1, 4, M, N).long()), name
+    assert runs.runs_of(attlas.attend(q, k, mask=attlas.Dilated(9, 0, 2)).problem) is None
 
 
 def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:

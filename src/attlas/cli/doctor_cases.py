@@ -322,6 +322,11 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
 
         return both
 
+    def entropy() -> object:
+        with torch.enable_grad():
+            found = stats.entropy(attlas.attend(leaves[0], leaves[1], mask=causal))
+            return torch.autograd.grad(found.sum(), leaves[:2])
+
     yield [
         (
             "SDPA, with gradients",
@@ -335,6 +340,7 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
             with_graph,
             "output",
         ),
+        ("entropy, with gradients", entropy, plain, "statistics"),
     ]
 
 

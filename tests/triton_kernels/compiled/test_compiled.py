@@ -45,6 +45,8 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> None:
         *((FLOOR, 128, 90), ("output, rows", 64, 90), ("largest with keys", 128, 80), ("output, rows", 128, 86)),
         *((FLOOR, 256, 89), ("cells", 64, 100), ("rows, columns", 128, 120), ("moments", 64, 90)),
         *(("rows, columns", 64, "gfx942"), ("log-sum-exp", 64, "gfx942"), ("diagonals", 64, 80)),
+        *(("gradients of queries", 64, 90), ("gradients of keys", 128, 80)),
+        *(("Additive, output", 128, 90), ("Laplace, rows, columns", 8, 86), ("Additive, gradients of units", 128, 90)),
     ],
 )
 def test_compiles(case: str, d: int, architecture: Any) -> None:
@@ -52,7 +54,7 @@ def test_compiles(case: str, d: int, architecture: Any) -> None:
     assert found["fits"], found
     if isinstance(architecture, int):
         assert found["programs"] >= 1
-        assert found["spills_in_loop"] <= (2 if case == "diagonals" else 0), found
+        assert found["spills_in_loop"] == 0, found
         assert found["instructions_a_cell"] > 0 or case == "cells"  # a program of theirs has one tile, without a loop
 
 
@@ -64,13 +66,14 @@ def test_cap_and_places_need_smaller_tiles() -> None:
 
 def test_every_kernel_is_a_case() -> None:
     folder = ROOT / "src" / "attlas" / "engine" / "backends" / "triton" / "kernels"
-    kernels = {file.stem for file in folder.glob("*.py")} - {"__init__", "tiles"}
+    kernels = {file.stem for file in folder.glob("*.py")} - {"__init__", "tiles", "slopes"}
     assert {kernel for kernel, *_ in model.CASES.values()} == kernels
 
 
 #: Kernels that keep numbers of a row in memory in their loop: a known cost, and the only ones.
-SPILL = {(FLOOR, 64, 100), (FLOOR, 128, 100), ("diagonals", 64, 90), ("diagonals", 128, 90), ("output, rows", 256, 90)}
-SPILL |= {("output, rows, floor of the largest", 256, architecture) for architecture in (80, 86, 89, 90, 120)}
+#: Tiles without would take 22 to 60 % more instructions for a cell.
+SPILL = {("output, rows, floor of the largest", 256, 90), ("Additive, gradients of units", 128, 120)}
+SPILL |= {("gradients of queries", 128, 86), ("gradients of queries", 128, 89), ("gradients of queries", 256, 100)}
 
 
 def test_the_stored_results_are_predictions() -> None:
@@ -80,3 +83,4 @@ def test_the_stored_results_are_predictions() -> None:
     assert set(found) | {tuple(job) for job in stored["about"].get("not_read", [])} == set(model.jobs())
     assert not [one for one in found.values() if "error" in one or not one["fits"]]
     assert {job for job, one in found.items() if one.get("spills_in_loop")} <= SPILL
+    assert found["Additive, output", 128, 90]["predicted_ms"] <= 2.0  # of 8,192 x 8,192 pairs

@@ -138,6 +138,7 @@ MASKS: dict[str, Callable[[int, int], Any]] = {
     "documents": lambda m, n: attlas.Documents(torch.arange(n) // 17) & C,
     "heads": lambda m, n: attlas.Heads({1: attlas.Window(5, 0)}, C),
     "nothing": lambda m, n: attlas.Padding(0),
+    "two runs": lambda m, n: C & (attlas.Window(5, 0) | attlas.Padding(3)),
 }
 
 
@@ -265,8 +266,8 @@ def test_gradients_of_an_output_are_those_of_tiles() -> None:
 def test_what_the_kernels_do_not_read() -> None:
     q, k, _ = tokens(20, 50)
     reasons = {
-        "one run of keys": {"mask": attlas.Dilated(9, 0, 2)},
-        "not a dot product": {"score": attlas.Laplace()},
+        "up to 4 runs of keys": {"mask": attlas.Dilated(9, 0, 2)},
+        "not a dot product": {"score": attlas.Laplace() + attlas.Alibi(2)},
         "no tensor of pairs": {"score": DOT + attlas.TensorBias(torch.zeros(20, 50))},
     }
     for reason, given in reasons.items():

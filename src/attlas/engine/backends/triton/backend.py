@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from attlas.engine import outputs
-from attlas.engine.backend import Backend, Form, Request
-from attlas.engine.backends.triton import launch, trusted
+from attlas.engine.backend import Backend, Form, Gradients, Request
+from attlas.engine.backends.triton import backward, launch, pairs, slopes, trusted
 from attlas.engine.backends.triton.launch import MOST_LARGEST
-from attlas.engine.backends.triton.operands import MOST, operands_of, unsupported
+from attlas.engine.backends.triton.operands import operands_of, unsupported
 from attlas.engine.backends.triton.reading import found_by, with_row
 from attlas.engine.costs import Operation
+from attlas.engine.gradient import CellGradient
 from attlas.engine.online import exact, finite_shift
 from attlas.engine.statistic import Statistic
 from attlas.foundation.checks import all_finite
@@ -33,28 +34,45 @@ class Triton(Backend):
     """Kernels of attlas for GPUs: whatever statistics are made from, and outputs and cells, of dot products."""
 
     name = row = "triton"
-    computes = frozenset({"output", "statistics", "cells"})
+    computes = frozenset({"output", "backward", "statistics", "cells"})
     reads = frozenset(outputs.OUTPUTS) - {"coverage"}
     measured = False
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        # The reason why the Triton kernels do not compute this request; None where they do.
-        if (reason := not_available()) is not None:
-            return reason
-        if request.dropout is not None:
-            return "dropout has to be the same when it is recomputed"
-        if tracing():
-            return "a program of torch is being traced"
-        return unsupported(request) or trusted.known_fault(request)
+        if operation == "backward" and request.dot is not None:
+            return "its gradients are those of scores that are no dot product"
+        return _unsupported(request) or trusted.known_fault(request)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        # None where the kernels cannot take the values, or were found to be wrong on this device.
-        if v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype:
+        if not operands_of(request).takes(v):
             return None
         if not trusted.is_right(request, {}, v):
             return None
         found = launch.online(operands_of(request), (), v, 0)
         return found.results["out"].to(v.dtype), with_row(operands_of(request), found.lse)
+
+    def backward(
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
+    ) -> Gradients | None:
+        known = exact(lse, math.inf)
+        if known is None or not gradient.is_closed or not trusted.is_right(request, {"gradient": True}):
+            return None
+        of, parameters = operands_of(request), request.parameters()
+        score: Any = pairs.unscaled(request.problem.score)[0]
+        q, k = request.tokens
+        if of.pairs is None or not isinstance(q, Tensor) or not isinstance(k, Tensor):
+            return None
+        found = slopes.gradients(of, known, gradient, request.plan.budget(request.device.type))
+        size = q.shape[-1]
+        d_parameters: list[Tensor | None]
+        if of.kind == pairs.ADDITIVE:
+            # All parameters but the weights of the hidden units act through the projected tokens.
+            factor = pairs.unscaled(request.problem.score)[1]
+            d_parameters = [found.weights[:size] * factor if p is score.w_v else None for p in parameters]
+        else:
+            with torch.enable_grad():  # the bandwidth, or what it is made from
+                d_parameters = slopes.of_scale(pairs.scale_of(score, q), found.weights, parameters)
+        return Gradients([found.q[..., :size]], [found.k[..., :size]], d_parameters, found.pooled, found.delta)
 
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
@@ -77,13 +95,15 @@ class Triton(Backend):
     ) -> dict[str, Tensor] | None:
         # Numbers of the matrix from as few passes as they need; None where the kernels cannot take them.
         problem = request.problem
-        if v is not None and (v.shape[-1] > MOST or v.dtype is not operands_of(request).q.dtype):
+        of = operands_of(request)
+        if v is not None and not of.takes(v):
             return None
+        if of.kind >= pairs.BOXCAR and wanted.keys() & {"mean", "variance"}:
+            return None  # of logits that are -inf
         if lse is not None and not problem.partial and (lse := exact(lse, math.inf)) is None:
             return None
         if not trusted.is_right(request, wanted, v, lse_known=lse is not None):
             return None
-        of = operands_of(request)
         # The weights of a row then sum to 1, or to 0 where it sees no key: nothing has to be summed.
         complete = problem.sink is None and not problem.partial
         found = found_by(of, wanted, v, lse, request.plan.budget(problem.device.type), complete=complete)
@@ -115,6 +135,47 @@ class Triton(Backend):
         if lse is None and (lse := self.log_sum_exp(request)) is None:
             return None
         return launch.cells(of, rows, columns, launch.without_row(of, lse), log=form == "log weights")
+
+
+class DotGradients(Backend):
+    """Gradients of dot products: of statistics, and of products beside them."""
+
+    name = row = "triton"
+    computes = frozenset({"backward"})
+    takes_fused = True
+    measured = False
+
+    def unsupported(self, request: Request, operation: Operation) -> str | None:
+        if (reason := _unsupported(request)) is not None:
+            return reason
+        if operation != "backward" or request.fused is None:
+            return "its gradients are those of the tokens of a dot product"
+        if request.parameters():
+            return "it has no gradient of what places add"
+        return "a part of a matrix has no rows of its own" if request.problem.partial else None
+
+    def prepare(self, request: Request) -> Request:
+        return request.as_fused()
+
+    def backward(
+        self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
+    ) -> Gradients | None:
+        of, known = operands_of(request), exact(lse, math.inf)
+        if known is None or not backward.takes(of, gradient) or not trusted.has_right_gradients(request, gradient):
+            return None
+        found = backward.gradients(of, launch.without_row(of, known), gradient)
+        return Gradients([found.q], [found.k], [], found.pooled, found.delta)
+
+
+def _unsupported(request: Request) -> str | None:
+    """Return why no kernel reads a request, as a part of a sentence; None where one does."""
+    if (reason := not_available()) is not None:
+        return reason
+    if request.dropout is not None:
+        return "dropout has to be the same when it is recomputed"
+    if tracing():
+        return "a program of torch is being traced"
+    return unsupported(request)
 
 
 def _in_place(results: Sequence[Any], statistics: Sequence[Statistic]) -> list[Any]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, padded
+from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, in_ptx, padded
+from attlas.engine.backends.triton.pairs import Pairs
 from attlas.engine.backends.triton.sizes import Shape, major_of, shape_of, splits_of
 from attlas.engine.outputs import Blocks
 from attlas.foundation.devices import to_device
@@ -23,6 +24,13 @@ from attlas.foundation.devices import to_device
 ROW_NAMES = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
 CLASSES = 32  # of keys, for the floor of the largest weights
 MOST_LARGEST = 32
+_UNITS = 128  # of a program that finds their gradients
+#: What the kernel `weights` puts down for each strip, and the names that are made of it.
+_OF_COLUMNS = {
+    "SUMS": {"column_mass", "picture_sum"},
+    "MAXIMA": {"column_max", "picture_max"},
+    "OFFSETS": {"offsets"},
+}
 
 
 def kernel(name: str) -> Any:
@@ -33,6 +41,19 @@ def kernel(name: str) -> Any:
 def _call(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
     """Launch a kernel on a grid, with the tile size and the settings of `shape`."""
     kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
+
+
+def _shape(kernel: str, of: Operands, m: int, width: int = 0) -> Shape:
+    """Return the shape that a kernel runs in, for m queries and values of a width."""
+    return shape_of(
+        kernel,
+        of.q.dtype,
+        max(of.width, width),
+        m,
+        changed=of.changed,
+        pairs=of.pairs is not None,
+        major=major_of(of.q.device),
+    )
 
 
 class Online(NamedTuple):
@@ -62,14 +83,15 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
     batch, heads, m, n = of.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
-    shape = shape_of(
-        "online", of.q.dtype, max(of.width, padded(e) if e else 0), m, changed=of.changed, major=major_of(of.q.device)
-    )
+    shape = _shape("online", of, m, padded(e) if e else 0)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
 
+    each = of.each()  # each run of keys has programs of its own, which are joined as those that share a row
+    parts = splits * len(each)
+
     def rows(wanted: bool = True) -> Tensor | None:
-        return torch.empty(splits, pairs, m, dtype=torch.float32, device=of.q.device) if wanted else None
+        return torch.empty(parts, pairs, m, dtype=torch.float32, device=of.q.device) if wanted else None
 
     moments = "mean" in names or "variance" in names
     peak, total, moment, squares = rows(), rows(), rows("entropy" in names), rows("squares" in names)
@@ -80,33 +102,33 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
         v = v if v.stride(-1) == 1 else v.contiguous()
         values = dict(zip(("v_batch", "v_head", "v_row"), v.stride(), strict=False))
         values["values_group"] = heads // v.shape[1]
-        out = torch.empty(splits, pairs, m, e, dtype=v.dtype if splits == 1 else torch.float32, device=v.device)
-    _call(
-        "online",
-        (strips * pairs, splits),
-        shape,
-        {
-            **of.arguments(),
-            "V": v,
-            "OUT": out,
-            "PEAK": peak,
-            "TOTAL": total,
-            "MOMENT": moment,
-            "SQUARES": squares,
-            "COUNT": count,
-            "MEAN": mean,
-            "SPREAD": spread,
-            "FLOOR": floor,
-            **values,
-            "strips": strips,
-            "splits": splits,
-            "E": padded(max(e, 1)),
-            "VALUES": max(e, 1),
-            "CLASSES": min(CLASSES, shape.columns) if top else 1,
-            "TOP": top,
-        },
-    )
+        out = torch.empty(parts, pairs, m, e, dtype=v.dtype if parts == 1 else torch.float32, device=v.device)
+    results = {"OUT": out, "PEAK": peak, "TOTAL": total, "MOMENT": moment, "SQUARES": squares}
+    results |= {"COUNT": count, "MEAN": mean, "SPREAD": spread, "FLOOR": floor}
+    for number, own in enumerate(each):
+        _call(
+            "online",
+            (strips * pairs, splits),
+            shape,
+            {
+                **own.arguments(),
+                "V": v,
+                **_part(results, number, splits),
+                **values,
+                "strips": strips,
+                "splits": splits,
+                "E": padded(max(e, 1)),
+                "VALUES": max(e, 1),
+                "CLASSES": min(CLASSES, shape.columns) if top else 1,
+                "TOP": top,
+            },
+        )
     return _joined(of, names, peak, total, moment, squares, _moments(count, mean, spread), out, floor)
+
+
+def _part(results: Mapping[str, Tensor | None], number: int, splits: int) -> dict[str, Tensor | None]:
+    """Return where the programs of a run of keys put their results."""
+    return {name: None if t is None else t[number * splits : (number + 1) * splits] for name, t in results.items()}
 
 
 def _joined(
@@ -270,61 +292,44 @@ def _weighed(
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
     moments = "mean" in wanted or "variance" in wanted
     kind = "diagonals" if diagonals else "moments" if moments else "weights"
-    shape = shape_of(kind, of.q.dtype, of.width, longest, changed=of.changed, major=major_of(of.q.device))
+    shape = _shape(kind, of, longest)
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
-    per_pair = strips * (m + n - 1 if diagonals else n)  # numbers of scratch memory for one head
+    width = m + n - 1 if diagonals else n
+    per_pair = strips * width
     has_columns = wanted.keys() & {"column_mass", "column_max", "picture_sum", "picture_max"} or diagonals
     together = max(min(budget // per_pair, pairs), 1) if has_columns else pairs
     if has_columns and strips > max(64, m // 8) and per_pair > budget:
         return None  # blocks of a few rows each: whole matrices would be stored
-    splits = 1 if diagonals else splits_of(strips * together, n, of.q)
+    splits, each = 1 if diagonals else splits_of(strips * together, n, of.q), of.each()
 
     def rows(on: bool) -> Tensor | None:
-        return torch.zeros(splits, pairs, m, dtype=torch.float32, device=device) if on else None
+        return torch.zeros(splits * len(each), pairs, m, dtype=torch.float32, device=device) if on else None
 
     found = {name: rows(name in wanted) for name in ("entropy", "squares", "mass")}
-    largest, floor = rows("max_logit" in wanted), rows(top > 0)
-    count, mean, spread = rows(moments), rows(moments), rows(moments)
-    kinds = {"SUMS": {"column_mass", "picture_sum"}, "MAXIMA": {"column_max", "picture_max"}}
+    largest, floor, count, mean, spread = map(rows, ("max_logit" in wanted, top > 0, moments, moments, moments))
     columns: dict[str, list[Tensor]] = {name: [] for name in wanted if name not in ROW_NAMES}
+    further = {"LARGEST": largest, "FLOOR": floor, "COUNT": count, "MEAN": mean, "SPREAD": spread}
     for start in range(0, pairs, together):
         some = min(together, pairs - start)
-        scratch: dict[str, Tensor | None] = {
-            kind: torch.zeros(some, strips, n, device=device) if names & wanted.keys() else None
-            for kind, names in kinds.items()
-        }
-        scratch["OFFSETS"] = torch.zeros(some, strips, m + n - 1, device=device) if diagonals else None
-        _call(
-            "weights",
-            (strips * some, splits),
-            shape,
-            {
-                **of.arguments(),
-                "LSE": high,
-                "LOWS": low,
-                "STRIPS": table,
-                "ENTROPY": found["entropy"],
-                "SQUARES": found["squares"],
-                "MASS": found["mass"],
-                "LARGEST": largest,
-                "COUNT": count,
-                "MEAN": mean,
-                "SPREAD": spread,
-                "FLOOR": floor,
-                **scratch,
-                "strips": strips,
-                "splits": splits,
-                "pairs": pairs,
-                "first_pair": start,
-                "CLASSES": min(CLASSES, shape.columns) if top else 1,
-                "TOP": top,
-            },
-        )
+        read = {"LSE": high, "LOWS": low, "STRIPS": table, "strips": strips, "splits": splits, "pairs": pairs}
+        read |= {"first_pair": start, "CLASSES": min(CLASSES, shape.columns) if top else 1, "TOP": top}
+        asked = {kind for kind, names in _OF_COLUMNS.items() if names & wanted.keys()}
+        scratch: dict[str, Tensor] = {}
+        for number, own in enumerate(each):
+            into = {kind: torch.zeros(some, strips, width, dtype=torch.float32, device=device) for kind in asked}
+            rest = {
+                **read,
+                **_part({name.upper(): t for name, t in found.items()} | further, number, splits),
+                **dict.fromkeys(_OF_COLUMNS),
+                **into,
+            }
+            _call("weights", (strips * some, splits), shape, own.arguments() | rest)
+            scratch = into if not number else {kind: _of_both(kind, t, scratch[kind]) for kind, t in into.items()}
         for name, parts in columns.items():
-            kind = "OFFSETS" if name == "offsets" else next(k for k, names in kinds.items() if name in names)
-            parts.append(_of_strips(name, scratch[kind], picture, edges))
+            kind = next(k for k, names in _OF_COLUMNS.items() if name in names)
+            parts.append(_of_strips(name, scratch.get(kind), picture, edges))
     results = {name: t.sum(0).view(batch, heads, m) for name, t in found.items() if t is not None}
     if largest is not None:
         results["max_logit"] = largest.amax(0).view(batch, heads, m)
@@ -332,6 +337,11 @@ def _weighed(
         results |= {name: t.view(batch, heads, m) for name, t in zip(("mean", "variance"), both, strict=True)}
     results |= {name: torch.cat(parts).unflatten(0, (batch, heads)) for name, parts in columns.items()}
     return Weighed(results, None if floor is None else floor.amax(0))
+
+
+def _of_both(kind: str, t: Tensor, before: Tensor) -> Tensor:
+    """Return sums or maxima over two runs of keys."""
+    return torch.maximum(t, before) if kind == "MAXIMA" else t + before
 
 
 def _edges_of_strips(edges: Sequence[int], rows: int) -> list[int]:
@@ -393,29 +403,45 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     """
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
-    shape = shape_of("select", of.q.dtype, of.width, m, changed=of.changed, major=major_of(of.q.device))
+    shape = _shape("select", of, m)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
-    logits = torch.empty(splits, pairs, m, k, dtype=torch.float32, device=device)
-    places = torch.empty(splits, pairs, m, k, dtype=torch.int32, device=device)
-    arguments = {
-        **of.arguments(),
-        "FLOOR": floor,
-        "LOGITS": logits,
-        "PLACES": places,
-        "strips": strips,
-        "splits": splits,
-        "SLOTS": 1 << (k - 1).bit_length(),
-        "TOP": k,
+    each = of.each()
+    found: dict[str, Tensor | None] = {
+        "LOGITS": torch.empty(splits * len(each), pairs, m, k, dtype=torch.float32, device=device),
+        "PLACES": torch.empty(splits * len(each), pairs, m, k, dtype=torch.int32, device=device),
     }
-    _call("select", (strips * pairs, splits), shape, arguments)
-    logits, places = (t.movedim(0, 2).reshape(batch, heads, m, splits * k) for t in (logits, places))
+    slots = 1 << (k - 1).bit_length()
+    for number, own in enumerate(each):
+        arguments = {**own.arguments(), "FLOOR": floor, **_part(found, number, splits)}
+        arguments |= {"strips": strips, "splits": splits, "SLOTS": slots, "TOP": k}
+        _call("select", (strips * pairs, splits), shape, arguments)
+    logits, places = (t.movedim(0, 2).reshape(batch, heads, m, -1) for t in found.values() if t is not None)
     best = logits.topk(k, dim=-1)
     keys = places.gather(-1, best.indices).long()
     high, low = (t.unsqueeze(-1) for t in in_base_2(lse))
     shift = high.masked_fill(high == -math.inf, 0.0)
     weights = torch.where(keys < 0, 0.0, torch.exp2(best.values - shift - low))
     return torch.where(high == -math.inf, 0.0, weights), keys
+
+
+def gradients(name: str, of: Operands, pairs: int, e: int, arguments: Mapping[str, Any]) -> None:
+    """Call one of the two kernels of gradients of dot products, with vectors of e numbers."""
+    _, _, m, n = of.shape
+    shape = _shape(name, of, m, padded(e) if e else 0)
+    length, of_strip = (n, shape.columns) if name == "by_key" else (m, shape.rows)
+    strips = -(-length // of_strip)
+    read = {key: value for key, value in of.arguments().items() if key not in ("WEIGHTS", "KIND", "PTX")}
+    _call(name, (strips * pairs, 1), shape, {**read, **arguments, "strips": strips})
+
+
+def units(own: Pairs, tokens: int, pairs: int, arguments: Mapping[str, Any]) -> None:
+    """Call the kernel of hidden units and coordinates for some tokens of so many pairs of batch and head."""
+    width = min(padded(own.units), _UNITS)
+    shape = shape_of("units", torch.float32, width, tokens)
+    strips = -(-tokens // shape.rows)
+    further = {"strips": strips, "KIND": own.kind, "SIZE": own.units, "UNITS": width, "PTX": in_ptx(own.q)}
+    _call("units", (strips * pairs, -(-own.units // width)), shape, {**arguments, **further})
 
 
 def _numbers(at: Tensor, device: torch.device) -> Tensor:
@@ -446,28 +472,23 @@ def cells(
     """
     batch, heads, _, _ = of.shape
     device, pairs = of.q.device, batch * heads
-    shape = shape_of("cells", of.q.dtype, of.width, len(rows))
+    shape = _shape("cells", of, len(rows))
     high, low = (None, None) if lse is None else in_base_2(lse)
-    out = torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device)
+    out, *others = (
+        torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device) for _ in of.each()
+    )
     strips, blocks = -(-len(rows) // shape.rows), -(-len(columns) // shape.columns)
     places: dict[str, Any] = {}
     for name, at in (("rows", rows), ("columns", columns)):
         places[f"{name}_first"] = at.start if isinstance(at, range) else 0
         places[f"{name.upper()}_AT"] = None if isinstance(at, range) else _numbers(at, device)
-    arguments = {
-        **of.arguments(),
-        **places,
-        "LSE": high,
-        "LOWS": low,
-        "OUT": out,
-        "chosen": len(rows),
-        "width": len(columns),
-        "strips": strips,
-        "LOG": log,
-    }
-    if out.numel():
-        _call("cells", (strips * pairs, blocks), shape, arguments)
+    further = {"LSE": high, "LOWS": low, "chosen": len(rows), "width": len(columns), "strips": strips, "LOG": log}
+    for own, into in zip(of.each(), (out, *others), strict=True):
+        if into.numel():
+            _call("cells", (strips * pairs, blocks), shape, {**own.arguments(), **places, **further, "OUT": into})
+        if into is not out:  # what one run hides is 0 or -inf
+            torch.maximum(out, into, out=out)
     if of.row is not None and lse is None:
-        own: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else to_device(rows, device)
-        out += of.row[:, :, own].unsqueeze(-1).to(out.dtype)
+        place: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else to_device(rows, device)
+        out += of.row[:, :, place].unsqueeze(-1).to(out.dtype)
     return out

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attlas.engine.backend import Request
+from attlas.engine.backends.triton import pairs
+from attlas.engine.backends.triton.pairs import Pairs
+from attlas.engine.backends.triton.runs import MOST as MOST_RUNS
+from attlas.engine.backends.triton.runs import Run, runs_of
 from attlas.engine.problem import Problem
 from attlas.foundation.devices import to_device
 from attlas.scores.base import Dot
@@ -30,7 +34,7 @@ class Operands:
     Parameters
     ----------
     q, k : Tensor, shape (batch, heads, m, d) and (batch, key heads, n, d)
-        Tokens, whose last axis has no gaps.
+        Tokens, whose last axis has no gaps. Without a dot product those of `pairs`.
     scale2, rate : float
         The base-2 logit is ``q·k scale2``, and `rate` 0. With a cap it is ``scale2 tanh(q·k rate ln 2 / 2)``:
         `scale2` is the cap of base 2, and ``2^(q·k rate)`` is ``exp(2 x)``, where x is the argument of the tangent.
@@ -44,6 +48,12 @@ class Operands:
         What is added to the logits of each query, in nats, which softmax does not see.
     sink : Tensor or None, shape (heads,)
         The sink in base 2, float64.
+    pairs : Pairs, optional
+        What is read of a score that is no dot product.
+    m, n : int
+        Queries and keys of `pairs`.
+    more : tuple of (Tensor, Tensor)
+        Further runs of keys of each query, which share no key.
     """
 
     q: Tensor
@@ -57,10 +67,26 @@ class Operands:
     distances: Tensor | None
     row: Tensor | None
     sink: Tensor | None
+    pairs: Pairs | None = None
+    m: int = 0
+    n: int = 0
+    more: tuple[Run, ...] = ()
+
+    @property
+    def kind(self) -> int:
+        """What a product is made of, as `attlas.engine.backends.triton.pairs.KINDS` counts; 0 for a dot product."""
+        return 0 if self.pairs is None else self.pairs.kind
+
+    @property
+    def size(self) -> int:
+        """Numbers of a token."""
+        return int(self.q.shape[-1]) if self.pairs is None else self.pairs.units
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Sizes of the matrix: batch, heads, m, n."""
+        if self.pairs is not None:
+            return *self.q.shape[:2], self.m, self.n
         batch, heads, m, _ = self.q.shape
         return batch, heads, m, self.k.shape[2]
 
@@ -72,7 +98,17 @@ class Operands:
     @property
     def width(self) -> int:
         """Numbers of a token as the kernels read it: a power of 2."""
-        return padded(self.q.shape[-1])
+        return padded(self.size) if self.pairs is None else LEAST
+
+    def takes(self, v: Tensor) -> bool:
+        """Whether the kernels multiply values: those of a dot product in the dtype of its tokens."""
+        of_tokens = v.dtype is self.q.dtype if self.pairs is None else v.dtype in DTYPES
+        return of_tokens and v.shape[-1] <= MOST
+
+    def each(self) -> list[Operands]:
+        """Return the same with one run of keys each: the kernels read one."""
+        one = replace(self, more=())
+        return [one, *(replace(one, first=first, stop=stop) for first, stop in self.more)]
 
     def arguments(self) -> dict[str, Any]:
         """Return what each kernel takes, by the names of its arguments."""
@@ -88,6 +124,7 @@ class Operands:
         return {
             "Q": self.q,
             "K": self.k,
+            "WEIGHTS": None if self.pairs is None else self.pairs.weights,
             "FIRST": self.first,
             "STOP": self.stop,
             "KEYS": self.keys,
@@ -98,11 +135,18 @@ class Operands:
             "group": heads // self.k.shape[1],
             "scale2": self.scale2,
             "rate": self.rate,
+            "KIND": self.kind,
             "D": self.width,
-            "SIZE": self.q.shape[-1],
+            "SIZE": self.size,
             "CAP": self.cap,
+            "PTX": in_ptx(self.q),
             **strides,
         }
+
+
+def in_ptx(t: Tensor) -> bool:
+    """Return whether kernels on the device of a tensor are compiled to PTX."""
+    return t.device.type == "cuda" and torch.version.hip is None
 
 
 def padded(size: int) -> int:
@@ -119,11 +163,13 @@ def padded(size: int) -> int:
 def unsupported(request: Request) -> str | None:
     """Return why the kernels do not read a problem, as a part of a sentence; None where they do."""
     problem, dot = request.problem, request.dot
-    if dot is None:
-        return "the score is not a dot product"
-    size = dot.q.shape[-1]
-    if 0 in (*problem.shape, size):
+    if 0 in (*problem.shape, problem.q.shape[-1], problem.k.shape[-1]):
         return "there is nothing to compute"
+    if runs_of(problem) is None:
+        return f"its kernels take masks of attlas with up to {MOST_RUNS} runs of keys for each query"
+    if dot is None:
+        return pairs.unsupported(request)
+    size = dot.q.shape[-1]
     if dot.q.dtype not in DTYPES:
         return "its kernels are for float32 and 16 bits"
     if size > MOST:
@@ -136,8 +182,6 @@ def unsupported(request: Request) -> str | None:
             return "its kernels read numbers of keys, queries and distances, and no tensor of pairs"
     if problem.sink is not None and (dot.row is not None or _has_query_terms(problem, dot)):
         return "the sink needs the constant of each row"
-    if problem.mask is not None and problem.allowed_runs is None:
-        return "its kernels take masks with one run of keys for each query"
     return None
 
 
@@ -175,19 +219,22 @@ def _has_query_terms(problem: Problem, dot: Dot) -> bool:
 def _made(request: Request) -> Operands:
     """Make the operands of a request: scales in base 2, and the mask as one run of keys per query."""
     problem, dot = request.problem, request.dot
+    runs = _runs(problem)
+    first, stop = runs[0] if runs else (None, None)
+    sink = None if problem.sink is None else problem.sink.detach().to(torch.float64) * LOG2E
     if dot is None:
-        raise TypeError("the score is no dot product")
+        q, k = request.tokens
+        if not isinstance(q, Tensor) or not isinstance(k, Tensor):
+            raise TypeError("the score is neither a dot product nor one of pairs")
+        read = pairs.pairs_of(problem.score, q, k)
+        mask = {"first": first, "stop": stop, "keys": None, "distances": None, "row": None, "sink": sink}
+        _, _, m, n = problem.shape
+        return Operands(read.q, read.k, LOG2E, 0.0, cap=False, **mask, pairs=read, m=m, n=n, more=tuple(runs[1:]))
     q, k = dot.q.detach(), dot.k.detach().to(dot.q.dtype)
     q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
     scale = dot.scale
     if scale < 0 and not dot.cap:  # the running maximum of products is then that of logits
         q, scale = -q, -scale
-    first = stop = None
-    if problem.allowed_runs is not None:
-        # Of one number for all, each row gets its own.
-        first, stop = (
-            t.expand(*t.shape[:2], problem.shape[2]).to(torch.int32).contiguous() for t in problem.allowed_runs
-        )
     bias = None if dot.bias is None else bias_of(problem, dot)
     row = dot.row
     keys = distances = None
@@ -207,8 +254,22 @@ def _made(request: Request) -> Operands:
         keys=keys,
         distances=distances,
         row=row,
-        sink=None if problem.sink is None else problem.sink.detach().to(torch.float64) * LOG2E,
+        sink=sink,
+        more=tuple(runs[1:]),
     )
+
+
+def _runs(problem: Problem) -> list[Run]:
+    """Return the runs of keys of each query on its device."""
+    found = [
+        (to_device(first, problem.device), to_device(stop, problem.device)) for first, stop in runs_of(problem) or []
+    ]
+    # Of one number for all, each row gets its own.
+    sizes = [(*first.shape[:2], problem.shape[2]) for first, _ in found]
+    return [
+        (first.expand(size).to(torch.int32).contiguous(), stop.expand(size).to(torch.int32).contiguous())
+        for (first, stop), size in zip(found, sizes, strict=True)
+    ]
 
 
 def _in_base_2(t: Tensor, device: torch.device) -> Tensor:

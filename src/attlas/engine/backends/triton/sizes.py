@@ -35,34 +35,60 @@ class Shape(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def shape_of(kernel: str, dtype: torch.dtype, width: int, m: int, *, changed: bool = False, major: int = 9) -> Shape:
+def shape_of(
+    kernel: str,
+    dtype: torch.dtype,
+    width: int,
+    m: int,
+    *,
+    changed: bool = False,
+    pairs: bool = False,
+    major: int = 9,
+) -> Shape:
     """Return the shape that a kernel runs in, for tokens of a dtype and width, and m queries.
 
-    `changed` says that more is done to a dot product than to scale it, which takes registers for each cell. `major` is
-    the compute capability of the device: products of 8 and 12 are in the registers of a warp, so that more warps share
-    a tile.
+    `changed` says that more is done to a dot product than to scale it, which takes registers for each cell, and `pairs`
+    that it is none: then width is that of values. `major` is the compute capability of the device: products of 8 and 12
+    are in the registers of a warp, so that more warps share a tile.
 
     The sizes are those for which the machine code has no spill in its loop and fits the shared memory of each GPU;
     ``benchmarks/gpu_model.py`` reads it.
     """
-    wide = width > 128
-    if dtype is torch.float32:  # without matrix units, from registers
-        found = Shape(32, 32, 4, 1 if wide else 2)
-    elif changed and kernel != "cells":
-        found = Shape(64, 32, 4, 1)
-    elif kernel in ("weights", "select"):
-        found = Shape(64, 64, 4, 1) if wide else Shape(128, 64, 4, 2)
-    elif kernel == "cells":
-        found = Shape(64, 64, 4, 1)
-    else:  # "online", "moments" and "diagonals", which hold more numbers of each row
-        found = Shape(64, 32, 4, 1) if wide else Shape(64, 64, 4, 2)
-    if major in (8, 12) and kernel not in ("cells", "moments"):
-        found = found._replace(warps=8)
-    if kernel == "diagonals":
-        return found._replace(rows=found.columns)
-    while found.rows > 16 and found.rows >= 2 * m:
+    found = _whole_shape(kernel, dtype, width, changed=changed, pairs=pairs, major=major)
+    while found.rows > 16 and found.rows >= 2 * m and kernel != "diagonals":  # whose tiles are squares
         found = found._replace(rows=found.rows // 2)
     return found
+
+
+def _whole_shape(kernel: str, dtype: torch.dtype, width: int, *, changed: bool, pairs: bool, major: int) -> Shape:
+    """Return the shape for many queries."""
+    wide = width > 128
+    of_float32 = dtype is torch.float32  # without matrix units, from registers
+    of_warps = major in (8, 12)  # whose products are in the registers of a warp
+    if kernel == "units":
+        return Shape(8, 4, 1, 1)
+    if kernel == "diagonals":
+        return Shape(32, 32, 4, 1)
+    if pairs:  # a warp reads 32 keys at a time, and one query for all of them
+        return Shape(16, 128, 4, 1)
+    if kernel in ("by_query", "by_key"):
+        small = wide or of_float32 or (kernel == "by_key" and major == 12 and width > 64)
+        return Shape(32, 32, 8 if wide and kernel == "by_key" else 4, 1) if small else Shape(64, 32, 4, 1)
+    if kernel == "cells":
+        return Shape(32, 32, 4, 1 if wide else 2) if of_float32 else Shape(64, 64, 4, 1)
+    if of_float32:
+        found = Shape(32, 32, 4, 1 if wide else 2)
+    elif wide and kernel == "online" and of_warps:
+        return Shape(32, 32, 4, 1)
+    elif changed:
+        found = Shape(64, 32, 4, 1)
+    elif kernel == "weights" and major == 10 and not wide:
+        found = Shape(64, 64, 4, 2)
+    elif kernel in ("weights", "select"):
+        found = Shape(64, 64, 4, 1) if wide else Shape(128, 64, 4, 2)
+    else:  # "online" and "moments", which hold more numbers of each row
+        found = Shape(64, 32, 4, 1) if wide else Shape(64, 64, 4, 2)
+    return found._replace(warps=8) if of_warps and kernel != "moments" else found
 
 
 @cache

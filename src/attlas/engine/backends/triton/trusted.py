@@ -7,7 +7,7 @@ with the definition. `attlas.engine.trust` remembers what was found.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,13 +17,18 @@ from torch import Tensor
 
 from attlas.engine import trust
 from attlas.engine.backend import Request
-from attlas.engine.backends.triton import launch
+from attlas.engine.backends.triton import launch, pairs
+from attlas.engine.backends.triton.backward import gradients as gradients_of_dots
 from attlas.engine.backends.triton.operands import LN2, LOG2E, Operands, operands_of, padded
 from attlas.engine.backends.triton.reading import found_by
+from attlas.engine.backends.triton.slopes import gradients
+from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import spread_heads
 
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
 _BATCH, _HEADS, _M, _N = 1, 4, 144, 208
+_NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
+_TERMS = ("row", "log", "square", "column", "lse", "mean", "linear", "centre")
 _FORMS = ("weights", "logits", "log weights")
 
 
@@ -42,29 +47,103 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
         If they are not, and the plan asks for them.
     """
     of = operands_of(request)
-    e = 0 if v is None else v.shape[-1]
+    e, dtype = (0, None) if v is None else (v.shape[-1], v.dtype)
+    of_values = "" if dtype is of.q.dtype else f" of {str(dtype).removeprefix('torch.')}"
     names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
-    also = [f"output of {padded(e)} numbers"] * (v is not None) + ["lse known"] * lse_known
+    also = [f"output of {padded(e)} numbers{of_values}"] * (v is not None) + ["lse known"] * lse_known
     kind = f"{', '.join(names + also)}: {_words(of)}"
-    check = partial(compare, of, wanted, e, lse_known=lse_known)
+    check = partial(compare, of, wanted, e, lse_known=lse_known, v_dtype=dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
+
+
+def has_right_gradients(request: Request, gradient: CellGradient) -> bool:
+    """Return whether the kernels of gradients are right on the device of a request; they are compared once.
+
+    Raises
+    ------
+    BackendError
+        If they are not, and the plan asks for them.
+    """
+    of, left = operands_of(request), gradient.left
+    terms = [name for name in _TERMS if getattr(gradient, name) is not None]
+    dtype = None if left is None or gradient.right is None else (left.dtype, gradient.right.dtype)
+    e = 0 if left is None else left.shape[-1]
+    words = [f"{padded(e)} numbers of {' and '.join(str(t).removeprefix('torch.') for t in dtype)}"] if dtype else []
+    kind = f"gradients by {', '.join([*words, *terms])}: {_words(of)}"
+    check = partial(compare_gradients, of, terms, e, dtype)
+    return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
+
+
+def compare_gradients(
+    of: Operands, terms: Sequence[str], e: int, dtypes: tuple[torch.dtype, torch.dtype] | None
+) -> str | None:
+    """Return where gradients differ from the formulas of `CellGradient` for a small problem; None where nowhere."""
+    small = _small(of)
+    batch, heads, m, n = small.shape
+    tolerance = 4 * trust.TOLERANCE[of.q.dtype]
+
+    def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return _random(shape[:-1], shape[-1], dtype, of.q.device, seed)
+
+    own = {name: random(batch, heads, n if name == "column" else m, seed=5 + i) for i, name in enumerate(terms)}
+    if dtypes is not None:
+        own["left"] = random(batch, heads, m, e, seed=3, dtype=dtypes[0])
+        own["right"] = random(batch, small.k.shape[1], n, e, seed=4, dtype=dtypes[1])
+    with torch.enable_grad():
+        q, k = (t.double().requires_grad_() for t in (small.q, small.k))
+        logits, lse, weights = _weights(small, q @ spread_heads(k, heads).mT)
+        seen, plain = logits > -math.inf, weights.detach()
+        log = torch.where(seen, logits.detach() - finite(lse.detach()).unsqueeze(-1), 0.0)
+        slope, delta = _slope_in_weights(own, plain, log)
+        slope = plain * (slope - (plain * slope).sum(-1, keepdim=True))
+        if "lse" in own:
+            slope = slope + plain * own["lse"].double().unsqueeze(-1)
+        if "mean" in own:
+            centre, linear, mean = (own[name].double().unsqueeze(-1) for name in ("centre", "linear", "mean"))
+            slope = slope + torch.where(seen, (logits.detach() - centre) * linear + mean, 0.0)
+        wanted = torch.autograd.grad(torch.where(seen, logits, 0.0), [q, k], slope)
+    given: dict[str, Any] = {**own, "delta": delta.float()}
+    found = gradients_of_dots(small, lse.detach(), CellGradient(**given))
+    for name, some, true in zip(("q", "k"), (found.q, found.k), wanted, strict=True):
+        if (fault := trust.difference(f"the gradient in {name}", some, true, tolerance)) is not None:
+            return fault
+    if found.pooled is None:
+        return None
+    return trust.difference("A.mT @ left", found.pooled, plain.mT @ own["left"].double(), tolerance)
+
+
+def _slope_in_weights(own: Mapping[str, Tensor], weights: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient in the weights by its terms, and its mean by the terms left, log and square."""
+    slope = torch.zeros_like(weights)
+    if "left" in own:
+        slope = slope + own["left"].double() @ spread_heads(own["right"], weights.shape[1]).double().mT
+    if "log" in own:
+        slope = slope + own["log"].double().unsqueeze(-1) * log
+    if "square" in own:
+        slope = slope + own["square"].double().unsqueeze(-1) * weights
+    delta = (weights * slope).sum(-1)
+    for name, axis in (("row", -1), ("column", -2)):
+        slope = slope + own[name].double().unsqueeze(axis) if name in own else slope
+    return slope, delta
 
 
 def _words(of: Operands) -> str:
     """Return the constants that the kernels are compiled for in words, without the names of what is wanted."""
     parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
     also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
-    return ", ".join([str(of.q.dtype).removeprefix("torch."), f"d {of.q.shape[-1]}", *also])
+    size = f"d {of.size}" if of.pairs is None else f"{_NAMES[of.kind]} of {of.size} numbers"
+    return ", ".join([str(of.q.dtype).removeprefix("torch."), size, *also])
 
 
-def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool) -> str | None:
-    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere.
-
-    Weights, logits or log-weights are asked of some cells; all other names of the whole small matrix.
-    """
-    small, tolerance = _small(of), trust.TOLERANCE[of.q.dtype]
-    v = _random(small.k.shape[:3], e, of.q.dtype, of.q.device, 3) if e else None
+def compare(
+    of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool, v_dtype: torch.dtype | None = None
+) -> str | None:
+    """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
+    small, tolerance = _small(of), trust.TOLERANCE[v_dtype or of.q.dtype]
+    v = _random((*small.k.shape[:2], _N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
+    if "gradient" in wanted:
+        return _compare_gradients(small, lse, tolerance)
     if wanted.keys() & set(_FORMS):
         (form,) = wanted
         found = {
@@ -86,14 +165,37 @@ def compare(of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool)
     return None
 
 
-def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations.
+def _compare_gradients(of: Operands, lse: Tensor, tolerance: float) -> str | None:
+    """Return where the gradients of pairs differ from those of the definition; None where nowhere."""
+    if of.pairs is None:
+        return None
+    batch, heads, m, n = of.shape
+    left, right = (_random((batch, heads, size), 3, torch.float32, of.q.device, 5) for size in (m, n))
+    with torch.enable_grad():
+        leaves = [t.requires_grad_() for t in pairs.inputs_of(of.pairs, m, n)]
+        weights = _weights(of, pairs.definition(of.kind, *leaves))[2]
+        out = weights @ right.double()
+        wanted = torch.autograd.grad(out, leaves, left.double())
+    delta = (left * out.detach()).sum(-1).float()
+    found = gradients(of, lse, CellGradient(left, right, delta=delta), 1 << 24)
+    for name, own, true in zip(("q", "k", "weights"), (found.q, found.k, found.weights), wanted, strict=True):
+        if (fault := trust.difference(f"the gradient in {name}", own, true, 4 * tolerance)) is not None:
+            return fault
+    return None
 
-    Logits of base 2 (see `Operands`) times ln 2 are those in nats.
-    """
-    _, heads, _, n = of.shape
-    products = of.q.double() @ spread_heads(of.k, heads).double().mT
-    logits = (of.scale2 * torch.tanh(products * of.rate * (0.5 * LN2)) if of.cap else products * of.scale2) * LN2
+
+def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
+    _, heads, m, n = of.shape
+    if of.pairs is not None:
+        return _weights(of, pairs.definition(of.kind, *pairs.inputs_of(of.pairs, m, n)))
+    return _weights(of, of.q.double() @ spread_heads(of.k, heads).double().mT)
+
+
+def _weights(of: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, log-sum-exp and weights from products."""
+    n = of.shape[3]
+    logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
     if of.keys is not None:
         logits = logits + of.keys.double().unsqueeze(-2) * LN2
     if of.distances is not None:
@@ -156,7 +258,7 @@ def finite(lse: Tensor) -> Tensor:
 
 def _small(of: Operands) -> Operands:
     """Return a small problem for which the same kernels are compiled."""
-    dtype, device, size = of.q.dtype, of.q.device, of.q.shape[-1]
+    dtype, device, size = of.q.dtype, of.q.device, of.size
     group = 1 if of.q.shape[1] == of.k.shape[1] else 2
     rows = torch.arange(_M, device=device)
     first = (rows - 40).clamp(min=0).to(torch.int32).view(1, 1, -1)
@@ -167,11 +269,16 @@ def _small(of: Operands) -> Operands:
     def table(like: Tensor | None, length: int) -> Tensor | None:
         return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
 
+    q = _random((_BATCH, _HEADS, _M), size, dtype, device, 1)
+    k = _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2)
+    own = None
+    if of.pairs is not None:
+        own = _pairs(of.kind, size, q, k)
+        q, k = own.q, own.k
     return Operands(
-        _random((_BATCH, _HEADS, _M), size, dtype, device, 1),
-        _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2),
-        # With a cap, which is 2 here, logits are 2 tanh(scale q·k / 2); `Operands` says how the two numbers give that.
-        scale2=(2.0 if of.cap else scale) * LOG2E,
+        q,
+        k,
+        scale2=(2.0 if of.cap else 1.0 if own else scale) * LOG2E,
         rate=scale * LOG2E if of.cap else 0.0,
         cap=of.cap,
         first=first if masked else None,
@@ -180,7 +287,20 @@ def _small(of: Operands) -> Operands:
         distances=table(of.distances, _M + _N - 1),
         row=None,
         sink=None if of.sink is None else torch.linspace(-1, 3, _HEADS, dtype=torch.float64, device=device),
+        pairs=own,
+        m=_M,
+        n=_N,
     )
+
+
+def _pairs(kind: int, size: int, q: Tensor, k: Tensor) -> pairs.Pairs:
+    """Return tokens for a kind of pairs: some hidden units far from 0, most weights of a bounded kind 0."""
+    units = torch.linspace(-1.0, 1.5, size, device=q.device)
+    if kind == pairs.ADDITIVE:
+        q[:, :, :9] *= 6.0
+        return pairs.additive(q, k, units)
+    scale = (units.abs() + 0.5) / math.sqrt(size)
+    return pairs.distance(kind, q, k, scale * 0.5 if kind >= pairs.BOXCAR else scale)
 
 
 def _random(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:

@@ -3,16 +3,17 @@
 import triton
 import triton.language as tl
 
-from attlas.engine.backends.triton.kernels.tiles import LN2, logits_of, queries_of, runs_of, strip_of
+from attlas.engine.backends.triton.kernels.tiles import DOT, LN2, logits_of, pairs, queries_of, runs_of, strip_of
 
 
 @triton.jit(do_not_specialize=["strips", "heads", "group", "rows_first", "columns_first", "chosen", "width"])
 def cells(
-    Q, K, LSE, LOWS, FIRST, STOP, ROWS_AT, COLUMNS_AT, KEYS, DISTANCES, OUT,
+    Q, K, WEIGHTS, LSE, LOWS, FIRST, STOP, ROWS_AT, COLUMNS_AT, KEYS, DISTANCES, OUT,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     run_batch, run_head, key_batch, key_head, distance_batch, distance_head,
     m, n, rows_first, columns_first, chosen, width, strips, heads, group, scale2, rate,
-    D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CAP: tl.constexpr, LOG: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CAP: tl.constexpr,
+    PTX: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     """Grid (strips * batches * heads, blocks of columns); OUT is (batch * heads, chosen, width).
 
@@ -31,12 +32,15 @@ def cells(
     known = there < width
     columns = tl.load(COLUMNS_AT + there, mask=known, other=0) if COLUMNS_AT is not None else columns_first + there
     first, stop = runs_of(FIRST, STOP, run_batch, run_head, batch, head, rows, inside, n)
-    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, D, SIZE)
-    at = tl.arange(0, D)
+    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, KIND, D, SIZE)
     K += batch * k_batch + head // group * k_head
-    some = known[None, :] if D == SIZE else known[None, :] & (at < SIZE)[:, None]
-    k = tl.load(K + columns.to(tl.int64)[None, :] * k_row + at[:, None], mask=some, other=0.0)
-    s = tl.dot(q, k, input_precision="ieee")
+    if KIND == DOT:
+        at = tl.arange(0, D)
+        some = known[None, :] if D == SIZE else known[None, :] & (at < SIZE)[:, None]
+        k = tl.load(K + columns.to(tl.int64)[None, :] * k_row + at[:, None], mask=some, other=0.0)
+        s = tl.dot(q, k, input_precision="ieee")
+    else:
+        s = pairs(q, K, WEIGHTS, q_row, k_row, rows, columns, KIND, SIZE, ROWS, COLS, PTX)
     key_at, distance_at = batch * key_batch + head * key_head, batch * distance_batch + head * distance_head
     x = logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, columns, m, n, CAP)
     hidden = (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])

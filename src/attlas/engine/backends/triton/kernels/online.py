@@ -13,12 +13,15 @@ import triton
 import triton.language as tl
 
 from attlas.engine.backends.triton.kernels.tiles import (
+    BOXCAR,
+    DOT,
     LN2,
     NOTHING,
     allowed,
+    first_product,
     logits_of,
     place_of,
-    product,
+    products,
     queries_of,
     reach_of,
     runs_of,
@@ -30,11 +33,11 @@ from attlas.engine.backends.triton.kernels.weights import moments_with
 
 @triton.jit
 def absorb(
-    q, s, K, k_row, V, v_row, rows, first, stop, a, b, low, start, whole, before, m, n, scale2, rate,
+    q, s, K, WEIGHTS, q_row, k_row, V, v_row, rows, first, stop, a, b, low, start, whole, before, m, n, scale2, rate,
     KEYS, DISTANCES, key_at, distance_at, MOMENT, SQUARES, MEAN, FLOOR,
     peak, total, moment, squares, count, mean, spread, best, out,
-    D: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    CLASSES: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, CLASSES: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Feed the tiles from a up to b to the running sums; s holds the products of tile a.
 
@@ -46,15 +49,19 @@ def absorb(
     A rise of `peak` rescales them.
     """
     for t in range(a, b):
-        later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
         j = place_of(t, low, start, whole, before, COLS)
+        beyond = place_of(t + 1, low, start, whole, before, COLS)
+        # Of wide values no register is free for it.
+        s, later = products(
+            q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, KIND == DOT and E <= 128, D, SIZE, ROWS, COLS, PTX
+        )  # fmt: skip
         columns = j + tl.arange(0, COLS)
         if V is not None:
             at = tl.arange(0, E)
             there = (columns < n)[:, None] if E == VALUES else (columns < n)[:, None] & (at < VALUES)[None, :]
             from_j = V + j.to(tl.int64) * v_row + tl.arange(0, COLS)[:, None] * v_row
             v = tl.load(from_j + at[None, :], mask=there, other=0.0)
-        plain: tl.constexpr = not CAP and KEYS is None and DISTANCES is None
+        plain: tl.constexpr = not CAP and KEYS is None and DISTANCES is None and KIND < BOXCAR
         if plain:
             x = s
         else:
@@ -88,13 +95,13 @@ def absorb(
 
 @triton.jit(do_not_specialize=["strips", "heads", "group", "splits", "values_group"])
 def online(
-    Q, K, V, FIRST, STOP, KEYS, DISTANCES,
+    Q, K, WEIGHTS, V, FIRST, STOP, KEYS, DISTANCES,
     OUT, PEAK, TOTAL, MOMENT, SQUARES, COUNT, MEAN, SPREAD, FLOOR,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     run_batch, run_head, key_batch, key_head, distance_batch, distance_head,
     m, n, strips, heads, group, values_group, splits, scale2, rate,
-    D: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    CLASSES: tl.constexpr, TOP: tl.constexpr, CAP: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, CLASSES: tl.constexpr, TOP: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Grid (strips * batches * heads, splits).
 
@@ -110,7 +117,7 @@ def online(
     _strip, pair, rows, inside = strip_of(None, m, strips, ROWS)
     batch, head = pair // heads, pair % heads
     first, stop = runs_of(FIRST, STOP, run_batch, run_head, batch, head, rows, inside, n)
-    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, D, SIZE)
+    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, KIND, D, SIZE)
     K += batch * k_batch + head // group * k_head
     if V is not None:
         V += batch * v_batch + head // values_group * v_head
@@ -127,20 +134,22 @@ def online(
     out = tl.zeros((ROWS, E), tl.float32)
     low, start, whole, before, tiles = reach_of(first, stop, n, COLS)
     a, b = share_of(tiles, splits)
-    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
-    edge = tl.minimum(tl.maximum(whole, a), b)
-    s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
+    # Beside making a product of pairs its mask costs nothing.
+    edge = tl.minimum(tl.maximum(whole, a), b) if KIND == DOT else a
+    at = place_of(a, low, start, whole, before, COLS)
+    s = first_product(q, K, k_row, at, n, KIND == DOT and E <= 128, D, SIZE, ROWS, COLS)
+    if KIND == DOT:
+        s, peak, total, moment, squares, count, mean, spread, best, out = absorb(
+            q, s, K, WEIGHTS, q_row, k_row, V, v_row, rows, first, stop, a, edge, low, start, whole, before, m, n,
+            scale2, rate, KEYS, DISTANCES, key_at, distance_at, MOMENT, SQUARES, MEAN, FLOOR,
+            peak, total, moment, squares, count, mean, spread, best, out,
+            KIND, D, SIZE, E, VALUES, ROWS, COLS, CLASSES, CAP, PTX, False,
+        )  # fmt: skip
     s, peak, total, moment, squares, count, mean, spread, best, out = absorb(
-        q, s, K, k_row, V, v_row, rows, first, stop, a, edge, low, start, whole, before, m, n, scale2, rate,
-        KEYS, DISTANCES, key_at, distance_at, MOMENT, SQUARES, MEAN, FLOOR,
+        q, s, K, WEIGHTS, q_row, k_row, V, v_row, rows, first, stop, edge, b, low, start, whole, before, m, n, scale2,
+        rate, KEYS, DISTANCES, key_at, distance_at, MOMENT, SQUARES, MEAN, FLOOR,
         peak, total, moment, squares, count, mean, spread, best, out,
-        D, SIZE, E, VALUES, ROWS, COLS, CLASSES, CAP, False,
-    )  # fmt: skip
-    s, peak, total, moment, squares, count, mean, spread, best, out = absorb(
-        q, s, K, k_row, V, v_row, rows, first, stop, edge, b, low, start, whole, before, m, n, scale2, rate,
-        KEYS, DISTANCES, key_at, distance_at, MOMENT, SQUARES, MEAN, FLOOR,
-        peak, total, moment, squares, count, mean, spread, best, out,
-        D, SIZE, E, VALUES, ROWS, COLS, CLASSES, CAP, True,
+        KIND, D, SIZE, E, VALUES, ROWS, COLS, CLASSES, CAP, PTX, True,
     )  # fmt: skip
 
     at = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) // strips + pair) * m + rows
@@ -160,7 +169,7 @@ def online(
         for _ in tl.static_range(TOP - 1):
             best = tl.where(best == floor[:, None], NOTHING, best)
             floor = tl.max(best, 1)
-        if not CAP and KEYS is None and DISTANCES is None:
+        if not CAP and KEYS is None and DISTANCES is None and KIND < BOXCAR:
             floor *= scale2
         tl.store(FLOOR + at, tl.where(sees, tl.maximum(floor, NOTHING), NOTHING), mask=inside)
     if V is not None:

@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 
 from attlas.engine.backends.triton.kernels.tiles import (
+    DOT,
     NOTHING,
     allowed,
+    first_product,
     logits_of,
     place_of,
-    product,
+    products,
     queries_of,
     reach_of,
     runs_of,
@@ -25,10 +27,10 @@ from attlas.engine.backends.triton.kernels.tiles import (
 
 @triton.jit
 def pick(
-    q, s, K, k_row, rows, first, stop, a, b, low, start, whole, before, m, n, scale2, rate,
+    q, s, K, WEIGHTS, q_row, k_row, rows, first, stop, a, b, low, start, whole, before, m, n, scale2, rate,
     KEYS, DISTANCES, key_at, distance_at, bar, best, keys,
-    D: tl.constexpr, SIZE: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr, CAP: tl.constexpr,
-    MASKED: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    SLOTS: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Put the largest logits of the tiles from a up to b into the lists; s holds the products of tile a.
 
@@ -36,8 +38,12 @@ def pick(
     them.
     """
     for t in range(a, b):
-        later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
-        columns = place_of(t, low, start, whole, before, COLS) + tl.arange(0, COLS)
+        j = place_of(t, low, start, whole, before, COLS)
+        beyond = place_of(t + 1, low, start, whole, before, COLS)
+        s, later = products(
+            q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, KIND == DOT, D, SIZE, ROWS, COLS, PTX
+        )  # fmt: skip
+        columns = j + tl.arange(0, COLS)
         x = logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, columns, m, n, CAP)
         if MASKED:
             x = tl.where(allowed(first, stop, columns), x, NOTHING)
@@ -58,12 +64,12 @@ def pick(
 
 @triton.jit(do_not_specialize=["strips", "heads", "group", "splits"])
 def select(
-    Q, K, FIRST, STOP, KEYS, DISTANCES, FLOOR, LOGITS, PLACES,
+    Q, K, WEIGHTS, FIRST, STOP, KEYS, DISTANCES, FLOOR, LOGITS, PLACES,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     run_batch, run_head, key_batch, key_head, distance_batch, distance_head,
     m, n, strips, heads, group, splits, scale2, rate,
-    D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr,
-    TOP: tl.constexpr, CAP: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    SLOTS: tl.constexpr, TOP: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Grid (strips * batches * heads, splits).
 
@@ -79,7 +85,7 @@ def select(
     batch, head = pair // heads, pair % heads
     first, stop = runs_of(FIRST, STOP, run_batch, run_head, batch, head, rows, inside, n)
     sees = first < stop
-    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, D, SIZE)
+    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, KIND, D, SIZE)
     K += batch * k_batch + head // group * k_head
     key_at, distance_at = batch * key_batch + head * key_head, batch * distance_batch + head * distance_head
     bar = tl.full((ROWS,), NOTHING, tl.float32)
@@ -93,16 +99,20 @@ def select(
     keys = tl.full((ROWS, SLOTS), -1, tl.int32)
     low, start, whole, before, tiles = reach_of(first, stop, n, COLS)
     a, b = share_of(tiles, splits)
-    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
-    edge = tl.minimum(tl.maximum(whole, a), b)
-    s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
+    # Beside making a product of pairs its mask costs nothing.
+    edge = tl.minimum(tl.maximum(whole, a), b) if KIND == DOT else a
+    at = place_of(a, low, start, whole, before, COLS)
+    s = first_product(q, K, k_row, at, n, KIND == DOT, D, SIZE, ROWS, COLS)
+    if KIND == DOT:
+        s, bar, best, keys = pick(
+            q, s, K, WEIGHTS, q_row, k_row, rows, first, stop, a, edge, low, start, whole, before, m, n, scale2, rate,
+            KEYS, DISTANCES, key_at, distance_at, bar, best, keys,
+            KIND, D, SIZE, ROWS, COLS, SLOTS, CAP, PTX, False,
+        )  # fmt: skip
     s, bar, best, keys = pick(
-        q, s, K, k_row, rows, first, stop, a, edge, low, start, whole, before, m, n, scale2, rate,
-        KEYS, DISTANCES, key_at, distance_at, bar, best, keys, D, SIZE, COLS, SLOTS, CAP, False,
-    )  # fmt: skip
-    s, bar, best, keys = pick(
-        q, s, K, k_row, rows, first, stop, edge, b, low, start, whole, before, m, n, scale2, rate,
-        KEYS, DISTANCES, key_at, distance_at, bar, best, keys, D, SIZE, COLS, SLOTS, CAP, True,
+        q, s, K, WEIGHTS, q_row, k_row, rows, first, stop, edge, b, low, start, whole, before, m, n, scale2, rate,
+        KEYS, DISTANCES, key_at, distance_at, bar, best, keys,
+        KIND, D, SIZE, ROWS, COLS, SLOTS, CAP, PTX, True,
     )  # fmt: skip
     at = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) // strips + pair) * m + rows
     there = inside[:, None] & (slots < TOP)

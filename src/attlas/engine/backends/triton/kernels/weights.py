@@ -17,12 +17,15 @@ import triton
 import triton.language as tl
 
 from attlas.engine.backends.triton.kernels.tiles import (
+    BOXCAR,
+    DOT,
     LN2,
     NOTHING,
     allowed,
+    first_product,
     logits_of,
     place_of,
-    product,
+    products,
     queries_of,
     reach_of,
     runs_of,
@@ -72,11 +75,11 @@ def diagonals_with(p, carry, OFFSETS, at, columns, m, n, rows, ROWS: tl.constexp
 
 @triton.jit
 def walk(
-    q, s, K, k_row, lse, low_lse, rows, first, stop, a, b, low, start, whole, before, m, n, scale2, rate,
-    KEYS, DISTANCES, key_at, distance_at, ENTROPY, SQUARES, MASS, LARGEST, MEAN, FLOOR, SUMS, MAXIMA,
+    q, s, K, WEIGHTS, q_row, k_row, lse, low_lse, rows, first, stop, a, b, low, start, whole, before, m, n, scale2,
+    rate, KEYS, DISTANCES, key_at, distance_at, ENTROPY, SQUARES, MASS, LARGEST, MEAN, FLOOR, SUMS, MAXIMA,
     OFFSETS, offsets_at, entropy, squares, mass, largest, count, mean, spread, best, carry,
-    D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CLASSES: tl.constexpr,
-    CAP: tl.constexpr, LOW: tl.constexpr, MASKED: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CLASSES: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr, LOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the tiles from a up to b to what was found so far; s holds the products of tile a.
 
@@ -87,12 +90,15 @@ def walk(
     With ``x = logit - lse`` in base 2 and the weight ``p = exp2(x)``, entropy is ``-Σ p x``.
     """
     for t in range(a, b):
-        later = product(q, K, k_row, place_of(t + 1, low, start, whole, before, COLS), n, D, SIZE, COLS)
         j = place_of(t, low, start, whole, before, COLS)
+        beyond = place_of(t + 1, low, start, whole, before, COLS)
+        s, later = products(
+            q, s, K, WEIGHTS, q_row, k_row, rows, j, beyond, n, KIND, KIND == DOT, D, SIZE, ROWS, COLS, PTX
+        )  # fmt: skip
         columns = j + tl.arange(0, COLS)
-        if CAP or KEYS is not None or DISTANCES is not None:
+        if CAP or KEYS is not None or DISTANCES is not None or KIND >= BOXCAR:
             x = logits_of(s, scale2, rate, KEYS, DISTANCES, key_at, distance_at, rows, columns, m, n, CAP)
-            x = tl.maximum(x - lse[:, None], NOTHING)  # a key may add -inf
+            x = tl.maximum(x - lse[:, None], NOTHING)  # a key may add -inf, and a pair be it
         else:
             x = tl.fma(s, scale2, -lse[:, None])
         if LOW:
@@ -124,13 +130,13 @@ def walk(
 
 @triton.jit(do_not_specialize=["strips", "heads", "group", "splits", "pairs", "first_pair"])
 def weights(
-    Q, K, LSE, LOWS, FIRST, STOP, STRIPS, KEYS, DISTANCES,
+    Q, K, WEIGHTS, LSE, LOWS, FIRST, STOP, STRIPS, KEYS, DISTANCES,
     ENTROPY, SQUARES, MASS, LARGEST, COUNT, MEAN, SPREAD, FLOOR, SUMS, MAXIMA, OFFSETS,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     run_batch, run_head, key_batch, key_head, distance_batch, distance_head,
     m, n, strips, heads, group, splits, pairs, first_pair, scale2, rate,
-    D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CLASSES: tl.constexpr,
-    TOP: tl.constexpr, CAP: tl.constexpr,
+    KIND: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CLASSES: tl.constexpr, TOP: tl.constexpr, CAP: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Grid (strips * some of the batches and heads, splits): those from `first_pair` on.
 
@@ -151,7 +157,7 @@ def weights(
     sees = (first < stop) & (lse > -float("inf"))
     low_lse = tl.load(LOWS + pair * m + rows, mask=inside, other=0.0) if LOWS is not None else lse
     lse = tl.where(sees, lse, -NOTHING)  # then each weight of such a row is 0, in tiles without a mask as well
-    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, D, SIZE)
+    q = queries_of(Q, q_batch, q_head, q_row, batch, head, rows, inside, KIND, D, SIZE)
     K += batch * k_batch + head // group * k_head
     if SUMS is not None:
         SUMS += (own * strips + strip) * n
@@ -173,23 +179,24 @@ def weights(
     if OFFSETS is not None:  # from left to right, all with a mask
         whole, before, start = 0, 0, low
     a, b = share_of(tiles, splits)
-    # Tiles from a up to `edge` are seen whole, and need no mask; those from there up to b do.
-    edge = tl.minimum(tl.maximum(whole, a), b)
-    s = product(q, K, k_row, place_of(a, low, start, whole, before, COLS), n, D, SIZE, COLS)
-    if OFFSETS is None:
+    # Beside making a product of pairs its mask costs nothing.
+    edge = tl.minimum(tl.maximum(whole, a), b) if KIND == DOT else a
+    at = place_of(a, low, start, whole, before, COLS)
+    s = first_product(q, K, k_row, at, n, KIND == DOT, D, SIZE, ROWS, COLS)
+    if OFFSETS is None and KIND == DOT:
         s, entropy, squares, mass, largest, count, mean, spread, best, carry = walk(
-            q, s, K, k_row, lse, low_lse, rows, first, stop, a, edge, low, start, whole, before, m, n, scale2, rate,
-            KEYS, DISTANCES, key_at, distance_at,
+            q, s, K, WEIGHTS, q_row, k_row, lse, low_lse, rows, first, stop, a, edge, low, start, whole, before, m, n,
+            scale2, rate, KEYS, DISTANCES, key_at, distance_at,
             ENTROPY, SQUARES, MASS, LARGEST, MEAN, FLOOR, SUMS, MAXIMA, OFFSETS, offsets_at,
             entropy, squares, mass, largest, count, mean, spread, best, carry,
-            D, SIZE, ROWS, COLS, CLASSES, CAP, LOWS is not None, False,
+            KIND, D, SIZE, ROWS, COLS, CLASSES, CAP, PTX, LOWS is not None, False,
         )  # fmt: skip
     s, entropy, squares, mass, largest, count, mean, spread, best, carry = walk(
-        q, s, K, k_row, lse, low_lse, rows, first, stop, edge, b, low, start, whole, before, m, n, scale2, rate,
-        KEYS, DISTANCES, key_at, distance_at,
+        q, s, K, WEIGHTS, q_row, k_row, lse, low_lse, rows, first, stop, edge, b, low, start, whole, before, m, n,
+        scale2, rate, KEYS, DISTANCES, key_at, distance_at,
         ENTROPY, SQUARES, MASS, LARGEST, MEAN, FLOOR, SUMS, MAXIMA, OFFSETS, offsets_at,
         entropy, squares, mass, largest, count, mean, spread, best, carry,
-        D, SIZE, ROWS, COLS, CLASSES, CAP, LOWS is not None, True,
+        KIND, D, SIZE, ROWS, COLS, CLASSES, CAP, PTX, LOWS is not None, True,
     )  # fmt: skip
 
     at = (tl.program_id(1).to(tl.int64) * pairs + pair) * m + rows
