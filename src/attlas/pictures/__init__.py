@@ -19,6 +19,7 @@ from attlas.errors import ShapeError, import_extra, kind, public
 from attlas.foundation.checks import one_of, whole_number
 from attlas.foundation.files import whole_file
 from attlas.foundation.installation import install_command
+from attlas.pictures.circuitsvis import accept_in_circuitsvis
 from attlas.stats.pooled import Pool, block_edges, count_blocks
 from attlas.stats.spans import Bands, Span, place_span, pool_tile
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "DEPTH", "FLOOR", "blocks", "color_norm", "depth", "draw", "grid", "label", "palette", "plot", "save", "scale",
-    "sheet", "weight_words",
+    "DEPTH", "FLOOR", "accept_in_circuitsvis", "blocks", "color_norm", "depth", "draw", "grid", "label", "palette", "plot",
+    "save", "scale", "sheet", "weight_words",
 ]  # fmt: skip
 
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
