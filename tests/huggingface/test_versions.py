@@ -22,7 +22,8 @@ from attlas.matrix import AttentionMatrix
 pytestmark = pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported:UserWarning")
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+         "pad_token_id": 0}  # fmt: skip
 GPT2 = {"vocab_size": 40, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from attlas.matrix import AttentionMatrix
 
 __all__ = [
-    "DEPTH", "FLOOR", "accept_in_circuitsvis", "blocks", "color_norm", "depth", "draw", "grid", "label", "palette", "plot",
-    "save", "scale", "sheet", "weight_words",
+    "DEPTH", "FLOOR", "accept_in_circuitsvis", "blocks", "color_norm", "depth", "draw", "grid", "label", "palette",
+    "plot", "save", "scale", "sheet", "weight_words",
 ]  # fmt: skip
 
 # Depth of the sea, from paper to the deep: one family of hues whose lightness falls all the way, so that the
