@@ -38,8 +38,9 @@ INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PI
 UV := $(BIN)/python -m uv pip install -q --python $(BIN)/python --index-strategy unsafe-best-match -c constraints.txt $(PIP_ARGS)
 
 # Environments of their own: uv makes and fills them, and finds what pip is told of.
-VENV_OF = uv venv -q --python 3.11
-IN_VENV = UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" uv pip install -q --index-strategy unsafe-best-match $(PIP_ARGS) --python
+OWN_UV = $(if $(wildcard $(BIN)/uv),$(BIN)/uv,uv)
+VENV_OF = $(OWN_UV) venv -q --python 3.11
+IN_VENV = UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(OWN_UV) pip install -q --index-strategy unsafe-best-match $(PIP_ARGS) --python
 
 .PHONY: help
 help: ## List these targets

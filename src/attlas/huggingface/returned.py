@@ -13,6 +13,11 @@ AS_TENSORS: ContextVar[bool] = ContextVar("attlas_weights_as_tensors", default=F
 def weights_as_tensors() -> Iterator[None]:
     """Let models on attlas return weights that are a `torch.Tensor` by their class, for the time of a ``with`` block.
 
+    Returns
+    -------
+    context manager
+        The block.
+
     Notes
     -----
     Each is `AttentionMatrix.as_tensor` of the matrix that is returned otherwise: lazy, and nothing is stored. Libraries
