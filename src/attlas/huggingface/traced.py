@@ -23,9 +23,9 @@ from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 _COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
 # Older versions take positions in place of a length, and are not followed into programs.
-_SDPA_MASK = getattr(MASKING, "sdpa_mask", None)
-if _SDPA_MASK is not None and "q_length" not in inspect.signature(_SDPA_MASK).parameters:
-    _SDPA_MASK = None
+sdpa_mask = getattr(MASKING, "sdpa_mask", None)
+if sdpa_mask is not None and "q_length" not in inspect.signature(sdpa_mask).parameters:
+    sdpa_mask = None
 _LARGEST = 1 << 30  # bytes of weights of one layer in an exported program, as A.to_dense() gives
 
 
@@ -35,7 +35,7 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
     Where torch's kernel can make the mask itself, because it is causal and nothing else, the tensor says so in an
     attribute, and the compiler drops the numbers. A model that slices the mask loses the attribute, and is right too.
     """
-    if _SDPA_MASK is None:
+    if sdpa_mask is None:
         rule = "a program of a model needs transformers 5.20 or newer."
         found, fix = (
             f"transformers {transformers.__version__}",
@@ -45,7 +45,7 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
     m, n = arguments["q_length"], arguments["kv_length"]
     plain = arguments["mask_function"] is causal_mask_function and m == n
     # It returns None for what it leaves to the kernel, and never where it is told to leave nothing.
-    written: Tensor | None = _SDPA_MASK(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
+    written: Tensor | None = sdpa_mask(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
     if written is None:
         causal = torch.ones(m, n, dtype=torch.bool, device=arguments["device"]).tril()
         written = causal.expand(arguments["batch_size"], 1, m, n)
