@@ -37,6 +37,11 @@ INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(PI
 # uv installs in a third of pip's time. It takes the best version of all indexes, as pip does, and is told pip's settings.
 UV := $(BIN)/python -m uv pip install -q --python $(BIN)/python --index-strategy unsafe-best-match -c constraints.txt $(PIP_ARGS)
 
+# Environments of their own: uv makes and fills them, and finds what pip is told of.
+OWN_UV = $(if $(wildcard $(BIN)/uv),$(BIN)/uv,uv)
+VENV_OF = $(OWN_UV) venv -q --python 3.11
+IN_VENV = UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(OWN_UV) pip install -q --index-strategy unsafe-best-match $(PIP_ARGS) --python
+
 .PHONY: help
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +67,25 @@ test-triton: current ## Run the tests of the GPU kernels, in Triton's interprete
 	tests="$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)"; \
 	$(ONE_THREAD) TRITON_INTERPRET=1 $$tests tests/triton_kernels/interpreted; \
 	$(ONE_THREAD) $$tests tests/triton_kernels/compiled
+
+# Libraries that attlas works with, in an environment of their own with pinned versions.
+.PHONY: test-doors
+test-doors: ## Run the tests against timm, torchvision, open_clip, circuitsvis, captum, TransformerLens, nnsight and others
+	@test -e build/doors/bin/python || $(VENV_OF) build/doors
+	@$(IN_VENV) build/doors/bin/python $(foreach file,$(wildcard tests/doors/requirements*.txt),-r $(file))
+	$(ONE_THREAD) PYTHONPATH=src:. build/doors/bin/python -m pytest -q -p no:cacheprovider tests/doors $(PYTEST_ARGS)
+
+# An environment for each version; `make test-transformers TRANSFORMERS=4.51.3` for one of your own.
+TRANSFORMERS ?= 4.48.0 4.57.6 5.23.0
+.PHONY: test-transformers
+test-transformers: ## Run what holds with every version of transformers with the lowest, a middle and the newest one
+	@for version in $(TRANSFORMERS); do \
+	  folder=build/transformers-$$version; \
+	  test -e $$folder/bin/python || $(VENV_OF) $$folder; \
+	  $(IN_VENV) $$folder/bin/python torch==2.13.0 numpy==2.4.6 safetensors==0.8.0 pytest==9.2.0 hypothesis==6.170.15 transformers==$$version; \
+	  echo "== transformers $$version"; \
+	  $(ONE_THREAD) PYTHONPATH=src:. $$folder/bin/python -m pytest -q -p no:cacheprovider tests/huggingface/test_versions.py $(PYTEST_ARGS); \
+	done
 
 FAST := tests/contracts --ignore=tests/contracts/test_testing.py
 

@@ -48,6 +48,7 @@ NAMES = [
     "transformers.PreTrainedConfig.__class_validators__",
     "transformers.PreTrainedConfig.validate_output_attentions",
     "transformers.PreTrainedModel._can_set_attn_implementation",
+    "transformers.masking_utils.AttentionMaskInterface.register",
     "transformers.masking_utils.causal_mask_function",
     "transformers.masking_utils.bidirectional_mask_function",
     "transformers.masking_utils.sdpa_mask",

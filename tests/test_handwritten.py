@@ -250,7 +250,6 @@ def over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 DENSE = [
     (relative_einsum, {}),  # the einsum of a table is a bias that torch computes
-    (minus_max, {"detach of logits": 1, "softmax of numbers": 1}),
     (own_function, {"Entmax of logits": 1, "softmax of numbers": 1}),
     (sigmoid, {"sigmoid of logits": 1}),
     (sinks, {"cat of logits": 1, "softmax of numbers": 1}),

@@ -58,6 +58,6 @@ def test_other_functions_are_refused_as_before(ids: Tensor) -> None:
 
 def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not the name above: transformers puts another module in its place while it is imported.
-    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.47.1")
     said = refusal(MissingExtraError, lambda: importlib.reload(attlas.huggingface))
-    assert said == "attlas.huggingface: transformers 4.57.1"
+    assert said == "attlas.huggingface: transformers 4.47.1"

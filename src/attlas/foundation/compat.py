@@ -7,6 +7,7 @@ sentence when one disappears. The engine has a few more of torch's, which the sa
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_hooks",
     "autograd_in_operator",
+    "base_of_configurations",
     "cached_property",
     "causal_models",
     "changes",
@@ -68,7 +70,10 @@ __all__ = [
     "graph_task",
     "in_backward",
     "local_part",
+    "mask_function",
+    "mask_module",
     "parse_to",
+    "registered",
     "remove_hooks",
     "replaced_by_context_parallel",
     "tracing",
@@ -264,6 +269,53 @@ def collector_of_outputs(output_capturing: Any) -> Any:
     nothing by it. No public name tells an attention function whether somebody will read its weights.
     """
     return getattr(output_capturing, "_active_collector", None)
+
+
+def registered(transformers: Any, name: str, attention: Any, mask: Any) -> None:
+    """Register attention and mask under a name.
+
+    Before 4.50 the functions are a dictionary, and before 4.53 models make their masks themselves.
+    """
+    interface = getattr(transformers, "AttentionInterface", None)
+    if interface is None:
+        transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[name] = attention
+    else:
+        interface.register(name, attention)
+    masking = mask_module(transformers)
+    if masking is not None:
+        masking.AttentionMaskInterface.register(name, mask)
+
+
+def mask_module(transformers: Any) -> Any:
+    """Return the module of mask functions; None in versions before 4.53, whose models make masks themselves."""
+    try:
+        return importlib.import_module(f"{transformers.__name__}.masking_utils")
+    except ImportError:
+        return None
+
+
+def mask_function(masking: Any, name: str) -> Callable[..., Any]:
+    """Return a function of the module of mask functions; in versions without it, one that does the same."""
+    own: dict[str, Callable[..., Any]] = {
+        "causal_mask_function": lambda b, h, i, j: j <= i,
+        "bidirectional_mask_function": lambda b, h, i, j: i >= 0,
+    }
+    found: Callable[..., Any] | None = getattr(masking, name, own.get(name))
+    return found or _absent(name)
+
+
+def _absent(name: str) -> Callable[..., Any]:
+    """Return what stands for a function that a version of transformers does not have; nothing there calls it."""
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(name)
+
+    return missing
+
+
+def base_of_configurations(transformers: Any) -> Any:
+    """Return the class of all configurations, which 5.0 spells in another way."""
+    return getattr(transformers, "PreTrainedConfig", None) or transformers.PretrainedConfig
 
 
 def causal_models(transformers: Any) -> Any:

@@ -25,12 +25,11 @@ try:
 except ImportError as error:
     rule, fix = "transformers must be installed to run its models.", install_command("hf")
     raise MissingExtraError(rule, "no module named transformers", fix, where="attlas.huggingface") from error
-if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
-    rule, fix = "transformers must be of version 5.20 or newer.", "pip install -U 'transformers>=5.20'"
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 48):
+    rule, fix = "transformers must be of version 4.48 or newer.", "pip install -U 'transformers>=4.48'"
     raise MissingExtraError(rule, f"transformers {transformers.__version__}", fix, where="attlas.huggingface")
 
-from transformers import AttentionInterface, AttentionMaskInterface
-
+from attlas.foundation.compat import registered
 from attlas.huggingface.attention import attention_forward
 from attlas.huggingface.copied_configurations import follow_copied_configurations
 from attlas.huggingface.layers import modules_without_interface
@@ -38,6 +37,7 @@ from attlas.huggingface.mask_function import attention_mask
 from attlas.huggingface.masks import LazyMask
 from attlas.huggingface.monitor import AttentionMonitor
 from attlas.huggingface.output_attentions import accept_output_attentions
+from attlas.huggingface.returned import weights_as_tensors
 
 __all__ = [
     "NAME",
@@ -46,13 +46,13 @@ __all__ = [
     "attention_forward",
     "attention_mask",
     "modules_without_interface",
+    "weights_as_tensors",
 ]
 
 NAME = "attlas"
 
 # Both, under one name: a model whose attention has no mask function of the same name gets no mask at all, and
 # padding and windows are then dropped in silence.
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, attention_mask)
+registered(transformers, NAME, attention_forward, attention_mask)
 accept_output_attentions(NAME)
 follow_copied_configurations(NAME)

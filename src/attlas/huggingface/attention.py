@@ -13,7 +13,9 @@ from attlas.foundation.compat import changes
 from attlas.huggingface.calls import mask_of_call, settings_of_call
 from attlas.huggingface.chosen import chosen_keys, whole_of
 from attlas.huggingface.keywords import check_keywords
-from attlas.huggingface.masks import LazyMask, mask_of_positions
+from attlas.huggingface.masks import MASKING, LazyMask, mask_of_positions
+from attlas.huggingface.older import as_eager
+from attlas.huggingface.returned import AS_TENSORS
 from attlas.huggingface.telling import tell
 from attlas.huggingface.traced import dense_attention, weights_are_returned, writes_out_masks
 from attlas.masks import Mask
@@ -83,7 +85,8 @@ def attention_forward(
     output : Tensor, shape (batch, m, heads, e)
         Pooled values.
     weights : AttentionMatrix, shape (batch, heads, m, n)
-        The weights. They cost nothing until they are read. Inside torch.compile and torch.export a dense tensor,
+        The weights. They cost nothing until they are read. In a block of `weights_as_tensors` they are a
+        `torch.Tensor` by their class. Inside torch.compile and torch.export a dense tensor,
         which the compiler drops where nobody reads it; in torch.export None where the model does not return it.
 
     Raises
@@ -109,6 +112,8 @@ def attention_forward(
     query, key, value = map(cast, (query, key, value))  # layers leave dtypes mixed, and torch's own function does this
     dropout = dropout if module.training else 0.0  # some layers name it outside of training too, and eager ignores it
     check_keywords(module, kwargs)
+    if scaling is None or MASKING is None:
+        scaling, is_causal, attention_mask = as_eager(module, query, key, scaling, is_causal, attention_mask)
     chosen = chosen_keys(module, query.shape[1], indices, block_indices)
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
@@ -166,7 +171,8 @@ def attention_forward(
     first_query, first_key = getattr(attention_mask, "first_query", None), getattr(attention_mask, "first_key", None)
     out, matrix = pooled(module, A, value, pool, dropout_p=dropout, first_query=first_query, first_key=first_key)
     matrix.layer = getattr(module, "layer_idx", None)
-    return out.transpose(1, 2).contiguous(), matrix
+    shown = matrix.as_tensor() if AS_TENSORS.get() else matrix
+    return out.transpose(1, 2).contiguous(), shown
 
 
 def _own_keys(key: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ def follow_copied_configurations(name: str) -> None:
         What the attention function is registered as; copies that neither have it nor get it are left as they are.
     """
     base: Any = PreTrainedModel
-    switching = base.set_attn_implementation
+    switching = getattr(base, "set_attn_implementation", None)
+    if switching is None:
+        return  # in old versions nothing is switched but by `record`, which reaches each configuration
 
     @functools.wraps(switching)
     def set_attn_implementation(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function
 
-from attlas.huggingface.masks import LazyMask, Rule, lazy_mask, mask_of_all_ranks
+from attlas.huggingface.masks import LazyMask, Rule, causal_mask_function, lazy_mask, mask_of_all_ranks
 from attlas.huggingface.telling import note_mask
 from attlas.huggingface.traced import dense_mask, writes_out_masks
 from attlas.recording.hooks import is_told_by_operators
@@ -16,13 +15,14 @@ from attlas.recording.parallel import text_of_ranks
 def attention_mask(
     *,
     batch_size: int,
-    q_length: int,
+    q_length: int | None = None,
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Rule = causal_mask_function,
     attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
+    use_vmap: bool | None = None,
+    cache_position: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: object,
@@ -39,8 +39,11 @@ def attention_mask(
         Batch, head, query and key (absolute positions) to True where the pair may attend.
     attention_mask : Tensor, optional, shape (batch, tokens)
         True for text, False for padding.
-    use_vmap : bool
-        Whether `mask_function` takes single numbers only and must be vectorised.
+    use_vmap : bool, optional
+        Whether `mask_function` takes single numbers only and must be vectorised. The default is False, and True with
+        `cache_position`: its versions of transformers vectorise every function.
+    cache_position : Tensor, optional, shape (m,)
+        Absolute positions of the queries; older transformers give them in place of `q_length` and `q_offset`.
     dtype, device
         Dtype and device of the tensor that the mask stands for.
     **kwargs
@@ -60,6 +63,10 @@ def attention_mask(
     >>> attention_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
     LazyMask(Causal(offset=0) & Padding(3, side='left'), shape=(1, 1, 4, 4), dtype=torch.float32)
     """
+    if cache_position is not None:
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+    q_length = kv_length if q_length is None else q_length
+    use_vmap = cache_position is not None if use_vmap is None else use_vmap
     text = text_of_ranks()
     if text is not None:
         mask = mask_of_all_ranks(mask_function, text, (q_length, kv_length, int(q_offset), kv_offset))

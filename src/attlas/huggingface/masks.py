@@ -10,26 +10,34 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import masking_utils
-from transformers.masking_utils import (
-    and_masks,
-    bidirectional_mask_function,
-    causal_mask_function,
-    chunked_overlay,
-    or_masks,
-    packed_sequence_mask_function,
-)
 
 from attlas.errors import BackendError
-from attlas.foundation.compat import MASK_PARTS, TO_COPY, tree_leaves, tree_map_only, wrapper
+from attlas.foundation.compat import (
+    MASK_PARTS,
+    TO_COPY,
+    mask_function,
+    mask_module,
+    tree_leaves,
+    tree_map_only,
+    wrapper,
+)
 from attlas.huggingface.chosen import whole_of
 from attlas.huggingface.ranks import world
 from attlas.masks import Causal, Documents, Mask, Padding, Window, from_function, from_tensor
 
 # A rule of transformers: batch, head, query and key, counted from the start of the text, to True or False.
 Rule = Callable[[Any, Any, Any, Any], Any]
+
+#: The mask functions of transformers, as far as this version has them.
+MASKING: Any = mask_module(transformers)
+causal_mask_function = mask_function(MASKING, "causal_mask_function")
+bidirectional_mask_function = mask_function(MASKING, "bidirectional_mask_function")
+_and_masks, _or_masks = (mask_function(MASKING, name) for name in ("and_masks", "or_masks"))
+_chunked_overlay = mask_function(MASKING, "chunked_overlay")
+_packed_sequence = mask_function(MASKING, "packed_sequence_mask_function")
 
 _ATEN = torch.ops.aten
 _THEIRS = causal_mask_function.__module__
@@ -253,10 +261,10 @@ def mask_of_all_ranks(rule: Rule, text: Any, sizes: tuple[int, int, int, int]) -
 
 def _inside_documents(rule: Rule, positions: Tensor, documents: Tensor) -> Rule:
     """Return the rule inside each of several texts in one row, as this version of transformers builds it."""
-    if hasattr(masking_utils, "packed_sequence_compatibility_function"):
-        return masking_utils.packed_sequence_compatibility_function(rule, positions, documents)
+    if hasattr(MASKING, "packed_sequence_compatibility_function"):
+        return MASKING.packed_sequence_compatibility_function(rule, positions, documents)  # type: ignore[no-any-return]
     # Before transformers 5.23, chunks are counted from the start of the row and not of the text.
-    return and_masks(packed_sequence_mask_function(documents), rule)
+    return _and_masks(_packed_sequence(documents), rule)  # type: ignore[no-any-return]
 
 
 def _with_all_tokens(rule: Rule, text: Any) -> Rule:
@@ -268,11 +276,11 @@ def _with_all_tokens(rule: Rule, text: Any) -> Rule:
         inside = _inside_packed(rule)
         if inside is not None:  # documents are those of all ranks
             return _with_all_tokens(inside, text)
-        return (and_masks if name == "and_masks" else or_masks)(
+        return (_and_masks if name == "and_masks" else _or_masks)(  # type: ignore[no-any-return]
             *(_with_all_tokens(part, text) for part in closure["mask_functions"])
         )
     if name == "chunked_overlay":
-        return chunked_overlay(closure["chunk_size"], text.left_padding)
+        return _chunked_overlay(closure["chunk_size"], text.left_padding)  # type: ignore[no-any-return]
     shown = name or getattr(rule, "__qualname__", repr(rule))
     known = "causal, sliding windows, chunks, packed texts and padding are known at positions of the whole text."
     raise text.refused(known, f"a mask made by {shown}", "run the model on one process.")
@@ -372,7 +380,7 @@ def _inside_packed(rule: Rule) -> Rule | None:
         inside: Rule = _rule_source(rules[1])[1]["mask_function"]
         return inside
     # Before transformers 5.23, the texts are the second of two rules.
-    older = not hasattr(masking_utils, "packed_sequence_compatibility_function")
+    older = not hasattr(MASKING, "packed_sequence_compatibility_function")
     second = [_rule_source(part)[0] for part in rules[1:]]
     return rules[0] if older and second == ["packed_sequence_mask_function"] else None
 

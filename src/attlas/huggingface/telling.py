@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from attlas.errors import BackendError, RecordingError
 from attlas.foundation.compat import in_backward
 from attlas.huggingface.calls import mask_of_call, settings_of_call
 from attlas.huggingface.chosen import chosen_keys
-from attlas.huggingface.masks import LazyMask, Rule, lazy_mask
+from attlas.huggingface.masks import LazyMask, Rule, bidirectional_mask_function, causal_mask_function, lazy_mask
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix.attend import attend
 from attlas.recording.hooks import is_recording, offer, takes_values

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
-from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attlas.errors import BackendError, TooLargeError
 from attlas.foundation.compat import collector_of_outputs
 from attlas.huggingface.chosen import whole_of
+from attlas.huggingface.masks import MASKING, causal_mask_function
 from attlas.masks import Causal, Mask, from_tensor
 from attlas.matrix import observers
 from attlas.matrix.attend import attend
@@ -20,6 +22,10 @@ from attlas.recording.hooks import is_recording_anywhere, is_told_by_operators
 from attlas.scores import ScaledDot, Score, SoftCap, TensorBias
 
 _COLLECTOR = collector_of_outputs(sys.modules.get("transformers.utils.output_capturing"))
+# Older versions take positions in place of a length, and are not followed into programs.
+sdpa_mask = getattr(MASKING, "sdpa_mask", None)
+if sdpa_mask is not None and "q_length" not in inspect.signature(sdpa_mask).parameters:
+    sdpa_mask = None
 _LARGEST = 1 << 30  # bytes of weights of one layer in an exported program, as A.to_dense() gives
 
 
@@ -29,10 +35,17 @@ def dense_mask(arguments: dict[str, Any]) -> Tensor:
     Where torch's kernel can make the mask itself, because it is causal and nothing else, the tensor says so in an
     attribute, and the compiler drops the numbers. A model that slices the mask loses the attribute, and is right too.
     """
+    if sdpa_mask is None:
+        rule = "a program of a model needs transformers 5.20 or newer."
+        found, fix = (
+            f"transformers {transformers.__version__}",
+            "pip install -U 'transformers>=5.20', or no torch.compile.",
+        )
+        raise BackendError(rule, found, fix, where="attlas.huggingface")
     m, n = arguments["q_length"], arguments["kv_length"]
     plain = arguments["mask_function"] is causal_mask_function and m == n
     # It returns None for what it leaves to the kernel, and never where it is told to leave nothing.
-    written = sdpa_mask(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
+    written: Tensor | None = sdpa_mask(**arguments, allow_is_causal_skip=plain, allow_is_bidirectional_skip=False)
     if written is None:
         causal = torch.ones(m, n, dtype=torch.bool, device=arguments["device"]).tril()
         written = causal.expand(arguments["batch_size"], 1, m, n)

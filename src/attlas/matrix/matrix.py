@@ -28,6 +28,7 @@ from attlas.matrix.kinds import algebra
 from attlas.matrix.protocol import LazyTensor, check_are_statistics, check_size, lazy_method
 from attlas.matrix.reductions import Dim, axis_of, max_along, reduced, square_root, variance
 from attlas.matrix.softmax import SoftmaxWeights
+from attlas.matrix.tensor import MatrixTensor
 from attlas.matrix.views import LogitMatrix, TransposedMatrix
 from attlas.matrix.weights import Weights
 from attlas.scores import Score
@@ -430,6 +431,29 @@ class AttentionMatrix(LazyTensor):
             If the tensor would take more than `limit` bytes.
         """
         return self.written_out(limit, logits=False)
+
+    def as_tensor(self) -> MatrixTensor:
+        """Return the matrix as a `torch.Tensor` that holds no numbers, for code that asks ``isinstance(x, Tensor)``.
+
+        Returns
+        -------
+        MatrixTensor, shape (..., m, n)
+            A tensor by its class. What torch computes with it is what it computes with this matrix: reads, products,
+            sums and statistics are lazy or small, and what needs all numbers is refused above 1 GiB.
+
+        Notes
+        -----
+        Its gradient goes to queries and keys; it keeps no hook of its own. ``tolist()`` is refused above 2^20 numbers.
+        Cost: none.
+
+        Examples
+        --------
+        >>> import torch, attlas
+        >>> t = attlas.attend(torch.randn(1, 2, 50, 8), torch.randn(1, 2, 50, 8)).as_tensor()
+        >>> isinstance(t, torch.Tensor), t.sum(-2).shape, isinstance(t[0], torch.Tensor)
+        (True, torch.Size([1, 2, 50]), True)
+        """
+        return MatrixTensor(self)
 
     def written_out(self, limit: int | None, *, logits: bool) -> Tensor:
         """Return all weights or log-weights as a Tensor, or raise a TooLargeError; see `to_dense`."""

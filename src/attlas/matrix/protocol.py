@@ -240,9 +240,9 @@ class LazyTensor:
 
     # ------------------------------------------------------------------------------------------------ torch, numpy
 
-    def numpy(self) -> np.ndarray:
-        """Return the whole tensor as an array; refused above 1 GiB, and where a gradient would be lost."""
-        return self.__array__()
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Return the whole tensor as an array; refused above 1 GiB, and, without `force`, where a gradient is lost."""
+        return (self.detach() if force else self).__array__()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         # numpy calls this to get an array: the matrix is written out.

@@ -1,5 +1,6 @@
 """Pictures of attention: heat maps of one head or of many, as matplotlib figures and as files."""
 
+from attlas.pictures.circuitsvis import accept_in_circuitsvis
 from attlas.pictures.maps import (
     ACCENT,
     DEPTH,
@@ -23,6 +24,6 @@ from attlas.pictures.maps import (
 from attlas.pictures.over_image import over_image
 
 __all__ = [
-    "ACCENT", "DEPTH", "FLOOR", "INK", "LAND", "SOFT", "blocks", "color_norm", "depth", "draw", "grid", "label",
-    "over_image", "palette", "plot", "save", "scale", "sheet", "weight_words",
+    "ACCENT", "DEPTH", "FLOOR", "INK", "LAND", "SOFT", "accept_in_circuitsvis", "blocks", "color_norm", "depth", "draw",
+    "grid", "label", "over_image", "palette", "plot", "save", "scale", "sheet", "weight_words",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import nn
 
 import attlas
 from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
+from attlas.recording.discovery import INTERFACE, mentions
 
 _NAME = "attlas"
 
@@ -29,6 +30,7 @@ def attending_with_attlas(model: nn.Module) -> Iterator[None]:
             for part in _switchable(model):
                 # transformers is imported here, for its own models only.
                 part.set_attn_implementation(attlas.huggingface.NAME)
+            _switch_old(model)
         yield
     finally:
         for config, value in before.values():
@@ -47,6 +49,16 @@ def _switchable(model: nn.Module) -> list[Any]:
         if any(getattr(part, CAN_SWITCH, bool)() for part in module.modules()):
             outermost.append(module)
     return outermost
+
+
+def _switch_old(model: nn.Module) -> None:
+    """Switch layers whose models have no method for it, before transformers 4.54: they ask at each call."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, ATTENTION_STORED) and mentions(module, INTERFACE):
+            owners = [one for one in model.modules() if getattr(one, "config", None) is config]
+            if not any(hasattr(one, CAN_SWITCH) for one in owners):
+                setattr(config, ATTENTION_STORED, attlas.huggingface.NAME)
 
 
 def configurations(model: nn.Module) -> Iterator[Any]:

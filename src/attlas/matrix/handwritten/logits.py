@@ -14,9 +14,9 @@ from attlas.foundation.autocast import autocast_dtype
 from attlas.masks import Mask
 from attlas.matrix.handwritten.lazy import Call, Uncomputed
 from attlas.matrix.handwritten.lowering import largest_of_rows, matrix_of
-from attlas.matrix.handwritten.scope import current
+from attlas.matrix.handwritten.scope import current, left
 from attlas.matrix.handwritten.state import Product, State
-from attlas.matrix.handwritten.steps import Step
+from attlas.matrix.handwritten.steps import Step, cut_of, parts_of
 from attlas.matrix.handwritten.weights import LazyWeights
 
 
@@ -275,6 +275,35 @@ class Logits(Uncomputed):
             return NotImplemented
         return LazyWeights.of(matrix, tuple(self.shape), dtype or self.dtype)
 
+    def detach(self) -> Any:
+        """Return the same logits without a graph, still lazy: who keeps them reads single rows."""
+        found = self.computed
+        return Logits(_detached(self.state), tuple(self.shape)) if found is None else found.detach()
+
+    def _read(self, call: Call) -> Any:
+        """Return the logits of some batches, heads, queries and keys, computed of these alone."""
+        parts = None if call.kwargs or len(call.args) != 2 else parts_of(call.args[1], tuple(self.shape))
+        state, is_whole = self.state, tuple(self.shape) == self.state.sizes
+        if parts is None:
+            return NotImplemented
+        cut, index = parts
+        if all(part == slice(None) for part in cut) and 0 not in index:
+            return self
+        if not self.is_matrix or state.product.included or not state.product.is_certain:
+            return NotImplemented
+        if is_whole and state.batch == 1 and index[0] == 0 and all(part == slice(None) for part in cut[1:]):
+            return self.viewed(tuple(self.shape[1:]))
+        if len(cut) == 3 and state.batch == 1:
+            cut, index = (slice(None), *cut), (0, *index)
+        elif not is_whole:
+            return NotImplemented
+        q, k = state.tokens()
+        with torch.set_grad_enabled(state.product.has_graph and torch.is_grad_enabled()), left():
+            x = cut_of(q, (*cut[:3], slice(None))) @ cut_of(k, (*cut[:2], cut[3], slice(None))).mT
+            for step in state.steps:
+                x = step.of_part(cut, state.sizes)(x)
+        return x[index]
+
     known: ClassVar[dict[str, Callable[[Any, Call], Any]]] = {
         **dict.fromkeys(("add", "sub", "rsub"), _add),
         "mul": _multiply,
@@ -287,7 +316,16 @@ class Logits(Uncomputed):
         "amax": _largest,
         "tanh": _tanh,
         **dict.fromkeys(("softmax", "_softmax"), _softmax),
+        "getitem": _read,
     }
+
+
+def _detached(state: State) -> State:
+    """Return the same logits without a graph."""
+    state.check_unchanged()
+    product = replace(state.product, q=state.product.q.detach(), k=state.product.k.detach())
+    product.has_graph = False
+    return replace(state, product=product, steps=tuple(step.detach() for step in state.steps))
 
 
 def _negated(logits: Logits, other: Any, sign: float) -> Any:

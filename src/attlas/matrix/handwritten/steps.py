@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -64,9 +64,58 @@ class Step:
                 fix = "mask = mask + t in place of mask += t, or leave attlas.lazily() out."
                 raise ModifiedError(rule, "a tensor that was changed in place", fix, t=t, where="lazily()")
 
+    def detach(self) -> Step:
+        """Return the same step without a graph."""
+        return replace(self, tensors=tuple(t.detach() for t in self.tensors))
+
+    def of_part(self, cut: tuple[slice, ...], sizes: tuple[int, int, int, int]) -> Step:
+        """Return the step for some batches, heads, queries and keys of a matrix of these sizes."""
+        if self.kind != "hide":
+            return replace(self, tensors=tuple(cut_of(t, cut) for t in self.tensors))
+        (t,) = self.tensors
+        batches, heads, rows, keys = (range(*part.indices(size)) for part, size in zip(cut, sizes, strict=True))
+        if self.mask is None:
+            return replace(self, tensors=(torch.zeros((), dtype=t.dtype, device=t.device),))
+        own = torch.tensor(batches), torch.tensor(heads)
+        allowed = self.mask.allows(Tile(batches, heads, rows, keys, *sizes[2:], *own, t.device))
+        added = torch.zeros(allowed.shape, dtype=t.dtype, device=t.device)
+        return replace(self, tensors=(added.masked_fill(~allowed, torch.finfo(t.dtype).min),))
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits after this step."""
         return x.to(self.dtype) if self.kind == "cast" else applied(self.kind, self.numbers, x, self.tensors)
+
+
+def parts_of(key: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[int | slice, ...]] | None:
+    """Return an index as slices that keep all axes, and what then takes single entries out; None for other indices."""
+    entries = list(key) if isinstance(key, tuple) else [key]
+    if not all(part is Ellipsis or (isinstance(part, int | slice) and not isinstance(part, bool)) for part in entries):
+        return None
+    missing = len(shape) - len(entries) + entries.count(Ellipsis)
+    if missing < 0 or entries.count(Ellipsis) > 1:
+        return None
+    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    entries[at : at + 1] = [slice(None)] * missing
+    slices: list[slice] = []
+    index: list[int | slice] = []
+    for part, size in zip(entries, shape, strict=True):
+        if isinstance(part, slice):
+            if part.step not in (None, 1):
+                return None
+            slices.append(part)
+            index.append(slice(None))
+        elif not -size <= part < size:
+            return None  # torch says what is wrong
+        else:
+            slices.append(slice(part % size, part % size + 1))
+            index.append(0)
+    return tuple(slices), tuple(index)
+
+
+def cut_of(t: Tensor, cut: Sequence[slice]) -> Tensor:
+    """Return a part of a tensor that broadcasts over axes of size 1, which stay."""
+    shape = (1,) * (len(cut) - t.ndim) + tuple(t.shape)
+    return t.reshape(shape)[tuple(slice(None) if size == 1 else part for part, size in zip(cut, shape, strict=True))]
 
 
 def applied(kind: str, numbers: Sequence[float | None], x: Tensor, tensors: Sequence[Tensor]) -> Tensor:

@@ -112,6 +112,11 @@ class LazyWeights(Uncomputed):
         is_changed = found is not None and (found.is_inference() or changes(found) != state.changes)
         return self.written_out("return") if matrix is None or is_changed or not state.is_plain else matrix
 
+    def detach(self) -> Any:
+        """Return the weights without a graph: a lazy tensor, which can be kept, where nothing was done with them."""
+        matrix = self._pure()
+        return super().detach() if matrix is None or self.computed is not None else matrix.detach().as_tensor()
+
     def as_matrix(self) -> AttentionMatrix | None:
         """Return the weights as a matrix with the axes that the model sees; None where it has no such axes."""
         matrix, lead = self.state.matrix, tuple(self.shape[:-2])
