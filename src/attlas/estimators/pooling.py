@@ -85,6 +85,7 @@ class Pool:
         sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
         first, second = sums.split(self.values.shape[1], -1)
         variance: Tensor = second - first.square()
+        # A difference of squares loses digits: where `error`, its bound, is not small beside it, residuals are summed.
         error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
         doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
         if len(doubtful):

@@ -67,6 +67,7 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
     key_order = kept[of_keys.order]
     own_key = None
     if task.leave_one_out:
+        # Of each query in leaf order: where its own key stands in leaf order, -1 where that has weight 0.
         own_key = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
         own_key[key_order] = torch.arange(len(key_order), device="cpu")
         own_key = own_key[of_queries.order]
