@@ -132,6 +132,7 @@ class ModelAttentions:
         self._paths = {id(module): path for path, module in self._modules}
         self._by_path = dict(self._modules)
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
+        # One module of each class: what is asked about classes is asked once.
         one_each = {type(module): module for _, module in self._modules}
         of_heads, self.of_channels = linear_functions(self._modules)
         self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
@@ -142,7 +143,9 @@ class ModelAttentions:
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
         self._named = {kind for kind in one_each if _NAMED.search(kind.__name__)}
+        # By class: how many attentions one call of it computes.
         self._classes = dict.fromkeys(self._known, 1)
+        # Sets `sites` and `counts`.
         self._number()
 
     def _number(self) -> None:
@@ -156,6 +159,7 @@ class ModelAttentions:
         kinds = {name: self._kind(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
+        # Layers of linear attention are a kind of their own only where they stand beside a softmax in one layer.
         linear = {
             name
             for name, (path, _) in names.items()

@@ -73,6 +73,7 @@ class LinearSequence:
         batch, _, n, _ = call.values.shape
         mask = torch.ones(batch, n, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(batch, n)
         self._query_masks.append(mask)
+        # Of the last call: scale and function that make the matrix, and the state to which the next call must fit.
         self._scale, self._make = call.scale, call.matrix
         self._state = None if call.after is None else call.after.detach().clone()
         self.length += n

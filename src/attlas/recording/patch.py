@@ -116,6 +116,7 @@ def scaled_dot_product_attention(
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
     if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
         return compute()
+    # Inside `listening()`: the matrix is wanted alone, and zeros stand for the output.
     if _listens.get():
         _offer(query, key, value, *options)
         return query.new_zeros(*_leading(query, key, enable_gqa), query.shape[-2], value.shape[-1])
@@ -201,6 +202,7 @@ def _pool_for_finders(
         return A.pooled(v, dropout_p)
 
     out, shown = pooled_in(_modules(), own, values, pool)
+    # A list where a caller collects matrices, by `shown_matrices`.
     found = _shown.get()
     if found is not None:
         found.append(shown)

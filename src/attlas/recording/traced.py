@@ -215,6 +215,7 @@ def _arguments(text: str, tensors: list[Tensor]) -> tuple[Any, Any]:
         return (), {}
 
     def given(place: Any) -> Any:
+        """Return the tensors of one place, or of a list of places; an index of `tensors` each, None for no tensor."""
         if isinstance(place, list):
             return tuple(map(given, place))
         return None if place is None else tensors[place].clone()

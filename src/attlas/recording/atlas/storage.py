@@ -176,6 +176,7 @@ class Writer:
             if progress is not None:
                 progress(done + 1, len(entries))
         ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
+        # Writes all tensors that `put` keeps, so that `content` names files that are there.
         self.flush()
         content = {**facts, "ids": ids, "entries": records}
         _check_plain(content)
@@ -183,6 +184,7 @@ class Writer:
             write_bookmarks(self.partial, bookmarks)
         self.seal(content)
         self._done = True
+        # Closing the file releases the lock, by which other writers knew that this one was at work.
         os.close(self._lock)
 
     def seal(self, content: Mapping[str, Any]) -> None:
@@ -406,6 +408,7 @@ def _clear_leftovers(folder: Path) -> None:
     if os.name == "nt":  # a leftover is not told from a writer at work, and stays
         return
     for leftover in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
+        # None where its writer is at work: it holds the lock.
         handle = _lock(leftover)
         if handle is not None:
             shutil.rmtree(leftover, ignore_errors=True)
