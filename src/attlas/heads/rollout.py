@@ -199,6 +199,7 @@ def _rollout(
     for some in positions.split(_VECTORS):
         first = matrices[0]
         x = torch.zeros(*first.shape[:-3], 1, n, len(some), dtype=first.dtype, device=first.device)
+        # Column t is 1 at its own token.
         x[..., some.to(x.device), torch.arange(len(some), device=x.device)] = 1.0
         if real is not None:
             real = real.to(x)
@@ -209,6 +210,7 @@ def _rollout(
             wide = A.full_precision()
             product = wide.mT @ x if back else wide @ x
             mixed = product.mean(dim=-3, keepdim=True) if share is None else (product * share).sum(-3, keepdim=True)
+            # (1 - residual) * mixed + residual * x.
             x = torch.lerp(mixed, x, residual)
             x = x if real is None else x * real.to(x)
             depths.append(x.squeeze(-3))
