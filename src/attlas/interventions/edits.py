@@ -407,6 +407,7 @@ class Temperature(Intervention):
         super().__init__(layers, heads, queries)
         fix = "Temperature(0.5); ScaleLogits takes any factor."
         temperature = finite_number("temperature", temperature, fix, above=0.0)
+        # softmax(logits / temperature) is a factor of the logits.
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:
