@@ -171,6 +171,7 @@ class _Groups:
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
         scale, sink = (None if t is None else mine.get(id(t), t) for t in (A.tokens[2], problem.sink))
         held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
+        # The problem holds tokens without memory: sizes and settings of the group alone.
         problem = replace(
             problem,
             q=problem.q[:1, :1].expand(len(batches), len(heads), -1, -1),

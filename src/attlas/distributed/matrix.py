@@ -233,6 +233,7 @@ class DistributedMatrix(_Refusing):
             own = problem.k if tokens == "keys" else problem.q
             check_values(like(t), own, self.whole.axes, problem.shape[1], names)
 
+        # Calls it, and raises on all ranks if it raises on one.
         self._agreed(check)
 
     def _splits(self, role: Role) -> bool:
@@ -431,6 +432,7 @@ def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) 
     shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
     problem = parts[0].problem
     result = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    # `to_x` are places among what was asked for, `x` those in this rank's part.
     to_batch, batch = (asked_batches.unsqueeze(-1) == problem.batch_ids).nonzero().unbind(-1)
     to_head, head = (asked_heads.unsqueeze(-1) == problem.head_ids).nonzero().unbind(-1)
     to_column, column = _within(asked_columns, layout.columns)

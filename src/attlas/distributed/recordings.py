@@ -96,6 +96,7 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
         if entry.values_and_norms:
             rule = "values are not joined from several processes."
             raise RecordingError(rule, "values", "attlas.record(model) without values.", entry=entry.path)
+        # `_hollow` keeps shape and dtype of a tensor, and no numbers: these stay on their rank.
         tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
         for name, t in tensors.items():
             if "." in name and t.shape[:2] != entry.shape[:2]:
@@ -265,6 +266,7 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
     shape = (sum(batches), len(heads), *first.shape[2:])
     wholes = {name: [one.whole for key, one in found.items() if key.rpartition(".")[0] == name]
               for name in first.statistics}  # fmt: skip
+    # Results as they were, with the tensors of all ranks in place of this rank's.
     results = {name: rebuilt(result, wholes[name]) for name, result in first.statistics.items()}
     matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
     query_mask = found["query_mask"].whole if "query_mask" in found else None
@@ -308,6 +310,7 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
         if t.dtype is not first.dtype or t.ndim != first.ndim or any(t.shape[a] != first.shape[a] for a in free):
             found = f"{name}: {tuple(t.shape)} {t.dtype} and {tuple(first.shape)} {first.dtype}"
             raise _unfit(entry, "tensors of all ranks must have one dtype, and the same sizes.", found)
+    # `at`: where the next part begins along the batch and along the heads.
     places, shape, at = {}, list(first.shape), [0, 0]
     for row in grid:
         at[1] = 0
