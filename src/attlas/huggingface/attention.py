@@ -110,8 +110,10 @@ def attention_forward(
     dropout = dropout if module.training else 0.0  # some layers name it outside of training too, and eager ignores it
     check_keywords(module, kwargs)
     chosen = chosen_keys(module, query.shape[1], indices, block_indices)
+    # Not None inside `attlas.distributed.context_parallel`: the text of which this rank has a part.
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
+        # torch.compile and torch.export: the mask and, where they are returned, the weights are ordinary tensors.
         output, weights = dense_attention(
             query,
             key,
@@ -126,6 +128,7 @@ def attention_forward(
             chosen=chosen,
             returned=weights_are_returned(kwargs),
         )
+        # A recording listens to compiled code by operators: this one sends it the tensors of the call.
         if is_told_by_operators():
             tell(
                 module,

@@ -26,6 +26,7 @@ def accept_output_attentions(name: str) -> None:
 
     @functools.wraps(refusing)
     def validate(self: Any) -> None:
+        """Check as transformers does, unless the attention function is `name`, which returns weights."""
         if getattr(self, ATTENTION) != name:
             refusing(self)
 
