@@ -32,6 +32,7 @@ class _LargeInduction(Induction):
     """Each row's weight on the positions after copies, of weights from 0.01 on: shape (batch, heads, rows)."""
 
     def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
+        # Adds to the sums of each row what one tile has; `tokens` is what `prepare` returned.
         _, tokens = carry.prepared
         targets = self.targets(at, tokens)
         weights = part.weights
