@@ -176,6 +176,7 @@ def _failures(report: dict[str, Any]) -> list[str]:
 
 
 def _say_versions(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print the device, the versions of libraries and the state of the CPU kernels."""
     device, native = report["device"], report["kernels"]
     terminal.say("attlas doctor", "bold")
     words = [device["name"]]
@@ -227,6 +228,7 @@ def _cell(found: dict[str, str] | None, terminal: Terminal) -> str:
 
 
 def _say_waits(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print how often each call made the host wait for the device, or why that is not known."""
     terminal.say()
     terminal.say("  how often the host waits for the device", "bold")
     if report["waits"] is None:
@@ -243,6 +245,7 @@ def _say_waits(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _say_times(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print the time of each row, and its ratio to the row that it is compared with."""
     rows = report["times"]["rows"]
     wide = max(len(row["name"]) for row in rows)
     terminal.say()

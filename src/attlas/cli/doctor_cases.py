@@ -153,6 +153,7 @@ def exact(case: Case, operation: str, dtype: torch.dtype) -> list[Tensor]:
 
 @contextmanager
 def _on_one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, for the time of a ``with`` block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -316,6 +317,8 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
     with_graph = attlas.attend(leaves[0], leaves[1], mask=causal)
 
     def gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
+        """Return a function that computes an output and its gradients for q, k and v, which is what is timed."""
+
         def both() -> object:
             with torch.enable_grad():
                 return torch.autograd.grad(run(), leaves, slope)
@@ -343,6 +346,8 @@ def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Ca
     errors: dict[str, str] = {}
 
     def guarded(name: str, run: Callable[[], object]) -> Callable[[], None]:
+        """Return `run` as a function that notes its first error in `errors`, and does nothing from then on."""
+
         def once() -> None:
             if name in errors:
                 return
