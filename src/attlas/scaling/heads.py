@@ -230,6 +230,7 @@ class _SeenKeys(Statistic):
         return torch.zeros(batch, count, n, dtype=torch.bool, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # Implements `Statistic.step`: marks the keys of a tile that some row sees.
         batches, of_heads, _ = at.place
         for columns, cells in part.visible_columns:
             span = slice(at.columns.start + columns.start, at.columns.start + columns.stop)

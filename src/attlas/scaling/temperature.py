@@ -188,6 +188,7 @@ class _ScaledPerHead(Derived):
         self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # Implements `Score.forward`: the inner logits times the factor of their batch and head.
         factor = self.factor[at.place[:2]].to(at.dtype)
         logits: Tensor = self.inner(q, k, at)
         return logits * factor[..., None, None]
