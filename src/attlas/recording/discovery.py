@@ -132,8 +132,7 @@ class ModelAttentions:
         self._paths = {id(module): path for path, module in self._modules}
         self._by_path = dict(self._modules)
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
-        # One module of each class: what is asked about classes is asked once.
-        one_each = {type(module): module for _, module in self._modules}
+        one_each = {type(module): module for _, module in self._modules}  # what is asked about a class is asked once
         of_heads, self.of_channels = linear_functions(self._modules)
         self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
         self._linear = _callers(one_each, self.linear_functions)
@@ -159,13 +158,13 @@ class ModelAttentions:
         kinds = {name: self._kind(path) for name, (path, _) in names.items()}
         if "self" not in kinds.values():  # an encoder without a decoder is the main kind
             kinds = {name: "self" if kind == "encoder" else kind for name, kind in kinds.items()}
-        # Layers of linear attention are a kind of their own only where they stand beside a softmax in one layer.
         linear = {
             name
             for name, (path, _) in names.items()
             if type(self._by_path[path]) in self._linear and kinds[name] == "self"
         }
         softmax = [path for name, (path, _) in names.items() if kinds[name] == "self" and name not in linear]
+        # Linear attention is a kind of its own only where it stands beside a softmax in one layer.
         if self._share_layers([names[name][0] for name in linear], softmax):
             kinds |= dict.fromkeys(linear, "linear")
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}

@@ -278,7 +278,7 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
             _refuse_recomputation()
         return observers.unobserved_product(matrix, values, dropout)
     if _active_changers and torch.is_grad_enabled():
-        # A backward that computes this again must find its module: `_refuse_recomputation` asks whom to refuse.
+        # `_refuse_recomputation` refuses a backward that computes this again where no module is known to run.
         _changers_of_products.update(listener for listener in _listeners.get() if isinstance(listener, Changer))
     own = four_axes(matrix)
 

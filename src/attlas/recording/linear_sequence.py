@@ -42,10 +42,12 @@ class LinearSequence:
     def __init__(self, site: AttentionSite, number: int, policy: RetentionPolicy, *, keeps_values: bool | str) -> None:
         self.site, self.number, self.policy = site, number, policy
         self._keeps_values = keeps_values
+        # By name ("q", "k", "decay", ...): what each call has given of it, joined when the matrix is made.
         self._pieces: dict[str, list[Tensor]] = {}
         self._values: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._query_masks: list[Tensor] = []
+        # Of the last call: scale of the queries, what makes the matrix, and the state that it ended with.
         self._scale = 1.0
         self._make: Callable[..., AttentionMatrix] = transport
         self._state: Tensor | None = None

@@ -145,7 +145,10 @@ class Passes:
 
 
 def _enter(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
-    """Count a call of a module, and make it the innermost."""
+    """Count a call of a module, and make it the innermost; a hook with the arguments of `traced.call`.
+
+    `handler` is the `Passes`. Calls in a backward, where `graph_task` is not -1, compute again and are not counted.
+    """
     passes: Passes = handler
     if passes._active():
         passes._inside.append(ModuleCall(module))

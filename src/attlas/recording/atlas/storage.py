@@ -79,6 +79,7 @@ class Writer:
         self.overwrite = overwrite
         self.asked_by = asked_by
         self.files: dict[str, Written] = {}
+        # By identity of what `add` returned: it, its plain data, and the statistics that it had.
         self._records: dict[int, tuple[Entry, Spec, dict[str, Any]]] = {}
         self._shared: dict[str, Spec] = {}
         self._runs: WeakKeyDictionary[Mask, dict[tuple[Any, ...], Mask]] = WeakKeyDictionary()
