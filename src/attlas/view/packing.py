@@ -247,6 +247,7 @@ class Packer:
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
         weights = values.cpu().double().numpy()
+        # Keys are stored as distances behind their query.
         gaps = torch.arange(m)[:, None] - keys.cpu()
         self._put(f"kept:{name}", self._codes(place, weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)
