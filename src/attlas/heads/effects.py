@@ -137,7 +137,7 @@ def effect(
             logits = _logits(model(ids.repeat(copies, 1)))
         # The probe changes nothing, and notes the heads that it is asked about.
         if intervention is probe:
-            # A model that uses a layer twice has its final numbers only after the pass.
+            # Attentions that are found later in the pass may shift the number of a layer.
             for record in probe.found:
                 record["layer"] = block.final_layer(record["site"], record["layer"])
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
