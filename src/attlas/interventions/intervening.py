@@ -143,6 +143,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         No chosen layer attended, or a position lies beyond the text.
         """
         for number, item in enumerate(self._interventions):
+            # What of the choice of layers no attention answered to.
             silent = item.selection.unmatched(self._attentions, self._heard)
             if silent:
                 raise no_layer_attended(silent, [site.path for site in self._heard]).replaced(where=item.where)
