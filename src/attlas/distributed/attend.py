@@ -113,9 +113,9 @@ def attend(
         # Tensors of the same shapes without memory: the checks of `attlas.attend` need no numbers.
         some_q, some_k = like(q), like(k)
         if factor is None:
-            # Checks that the factor fits; the result is not needed.
             whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
         else:
+            # Checks that the factor fits; the result is not needed.
             local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(factor))
             whole = local_attend(some_q, some_k, ScaledDot(1.0), mask, None, sink, plan)
         if q.device_mesh.size() > 1:

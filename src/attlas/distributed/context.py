@@ -163,10 +163,13 @@ class _Text:
 
     def __init__(self, mesh: DeviceMesh, order: Tensor | None, plan: Plan | None) -> None:
         self.mesh, self.order, self.plan = mesh, order, plan
+        # The function that makes errors, for the modules that ask this object.
         self.refused = _refused
+        # Of the pass: sequences, tokens of the whole text, and how many attentions have run.
         self.batch, self.n, self.layers = 0, 0, 0
         self.positions: Tensor = torch.zeros(1, 0, dtype=torch.int64)
         self.documents: Tensor | None = None
+        # Whether positions of this rank's tokens jump, as between packed documents.
         self.packs = False
         self.padding: Tensor | None = None
 

@@ -338,6 +338,7 @@ def _matrix(
     """
     first = grid[0][0][1]
     rows, scores, tokens = [], [], first.entry.shape[2:]
+    # Join the masks and scores of a row of the grid along the heads (axis 1), then the rows along the batch (axis 0).
     for row, size in zip(grid, batches, strict=True):
         sizes = [part.entry.shape[1] for _, part in row]
         rows.append(joined_mask([part.mask for _, part in row], sizes, 1, (size, len(heads), *tokens)))
