@@ -284,7 +284,10 @@ _Row = tuple[str, Callable[[], object], attlas.AttentionMatrix | None, Operation
 
 
 def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
-    """Yield groups of what is timed, all causal; the first of each is torch's kernel, which divides the others."""
+    """Yield groups of what is timed, all causal; the first of each is torch's kernel, whose time divides the others'.
+
+    A row has a name, a call, and the matrix and operation that tell which backend the call uses.
+    """
     causal, n, heads = attlas.Causal(), k.shape[-2], q.shape[1]
     plain = attlas.attend(q, k, mask=causal)
     near = attlas.Window(max(n // 16, 1), 0)

@@ -194,6 +194,7 @@ def _delimiter(text: str) -> str:
         # A decimal comma counts as well: 1,5;2,5 is two numbers, and not 1 and 5;2 and 5.
         cells = [cell.strip() for row in rows for cell in row]
         numbers = sum(Signs(".").reads(cell) or Signs(",").reads(cell) for cell in cells)
+        # 0.01: a table without any number is judged by its even rows.
         if even * (0.01 + numbers / len(cells)) > merit:
             best, merit = delimiter, even * (0.01 + numbers / len(cells))
     return best
