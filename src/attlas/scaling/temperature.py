@@ -132,6 +132,7 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
     if not bool((found > 0.0).all()):
         least = f"variance {float(found.min()):g} of the logits of one"
         raise _wrong("the logits of every matrix must vary.", least, "leave that head out: A[:, heads]")
+    # The variance of factor * logits is factor² times theirs.
     factor = (wanted / found).sqrt()
     return factor, found * factor.square()
 
