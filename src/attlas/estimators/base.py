@@ -357,6 +357,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             return [ScoredLeaveOneOut(self.kernel, task, rows)]
         count = n if rows is None else len(rows)
         last = objective(task, rows)
+        # `line`: all rows of one feature, where every pair costs no more than sorting does.
         if count * n <= _COARSE_PAIRS or (isinstance(last, SummedLeaveOneOut) and last.line):
             return [last]
 

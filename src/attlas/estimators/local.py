@@ -150,6 +150,7 @@ def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tens
     unit = torch.where(mass > 0, mass, 1.0)
     mean, centre = sums / unit, places / unit
     cross = centre.unsqueeze(-1)
+    # Slopes are Cov(x)⁻¹ Cov(x, y), both as the mean of products less the product of means.
     inverse, variance, correlation = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
     slopes = inverse @ (products / unit.unsqueeze(-1) - cross @ mean.unsqueeze(1))
     return Lines(mass, mean, centre, slopes, inverse, variance, correlation)
