@@ -202,6 +202,7 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
 
 def _complement(directions: Tensor, keep: Tensor) -> Tensor:
     """Return the projections onto what is orthogonal to the directions that are not kept, which come first."""
+    # I - Q Qᵀ, with Q an orthonormal basis of the directions that are not kept.
     lost = torch.where(keep.unsqueeze(-2), 0.0, directions)
     lost = lost / torch.where(keep.unsqueeze(-2), 1.0, torch.linalg.vector_norm(lost, dim=-2, keepdim=True))
     basis = torch.where(keep.unsqueeze(-2), 0.0, torch.linalg.qr(lost)[0])

@@ -266,8 +266,8 @@ class LeaveOneOut(Objective):
     def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
         """Return predictions (r, e), the leverage of each pair (r, n or 1), and the lines; None for local means.
 
-        With K the `weight`, value j has the share ``w_j K_ij leverage_ij`` of prediction i; the leverage of a local mean
-        is ``1 / Σ_l w_l K_il``.
+        With K the `weight`, value j has the share ``w_j K_ij leverage_ij`` of prediction i. The leverage of a local
+        mean is ``1 / Σ_l w_l K_il``.
         """
         if self.task.degree:
             return self._line(weight, part, keys)

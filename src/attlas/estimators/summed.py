@@ -191,10 +191,12 @@ class SummedLeaveOneOut(Objective):
     def _sums(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
         """Return the sums that rows see of all other keys."""
         if self.line:
+            # Rounding grows with the spread of the keys: a tolerance below it cannot be kept.
             tolerance = min(max(_TOLERANCE, _ROUNDED * float(keys.amax() - keys.amin())), 1e-7)
             return kernel_sums(
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )
+        # The bandwidth: keys are in units of it.
         unit = torch.ones(keys.shape[1], dtype=torch.float64)
         summed = Task(kernel, keys[rows], keys, values, unit, self._weights)
         last = torch.full_like(rows, len(keys))  # the keys before a row's own, and those after it
