@@ -164,6 +164,7 @@ def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
 
 def _runs_of_heads(spec: dict[str, Any], heads: Tensor) -> dict[str, Any]:
     """Cut the tables of a stored `Runs` to the recorded heads."""
+    # `first`, (batch, heads, m + 1): where the runs of each row begin in the tables `starts` and `stops`, and the end.
     first = spec["first"]["t"]
     if first.shape[1] == 1:  # one table for all heads
         return spec

@@ -218,7 +218,8 @@ def _without_own(line: Line, sums: Sums, error: float) -> Sums:
     has_own = own[1].first > own[0].stop  # not where the own key has weight 0, which a line leaves out
     # The run before the own key ends where it stands.
     own_key = own[0].stop[has_own]
-    # The own key, of kernel 1, has w exp(-log_scale) of the sums. Where it is more than half of the row, the others are summed again without it.
+    # The own key, of kernel 1, has w exp(-log_scale) of the sums. Where that is more than half of the row, the others
+    # are summed again without it.
     weight = torch.zeros_like(sums.denominator)
     weight[has_own] = (line.weights()[own_key].log() - sums.log_scale[has_own]).exp()
     value = task.values.new_zeros(len(weight), task.values.shape[1])
