@@ -70,7 +70,7 @@ def device_of(name: str | None) -> torch.device:
         device = torch.device(name)
         if device.type != "cpu":
             device = torch.device(device.type, device.index or 0)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device)  # an error where the device is not there
     except Exception as error:
         rule, fix = "--device must name a device that is here.", "leave --device out"
         raise UsageError(rule, f"--device {name}: {(str(error).splitlines() or [''])[0]}", fix) from error

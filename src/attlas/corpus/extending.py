@@ -149,6 +149,7 @@ def keep(folder: Path, result: str) -> None:
     # something to make it of.
     if result_of(folder) != result or result_of(base) == result:
         try:
+            # Only whether it can be opened: an error says that the copy is damaged.
             open_base(folder, result)
         except RecordingError:
             if result_of(folder) != result:

@@ -229,7 +229,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             _check_number(name, getattr(self, name), least, whole=True)
         _check_number("tol", self.tol, 0, whole=False)
         _check_number("tolerance", self.tolerance, 0, whole=False, below=1)
-        usable_device(self.device or "cpu")
+        usable_device(self.device or "cpu")  # raises where it cannot be used
         if not isinstance(self.verbose, bool):
             _check_number("verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):

@@ -417,7 +417,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if is_dask(X):
             return predicted_in_boxes(X[list(names_of(self, X))], memory, part, self.y_.shape[1:])
         mean = merged_partitions(memory, part).mean()
-        self._fill_outside(mean, x)
+        self._fill_outside(mean, x)  # in place
         return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:

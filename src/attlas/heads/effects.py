@@ -187,6 +187,7 @@ class _Heads(Intervention):
         return pool
 
     def linear_output(self, out: Tensor, call: Call) -> Tensor:
+        # `pool` notes the heads of the call; what it is given is not called.
         self.pool(lambda A, values: values, call)
         return out
 

@@ -328,6 +328,7 @@ def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
     # Modules around this one run too. One of them may be asked for this matrix later, and finds it by what is kept.
     for call in _running():
         if call.module is not module:
+            # Called for the memory alone: `call.place` finds the matrix from now on.
             call.remember(matrix, place)
     return place
 

@@ -169,6 +169,7 @@ class Packer:
     def _detail(self, place: tuple[int, int]) -> dict[str, Any]:
         """Put the pictures of a head, down to the finest level that fits, its tracks, and all of a small head."""
         name, question, entry = f"{place[0]}:{place[1]}", self._question(place), self._info["entries"][place[0]]
+        # Raises where the entry keeps no q and k.
         self._entry(place).need_matrix()
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)

@@ -353,6 +353,7 @@ class Service:
     def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
         """Let the passes of a head continue near the rows that the page shows."""
         place, head = self._head(params)
+        # Checked, as a wrong question is answered by an error; rows are all that counts here.
         params.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         self._passes.move_to(place, (rows.start + rows.stop) / 2)
