@@ -171,7 +171,7 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list
 
 
 def _records(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the cells of each record that is no empty line."""
+    """Yield the first line and the cells of each record that is no empty line; wrong quotes raise if `strict`."""
     reader, line = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=strict), 1
     for cells in reader:
         cells = cells[:-1] if delimiter == " " and cells[-1:] == [""] else cells  # spaces at the end of a line

@@ -277,7 +277,10 @@ class DistributedMatrix(_Refusing):
         return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
-        """Return the log-sum-exp of rows over the keys of all ranks, from that over this rank's keys."""
+        """Return the log-sum-exp of rows over the keys of all ranks, from that over this rank's keys.
+
+        ``log Σ_r exp(lse_r - top) + top``; `shared` as of `Layout.reduced`.
+        """
         layout = self.layout
         # The largest of all ranks is subtracted first, so that no exp overflows.
         top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))

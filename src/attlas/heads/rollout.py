@@ -233,7 +233,7 @@ def _token_mask(source: Iterable[AttentionMatrix], matrices: list[AttentionMatri
 
 
 def _ends(real: Tensor, *, back: bool) -> Tensor:
-    """Return 1 at the last token of each text, or at the first."""
+    """Return 1 at the last token of each text with `back`, else at the first; 0 elsewhere, `real` is 0 at padding."""
     reached = (real.flip(-2) if back else real).cumsum(-2)
     reached = reached.flip(-2) if back else reached
     return real * (reached == 1)

@@ -120,6 +120,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     where = "intervene()"
 
     def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
+        # The arguments are those of `intervene`, checked.
         selections = tuple(item.selection for item in interventions)
         super().__init__(model, selections, patch_sdpa=patch_sdpa, linear=True)
         self._interventions = interventions

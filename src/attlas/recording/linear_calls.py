@@ -120,7 +120,10 @@ def _of_scan(
     *,
     begins: bool,
 ) -> LinearCall:
-    """Return a call of Mamba-2 from its tensors, with tokens on the third axis."""
+    """Return a call of Mamba-2 from its tensors, with tokens on the third axis; its decay is ``exp(dt A)``, one a head.
+
+    `before` and `after` are its states, `begins` says whether no token came before these.
+    """
     tokens = {"q": C, "k": B, "decay": dt * A.reshape(-1, 1), "write": dt}
     if D is not None:
         tokens["diagonal"] = D

@@ -263,7 +263,10 @@ def _tokens(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
 
 
 def _four_axes(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
-    """Give a tensor with these leading axes the axes (batch, heads, tokens, size)."""
+    """Give a tensor with these leading axes the axes (batch, heads, tokens, size).
+
+    Of three axes the first are heads with `enable_gqa`, as torch reads them then, and else the batch.
+    """
     t = t.expand(*lead, *t.shape[-2:])
     if t.ndim == 2:
         return t[None, None]

@@ -273,6 +273,7 @@ class Recording(ModelFollower, AbstractContextManager[Atlas]):
         gates: bool = False,
         handwritten: bool = False,
     ) -> None:
+        # The arguments are those of `record`, checked; `is_lazy` and `_scope` are for attention written out by hand.
         patched, channels = patch_sdpa or handwritten, bool(selection.channels)
         super().__init__(model, (selection,), patch_sdpa=patched, linear=linear, channels=channels)
         self.is_lazy = handwritten

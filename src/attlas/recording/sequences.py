@@ -138,7 +138,7 @@ class RecordedSequences:
         self._entries += [sequence.to_entry(known.get(sequence)) for sequence in sequences]
 
     def _add(self, key: Key, new: _NewCall, continues: bool) -> None:
-        """Add a call to the last text, or begin another."""
+        """Add a call to the last text if it `continues` that, or begin another, whose first call it is."""
         sequence, number = self.last.get(key), 0
         if sequence is not None:
             if continues:
