@@ -42,6 +42,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     report: dict[str, Any] = {"device": about(device), "versions": versions(), "kernels": _native()}
     if not arguments.json:
         _say_versions(report, terminal)
+    # Results of earlier runs are dropped: all is compared anew, in 60 % of the time; the rest is for the timings.
     trust.forget(device)
     report["backends"] = _compared(device, begun + 0.6 * arguments.seconds, terminal)
     with warnings.catch_warnings():

@@ -182,6 +182,7 @@ def _results(operation: str, given: Sequence[Tensor], own: dict[str, Any], plan:
     if operation == "gradients":
         leaves = [t.detach().requires_grad_() for t in given]
         out = attlas.attend(leaves[0], leaves[1], plan=plan, **own) @ leaves[2]
+        # Other numbers at each place, so that an error in one cannot hide behind another.
         slope = torch.cos(torch.arange(out.numel(), device="cpu")).view(out.shape).to(out)
         return list(torch.autograd.grad(out, leaves, slope))
     with torch.no_grad():

@@ -127,7 +127,7 @@ class SummedLeaveOneOut(Objective):
         loss, loss_slope = self._summed_loss(left, part)
         if not gradient:
             return torch.cat([loss.reshape(1), loss.new_zeros(keys.shape[1])])
-        # With ŷ = N / D of a row: ∂L/∂θ = Σ_i w_i / D_i Σ_e ∂ℓ/∂ŷ_ie (∂N_ie/∂θ - ŷ_ie ∂D_i/∂θ), w_i the weight of row i.
+        # With ŷ = N / D of a row and its weight w: ∂L/∂θ = Σ_i w_i / D_i Σ_e ∂ℓ/∂ŷ_ie (∂N_ie/∂θ - ŷ_ie ∂D_i/∂θ).
         loss_slope = loss_slope.double() * (self._row_weights[part] * left.inverse.double()).unsqueeze(-1)
         level = (loss_slope * left.predicted.double()).sum(-1, keepdim=True)
         slopes = torch.einsum("re,red->d", loss_slope, left.value_slopes.double())

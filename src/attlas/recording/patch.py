@@ -52,6 +52,7 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     global _offer, _change  # made into functions that torch.compile leaves alone
     with _lock:
         _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
+        # `_finders` has the `innermost` of each block that is open; the first one patches, the last one undoes it.
         if not _finders:
             _patch.enter_context(_replaced())
         _finders.append(innermost)

@@ -186,6 +186,7 @@ def _hook(function: Callable[..., None]) -> Callable[..., None]:
 @torch.library.custom_op("attlas::event", mutates_args=("log",), tags=TAGS)
 def event(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
     """Call the handler of a hook, for the module that the tensor `module` stands for, when the program runs."""
+    # `log` is changed, on paper, so that no compiler drops or reorders the call.
     handlers, running = _handlers.get(slot), module_of(module)
     if handlers is not None and running is not None:
         handler = handlers.get(f"{name} in program", handlers[name])
