@@ -72,7 +72,7 @@ def _read(
     shown: bool = True,
     after_each: Callable[[int, int], None] | None = None,
 ) -> Corpus | None:
-    """Read, with a line that says how fast and how long it still takes; `after_each` gets the texts and tokens read."""
+    """Read, with a line, if `shown`, that says how fast and how long; `after_each` gets the texts and tokens read."""
     with terminal.shares("reading") as tell:
         begin = time.monotonic()
 

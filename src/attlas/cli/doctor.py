@@ -42,6 +42,7 @@ def run(arguments: Namespace, terminal: Terminal) -> None:
     report: dict[str, Any] = {"device": about(device), "versions": versions(), "kernels": _native()}
     if not arguments.json:
         _say_versions(report, terminal)
+    # Results of earlier runs are dropped: all is compared anew, in 60 % of the time; the rest is for the timings.
     trust.forget(device)
     report["backends"] = _compared(device, begun + 0.6 * arguments.seconds, terminal)
     with warnings.catch_warnings():
@@ -70,7 +71,7 @@ def device_of(name: str | None) -> torch.device:
         device = torch.device(name)
         if device.type != "cpu":
             device = torch.device(device.type, device.index or 0)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device)  # an error where the device is not there
     except Exception as error:
         rule, fix = "--device must name a device that is here.", "leave --device out"
         raise UsageError(rule, f"--device {name}: {(str(error).splitlines() or [''])[0]}", fix) from error
@@ -176,6 +177,7 @@ def _failures(report: dict[str, Any]) -> list[str]:
 
 
 def _say_versions(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print the device, the versions of libraries and the state of the CPU kernels."""
     device, native = report["device"], report["kernels"]
     terminal.say("attlas doctor", "bold")
     words = [device["name"]]
@@ -227,6 +229,7 @@ def _cell(found: dict[str, str] | None, terminal: Terminal) -> str:
 
 
 def _say_waits(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print how often each call made the host wait for the device, or why that is not known."""
     terminal.say()
     terminal.say("  how often the host waits for the device", "bold")
     if report["waits"] is None:
@@ -243,6 +246,7 @@ def _say_waits(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _say_times(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print the time of each row, and its ratio to the row that it is compared with."""
     rows = report["times"]["rows"]
     wide = max(len(row["name"]) for row in rows)
     terminal.say()

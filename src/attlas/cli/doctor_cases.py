@@ -153,6 +153,7 @@ def exact(case: Case, operation: str, dtype: torch.dtype) -> list[Tensor]:
 
 @contextmanager
 def _on_one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, for the time of a ``with`` block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -181,6 +182,7 @@ def _results(operation: str, given: Sequence[Tensor], own: dict[str, Any], plan:
     if operation == "gradients":
         leaves = [t.detach().requires_grad_() for t in given]
         out = attlas.attend(leaves[0], leaves[1], plan=plan, **own) @ leaves[2]
+        # Other numbers at each place, so that an error in one cannot hide behind another.
         slope = torch.cos(torch.arange(out.numel(), device="cpu")).view(out.shape).to(out)
         return list(torch.autograd.grad(out, leaves, slope))
     with torch.no_grad():
@@ -283,7 +285,10 @@ _Row = tuple[str, Callable[[], object], attlas.AttentionMatrix | None, Operation
 
 
 def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
-    """Yield groups of what is timed, all causal; the first of each is torch's kernel, which divides the others."""
+    """Yield groups of what is timed, all causal; the first of each is torch's kernel, whose time divides the others'.
+
+    A row has a name, a call, and the matrix and operation that tell which backend the call uses.
+    """
     causal, n, heads = attlas.Causal(), k.shape[-2], q.shape[1]
     plain = attlas.attend(q, k, mask=causal)
     near = attlas.Window(max(n // 16, 1), 0)
@@ -316,6 +321,8 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Iterator[list[_Row]]:
     with_graph = attlas.attend(leaves[0], leaves[1], mask=causal)
 
     def gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
+        """Return a function that computes an output and its gradients for q, k and v, which is what is timed."""
+
         def both() -> object:
             with torch.enable_grad():
                 return torch.autograd.grad(run(), leaves, slope)
@@ -349,6 +356,8 @@ def timed(group: list[_Row], device: torch.device, most_seconds: float, tick: Ca
     errors: dict[str, str] = {}
 
     def guarded(name: str, run: Callable[[], object]) -> Callable[[], None]:
+        """Return `run` as a function that notes its first error in `errors`, and does nothing from then on."""
+
         def once() -> None:
             if name in errors:
                 return

@@ -61,6 +61,7 @@ def read_lines(file: Path, what: str) -> tuple[str, str]:
         raise UsageError(f"{what} must be a file that can be read.", found, "a file that exists") from None
 
     def unfit(found: str, program: str, converted: str) -> UsageError:
+        """Return the error of a file that a program must convert first, with the command that does."""
         fix = f"{program} |" if piped else f"{program} {shlex.quote(str(file))} > {shlex.quote(converted)}"
         return UsageError(f"{what} must be text in UTF-8.", found, fix)
 

@@ -94,6 +94,7 @@ def read_and_generate(
         )
     finally:
         counter.remove()
+    # `generate` does not read its last token: this call does, so that it is recorded as well.
     run_model(model, out.sequences[:, -1:], getattr(out, "past_key_values", None), caches=True)
     tokens: Tensor = out.sequences[0].cpu()
     return tokens

@@ -154,7 +154,7 @@ def record_text(
             layers = loaded.model.config.get_text_config().num_hidden_layers
             reading = terminal.step(f"reading {len(ids):,} tokens", layers)
             with reading as tick, recording as atlas, subscribed(ProgressListener(tick)):
-                run_model(loaded.model, ids)
+                run_model(loaded.model, ids)  # `atlas` records it; the output is not needed
                 add_metadata(atlas)
             if not keep_tensors:
                 atlas.save(folder)

@@ -108,6 +108,7 @@ class Column:
         if self.kind == "category":
             places = {level: float(place) for place, level in enumerate(self.levels)}
             return np.array([places.get(text, math.nan) for text in cells], dtype=np.float64)
+        # `signs` knows the decimal and the thousands sign.
         return np.array([signs.value(text) for text in cells], dtype=np.float64)
 
     def expand(self, numbers: Floats) -> Floats:
@@ -119,6 +120,7 @@ class Column:
 
     def learn(self, numbers: Floats) -> tuple[Column, Floats]:
         """Return the column without the levels that no row has, and its features."""
+        # Of a category one column of 0 and 1 for each level.
         features = self.expand(numbers)
         if self.kind != "category":
             return self, features

@@ -62,6 +62,7 @@ def _verdict(report: dict[str, Any]) -> list[str]:
     own, linear, mean = (errors[name]["error"] for name in ("kernel_regression", "linear", "mean"))
     if mean == 0:
         return ["The target is constant: there is nothing to predict."]
+    # Differences below 2 % (of the mean 0.5 %) are called none.
     if own > 0.995 * mean or errors["kernel_regression"]["r2"] <= 0:
         line = "Kernel regression predicts no better than the mean"
         line += "; the linear model does." if linear < 0.98 * mean else ", nor does the linear model."

@@ -171,7 +171,7 @@ def _rows(text: str, delimiter: str, source: str) -> tuple[list[list[str]], list
 
 
 def _records(text: str, delimiter: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the cells of each record that is no empty line."""
+    """Yield the first line and the cells of each record that is no empty line; wrong quotes raise if `strict`."""
     reader, line = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=strict), 1
     for cells in reader:
         cells = cells[:-1] if delimiter == " " and cells[-1:] == [""] else cells  # spaces at the end of a line
@@ -194,6 +194,7 @@ def _delimiter(text: str) -> str:
         # A decimal comma counts as well: 1,5;2,5 is two numbers, and not 1 and 5;2 and 5.
         cells = [cell.strip() for row in rows for cell in row]
         numbers = sum(Signs(".").reads(cell) or Signs(",").reads(cell) for cell in cells)
+        # 0.01: a table without any number is judged by its even rows.
         if even * (0.01 + numbers / len(cells)) > merit:
             best, merit = delimiter, even * (0.01 + numbers / len(cells))
     return best

@@ -131,6 +131,7 @@ class Terminal:
             show(moving, f"{done}/{total}" if 0 < done < total else "")
 
         def tick(*_: Any) -> None:
+            """Count one part as done, and show it."""
             nonlocal done
             done += 1
             say()
@@ -157,6 +158,7 @@ class Terminal:
         show = self._progress_line(label)
 
         def tell(share: float, text: str = "") -> None:
+            """Show the share that is done; keep the words for the line at the end."""
             nonlocal words
             words = text
             show(f"  {self._bar(share)} {text or f'{share:.0%}'}", f"{share:.0%}  {text}".rstrip())

@@ -231,6 +231,7 @@ def _serve(service: Any, lines: Sequence[str], terminal: Terminal, arguments: Na
     from attlas.view.server import serve_until_stopped
 
     def announce(url: str) -> None:
+        """Print the address and what the viewer was told to say."""
         terminal.say(url, "bold")
         for line in lines:
             terminal.say(f"  {line}", "dim")

@@ -107,9 +107,11 @@ class CorpusActor:
                     one = {name: column[row] for name, column in batch.items() if name != self._number}
                     texts = list(self._cutter.cut(document_of(f"#{numbers[row]}", one, self._column)))[:_TEXTS]
                     before = self._run.tokens
+                    # Reads the texts and notes what was measured; those of document d are numbered from d * _TEXTS on.
                     self._run.unit(journal, list(enumerate(texts, numbers[row] * _TEXTS)))
                     tokens.append((row, self._run.tokens - before))
                 journal.commit()
+            # Moved into place whole: a killed actor leaves no half of a part.
             name = f"{min(numbers):04d}.sqlite"
             (apart / name).replace(self._folder / PARTS / name)
         finally:

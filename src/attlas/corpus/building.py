@@ -179,6 +179,7 @@ def corpus(
             if wanted is None and result is not None:
                 clear(target, abandoned=True)
                 return before.corpus
+        # Where another run finishes meanwhile, the error is suppressed, and all begins again from its result.
         ended = False
         with (
             suppress(FinishedMeanwhileError),

@@ -66,6 +66,7 @@ class FinishedCorpus:
         """Yield place and identity of each text, and whether it was read; find the number behind all of them."""
         for kind in ("texts", "failed"):
             for row in Finished.rows(self.corpus, kind):
+                # The number that the first new text gets.
                 self.first = max(self.first, row["text"] + 1)
                 yield identity_of(row["source"], row["start"]), row_identity(row), kind == "texts"
 
@@ -148,6 +149,7 @@ def keep(folder: Path, result: str) -> None:
     # something to make it of.
     if result_of(folder) != result or result_of(base) == result:
         try:
+            # Only whether it can be opened: an error says that the copy is damaged.
             open_base(folder, result)
         except RecordingError:
             if result_of(folder) != result:

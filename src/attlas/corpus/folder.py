@@ -101,6 +101,7 @@ def write(folder: Path, facts: dict[str, Any], sources: Sequence[Source], *, com
         Whether that is all.
     """
     state, vocabulary = merged(sources), facts["vocabulary"]
+    # Without it the folder is no finished corpus, until the last line here.
     (folder / CONFIG).unlink(missing_ok=True)
     # Begun by a process that was killed: by `whole_file`, and within it by safetensors.
     for path in (*folder.glob(".*-" + "[0-9a-f]" * 16 + ".*"), *folder.glob(".tmp" + "[0-9A-Za-z]" * 6)):
@@ -572,6 +573,7 @@ def _unfinished(folder: Path) -> Corpus:
     except BaseException:
         shutil.rmtree(holder, ignore_errors=True)
         raise
+    # Removes the folder when nobody holds the corpus any more.
     weakref.finalize(corpus, shutil.rmtree, holder, ignore_errors=True)
     return corpus
 

@@ -102,6 +102,7 @@ class KnownTexts:
             np.searchsorted(self.keys, np.uint64(key), "left"),
             np.searchsorted(self.keys, np.uint64(key), "right"),
         )
+        # `keys` stand for places in the source, sorted; `seen` are those that were asked for.
         self.seen[start:stop] = True
         if (self.identities[start:stop] == np.uint64(identity)).any():
             return True

@@ -27,11 +27,13 @@ def hold(folder: Path, rank: int, world: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with mutex(folder):
+            # `_held` gives world and rank of each process at work: refused are another world, and this rank twice.
             if any(processes != world or number == rank for processes, number in _held(folder)):
                 rule = "one run at a time may write into a folder."
                 given, fix = {"folder": str(folder.parent)}, "wait for it, or give -o another folder."
                 raise RecordingError(rule, "another run that writes into it", fix, arguments=given, where="corpus()")
             handle = _opened(folder / f"lock-{world}-{rank}")
+            # Closed when the block ends, which gives the lock back.
             stack.callback(os.close, handle)
             lock(handle)
         yield

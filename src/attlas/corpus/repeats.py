@@ -32,6 +32,7 @@ class _LargeInduction(Induction):
     """Each row's weight on the positions after copies, of weights from 0.01 on: shape (batch, heads, rows)."""
 
     def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
+        # Adds to the sums of each row what one tile has; `tokens` is what `prepare` returned.
         _, tokens = carry.prepared
         targets = self.targets(at, tokens)
         weights = part.weights
@@ -148,6 +149,7 @@ class TokenPositions:
 
     def _packed(self, count: int, size: int) -> NDArray[np.int64]:
         """Return the positions of the tokens that occur `count` times, in blocks of `size` that -1 fills up."""
+        # `starts`: where each token's run of positions begins in `order`, the positions sorted by token.
         each = size // count  # tokens of a block
         starts = self.starts[self._counts == count]
         slots = np.full((-(-len(starts) // each) * each, count), -1)

@@ -91,6 +91,7 @@ def _difference(about: dict[str, Any], other: dict[str, Any], *, extended: bool)
     settings, before = about["settings"], other.get("settings", {})
     different = [name for name in settings if settings[name] != before.get(name)]
     most, most_before = settings.get("texts"), before.get("texts")
+    # A finished corpus may be extended by a larger `limit`, which "texts" holds.
     if extended and "texts" in different and most_before is not None and (most is None or most > most_before):
         different.remove("texts")
     words = [f"{name} = {before.get(name)}" for name in different]

@@ -17,7 +17,10 @@ _STEP = math.log((1 + RELATIVE) / (1 - RELATIVE))
 
 
 def bin_of(x: NDArray[np.float64], sketch: str) -> NDArray[np.int64]:
-    """Return the bin of each number, -1 for NaN; `sketch` is "unit", equal bins from 0 to 1, or "log"."""
+    """Return the bin of each number, -1 for NaN; `sketch` is "unit", equal bins from 0 to 1, or "log".
+
+    Bin 0 of "log" holds what is below `_LEAST`; each further bin is wider than the one before by a factor exp(_STEP).
+    """
     filled = np.nan_to_num(x, nan=0.0, posinf=np.finfo(float).max)
     if sketch == "unit":
         bins = np.clip(filled * _UNIT, 0, _UNIT - 1)

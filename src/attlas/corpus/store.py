@@ -259,7 +259,7 @@ def _journal_of(path: Path) -> Path:
 
 
 def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """Open a file of SQLite with safe settings; it commits only where it is told to."""
+    """Open a file of SQLite with safe settings, made where `create` says so; it commits only where it is told to."""
     absolute = path.absolute().as_posix()
     mode = "rwc" if create else "rw"
     address = f"file://{quote(absolute if absolute.startswith('/') else f'/{absolute}')}?mode={mode}"

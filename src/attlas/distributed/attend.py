@@ -110,15 +110,18 @@ def attend(
         """Check all arguments; return what this rank has, and the whole matrix of tokens without memory."""
         for name, t in (("q", q), ("k", k)):
             check_dtensor(name, t, q.device_mesh)
+        # Tensors of the same shapes without memory: the checks of `attlas.attend` need no numbers.
         some_q, some_k = like(q), like(k)
         if factor is None:
             whole = local_attend(some_q, some_k, score, mask, scale, sink, plan)
         else:
+            # Checks that the factor fits; the result is not needed.
             local_attend(some_q[..., :1, :], some_k[..., :1, :], scale=like(factor))
             whole = local_attend(some_q, some_k, ScaledDot(1.0), mask, None, sink, plan)
         if q.device_mesh.size() > 1:
             _check_gradients(whole.problem)
         with torch.no_grad():
+            # Versions tell later whether a tensor was changed in place since.
             own = [version_of("q", q.to_local()), version_of("k", k.to_local())]
         own += [] if factor is None else [version_of("scale", factor)]
         problem = replace(whole.problem, versions=(*whole.problem.versions, *own))
@@ -130,6 +133,7 @@ def attend(
         return Layout(q.device_mesh, roles, tuple(leading), m, n, order), whole
 
     divided = any(isinstance(p, Shard) and p.dim % t.ndim == t.ndim - 2 for t in (q, k) for p in t.placements)
+    # Where ranks exchange tokens, all raise the error of one; else each is on its own.
     layout, whole = agreed(q.device_mesh, prepare) if divided else prepare()
     return DistributedMatrix(layout, whole, (q, k, factor))
 

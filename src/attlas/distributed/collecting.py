@@ -271,7 +271,7 @@ def _copied(carry: Any) -> Any:
 
 
 def _folded(statistic: Statistic, carries: Sequence[Any]) -> Any:
-    """Merge the carries of several parts, one after the other."""
+    """Merge the states that `Statistic.step` has left for several parts, one after the other."""
     first, *others = carries
     for other in others:
         first = statistic.merge(first, other)

@@ -163,10 +163,13 @@ class _Text:
 
     def __init__(self, mesh: DeviceMesh, order: Tensor | None, plan: Plan | None) -> None:
         self.mesh, self.order, self.plan = mesh, order, plan
+        # The function that makes errors, for the modules that ask this object.
         self.refused = _refused
+        # Of the pass: sequences, tokens of the whole text, and how many attentions have run.
         self.batch, self.n, self.layers = 0, 0, 0
         self.positions: Tensor = torch.zeros(1, 0, dtype=torch.int64)
         self.documents: Tensor | None = None
+        # Whether positions of this rank's tokens jump, as between packed documents.
         self.packs = False
         self.padding: Tensor | None = None
 
@@ -187,6 +190,7 @@ class _Text:
         told = list(gathered(self.mesh, own).values())  # of each rank: sizes, positions, mask
         rank, sizes = self.mesh.get_local_rank(), [shape[1] for shape, _, _ in told]
         self.batch, self.n = told[0][0][0], sum(sizes)
+        # Raises on all ranks where their batches, masks or positions do not fit together.
         self._agree(told, sizes)
         every = torch.arange(self.n) if self.order is None else self.order.cpu()
         if told[0][1] is None:
@@ -205,6 +209,7 @@ class _Text:
         jumps = (self.positions.diff(dim=1, prepend=self.positions[:, :1] - 1) != 1).cumsum(1)
         self.packs = bool((positions[:, start : start + sizes[rank]].diff(dim=1) != 1).any())
         self.documents = jumps if self.padding is None and bool(jumps.any()) else None
+        # All arguments by name; a cache would hold the keys of one rank only.
         return (), given | {"use_cache": False}
 
     def _checked(self, given: dict[str, Any]) -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:

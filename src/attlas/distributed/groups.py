@@ -69,6 +69,7 @@ def by_group(
         groups.every = [group for group in groups.every if groups.has(group, wanted)] or groups.every[:1]
     groups.tokens = [t.redistribute(layout.mesh, layout.own_placements(t)) for t in (*A.tokens[:2], *tensors)]
     groups.leaves = [t for t in (*groups.tokens, *A.leaves[2:]) if t.requires_grad and torch.is_grad_enabled()]
+    # Sets `groups.form`: the results of one group, which tell shapes and placements.
     results = _Recomputed.apply(groups, *groups.leaves) if groups.leaves else groups.joined(())  # type: ignore[no-untyped-call]
     found, form, groups.form = iter(results), groups.form, None
 
@@ -171,6 +172,7 @@ class _Groups:
         key_heads = k.shape[-3] if layout.rank >= 2 and k.ndim >= 3 else 1
         scale, sink = (None if t is None else mine.get(id(t), t) for t in (A.tokens[2], problem.sink))
         held = {id(t): mine.get(id(t), t) for t in tensors_of(problem.score)}
+        # The problem holds tokens without memory: sizes and settings of the group alone.
         problem = replace(
             problem,
             q=problem.q[:1, :1].expand(len(batches), len(heads), -1, -1),

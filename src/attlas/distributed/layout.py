@@ -324,6 +324,7 @@ class Layout:
         if not t.requires_grad:
             return t
         whole = DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+        # Ranks along "nothing" compute the same, so their gradient counts once.
         grads = [Replicate() if role == "nothing" else Partial() for role in self.roles]
         return _defined(whole.to_local(grad_placements=grads))
 

@@ -233,6 +233,7 @@ class DistributedMatrix(_Refusing):
             own = problem.k if tokens == "keys" else problem.q
             check_values(like(t), own, self.whole.axes, problem.shape[1], names)
 
+        # Calls it, and raises on all ranks if it raises on one.
         self._agreed(check)
 
     def _splits(self, role: Role) -> bool:
@@ -276,7 +277,10 @@ class DistributedMatrix(_Refusing):
         return [share_of(lse, self._over_keys(lse, shared=False)).unsqueeze(-1) for lse in own]
 
     def _over_keys(self, lse: Tensor, *, shared: bool = True) -> Tensor:
-        """Return the log-sum-exp of rows over the keys of all ranks, from that over this rank's keys."""
+        """Return the log-sum-exp of rows over the keys of all ranks, from that over this rank's keys.
+
+        ``log Σ_r exp(lse_r - top) + top``; `shared` as of `Layout.reduced`.
+        """
         layout = self.layout
         # The largest of all ranks is subtracted first, so that no exp overflows.
         top = finite_shift(layout.reduced(lse.detach(), ["keys"], "max"))
@@ -431,6 +435,7 @@ def own_cells(where: Where, layout: Layout, parts: tuple[AttentionMatrix, ...]) 
     shape = [len(t) for t in (asked_batches, asked_heads, asked_rows, asked_columns)]
     problem = parts[0].problem
     result = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+    # `to_x` are places among what was asked for, `x` those in this rank's part.
     to_batch, batch = (asked_batches.unsqueeze(-1) == problem.batch_ids).nonzero().unbind(-1)
     to_head, head = (asked_heads.unsqueeze(-1) == problem.head_ids).nonzero().unbind(-1)
     to_column, column = _within(asked_columns, layout.columns)

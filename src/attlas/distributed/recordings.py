@@ -96,6 +96,7 @@ def described(atlas: Atlas) -> dict[tuple[int, int, int], Part]:
         if entry.values_and_norms:
             rule = "values are not joined from several processes."
             raise RecordingError(rule, "values", "attlas.record(model) without values.", entry=entry.path)
+        # `_hollow` keeps shape and dtype of a tensor, and no numbers: these stay on their rank.
         tensors = {name: _hollow(t) for name, t in tensors_of(entry).items()}
         for name, t in tensors.items():
             if "." in name and t.shape[:2] != entry.shape[:2]:
@@ -163,6 +164,7 @@ def _table_of_heads(t: Tensor, heads: Tensor, owner: str) -> Tensor:
 
 def _runs_of_heads(spec: dict[str, Any], heads: Tensor) -> dict[str, Any]:
     """Cut the tables of a stored `Runs` to the recorded heads."""
+    # `first`, (batch, heads, m + 1): where the runs of each row begin in the tables `starts` and `stops`, and the end.
     first = spec["first"]["t"]
     if first.shape[1] == 1:  # one table for all heads
         return spec
@@ -265,6 +267,7 @@ def _entry(grid: Grid, own: dict[str, Any]) -> tuple[Entry, dict[str, Divided]]:
     shape = (sum(batches), len(heads), *first.shape[2:])
     wholes = {name: [one.whole for key, one in found.items() if key.rpartition(".")[0] == name]
               for name in first.statistics}  # fmt: skip
+    # Results as they were, with the tensors of all ranks in place of this rank's.
     results = {name: rebuilt(result, wholes[name]) for name, result in first.statistics.items()}
     matrix = _matrix(grid, found, batches, heads, own) if "q" in found else None
     query_mask = found["query_mask"].whole if "query_mask" in found else None
@@ -308,6 +311,7 @@ def _divided(name: str, grid: Grid, axes: tuple[int | None, int | None], entry: 
         if t.dtype is not first.dtype or t.ndim != first.ndim or any(t.shape[a] != first.shape[a] for a in free):
             found = f"{name}: {tuple(t.shape)} {t.dtype} and {tuple(first.shape)} {first.dtype}"
             raise _unfit(entry, "tensors of all ranks must have one dtype, and the same sizes.", found)
+    # `at`: where the next part begins along the batch and along the heads.
     places, shape, at = {}, list(first.shape), [0, 0]
     for row in grid:
         at[1] = 0
@@ -335,6 +339,7 @@ def _matrix(
     """
     first = grid[0][0][1]
     rows, scores, tokens = [], [], first.entry.shape[2:]
+    # Join the masks and scores of a row of the grid along the heads (axis 1), then the rows along the batch (axis 0).
     for row, size in zip(grid, batches, strict=True):
         sizes = [part.entry.shape[1] for _, part in row]
         rows.append(joined_mask([part.mask for _, part in row], sizes, 1, (size, len(heads), *tokens)))

@@ -220,6 +220,7 @@ class _SharedWriter(Writer):
         """Write a file together: the rank that leads creates it, each fills in its parts, and one verifies it."""
         path = self.partial / name
         header, starts, size = header_of(tensors)
+        # For its effect: all ranks wait until the file is there, or raise the error of the one that leads.
         gathered(self.mesh, lambda: self._create(path, header, size) if self.leads else None)
         marks = gathered(self.mesh, lambda: self._write_own(path, tensors, starts))
         # Another rank than the one that leads reads the next file, so that the reading is shared.

@@ -36,6 +36,7 @@ class Spread:
 def check_bandwidth(bandwidth: object) -> None:
     """Raise unless a bandwidth is a rule, a number above 0 or several of them."""
     if not isinstance(bandwidth, str):
+        # Raises where it is none; the tensor is not needed here.
         checked_bandwidth(np.asarray(bandwidth) if hasattr(bandwidth, "__array__") else bandwidth)
     elif bandwidth not in RULES:
         rule = "bandwidth must be 'loo', 'scott', 'silverman', a number, or a number for each feature."

@@ -229,7 +229,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             _check_number(name, getattr(self, name), least, whole=True)
         _check_number("tol", self.tol, 0, whole=False)
         _check_number("tolerance", self.tolerance, 0, whole=False, below=1)
-        usable_device(self.device or "cpu")
+        usable_device(self.device or "cpu")  # raises where it cannot be used
         if not isinstance(self.verbose, bool):
             _check_number("verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):
@@ -258,6 +258,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             self.bandwidth_ = rule_of_thumb(self.bandwidth, spread)
         else:
             self.bandwidth_ = bandwidth_of_features(self.bandwidth, X.shape[1])
+        # Sets `_pool`, the keys and values that predictions are made from.
         self._make_pool(X, values, sample_weight)
         if not searched:  # there is no choice, and an error all the same
             known = self._loo_predictions_of_data(data).cpu().numpy()
@@ -287,6 +288,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         """
         n, rows = len(data.X), self._rows_of_search(data.X)
         counts = self.weights_are == "counts"
+        # Observations of equal features that are left out together, as one.
         copies = are_copies(data)
         if rows >= n or copies:
             # Sorted, with equal observations joined: the search must not depend on how the data are listed.
@@ -299,6 +301,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             data, index = average_copies(data)
         start = rule_of_thumb("scott", spread)
         used = np.isfinite(start)
+        # What stays if there is nothing to search; a feature that does not vary has an infinite bandwidth in `start`.
         self.bandwidth_, self.path_ = start, SearchResult.empty(int(used.sum())).as_path(start[used])
         self.loo_rows_ = min(rows, n)
         if len(data.X) < 2 or not used.any():
@@ -309,6 +312,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         sample = _sample(len(data.X), rows, random)
         stages = self._objectives(task, sample, random)
         unusable = warm is None or warm.shape != start.shape or not np.isfinite(warm[used]).all()
+        # Where the search starts: logarithms of multiples of `start`, as in all that the search returns.
         first = None if warm is None or unusable else np.log(warm[used] / start[used])
         result = self._minimise(stages, first, random)
         if loss is squared_error and copies:
@@ -347,11 +351,13 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
     def _objectives(self, task: LooTask, sample: Array | None, random: Any) -> list[Objective]:
         """Return the errors that are minimised one after another, from coarse to fine; the last one counts."""
         n, device = len(task.keys), task.keys.device
+        # `sample`: numbers of the rows over which the error is taken, None for all.
         rows = None if sample is None else torch.from_numpy(sample).to(device)
         if not isinstance(self.kernel, str):
             return [ScoredLeaveOneOut(self.kernel, task, rows)]
         count = n if rows is None else len(rows)
         last = objective(task, rows)
+        # `line`: all rows of one feature, where every pair costs no more than sorting does.
         if count * n <= _COARSE_PAIRS or (isinstance(last, SummedLeaveOneOut) and last.line):
             return [last]
 
@@ -405,6 +411,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
         )
         if pool.degree or isinstance(pool.kernel, Score):
             objective = ScoredLeaveOneOut(pool.kernel, task) if isinstance(pool.kernel, Score) else LeaveOneOut(task)
+            # Zeros are logarithms of factors of 1: the keys of a pool are in units of the bandwidth already.
             return objective.predictions(torch.zeros(pool.keys.shape[1])).detach()
         sums = pool.sums(pool.keys, pool.values, leave_one_out=True)
         # An observation that stands for several is left out once: the rest of it still counts, where the kernel is 1.

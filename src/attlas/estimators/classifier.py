@@ -144,6 +144,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
         self.classes_ = np.unique(self.y_)
         loss = log_loss if self.criterion == "log_loss" else accuracy
+        # Chooses `bandwidth_`, and keeps the data for predict().
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, loss)
         return self
 
@@ -227,6 +228,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
 
     def _outside_probabilities(self, x: Tensor, points: int) -> Tensor:
         """Return the probabilities of those of so many points that have no neighbour, as `outside` says."""
+        # The nearest point's class (one-hot), mixed with the classes' shares: (class + _PRIOR prior) / (1 + _PRIOR).
         if self.outside == "nearest":
             return (self._pool.values[self._pool.nearest(x)] + _PRIOR * self._prior()) / (1.0 + _PRIOR)
         if self.outside == "prior":

@@ -110,7 +110,10 @@ class Halo:
         return _frame(numbers, self.part.names[0], box=boxes, place=first + rows)
 
     def predicted(self, queries: Any, keys: Any) -> Any:
-        """Return the predictions of a box, with their places."""
+        """Return the predictions of a box, with the ``place`` of each query, by which rows are put in order again.
+
+        NaN where no key is in reach, or where those beyond the reach might matter (`least`).
+        """
         part, outputs = self.part, self.part.names[1]
         mean = np.full((len(queries), len(outputs)), np.nan)
         if len(queries):
@@ -180,10 +183,12 @@ def predicted_in_boxes(frame: Any, memory: Any, part: Partition, shape: tuple[in
     names = [f"x{i}" for i in range(len(part.names[0]))], [f"y{i}" for i in range(len(part.names[1]))]
     halo = Halo(replace(part, names=names), part.names, boxes, reach, least)
     ends = list(range(number + 1))
+    # Both frames are sorted by box, so that partition b of one holds the queries of box b, of the other its keys.
     known = memory.map_partitions(halo.keys, meta=halo.keys(memory._meta)).set_index("box", divisions=ends)
     asked = frame.map_partitions(halo.queries, meta=halo.queries(frame._meta)).set_index("box", divisions=ends)
     empty = halo.predicted(asked._meta, known._meta)
     found = asked.map_partitions(halo.predicted, known, meta=empty, align_dataframes=False)
+    # Back to the order of the queries: those of partition i have the places from i * _PARTITION on.
     found = found.set_index("place", divisions=[i * _PARTITION for i in range(frame.npartitions + 1)])
     meta = predictions_of(frame._meta, np.zeros((0, len(names[1]))), shape)
     return frame.map_partitions(_in_order, found, shape, meta=meta, align_dataframes=False)

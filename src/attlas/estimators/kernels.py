@@ -60,13 +60,14 @@ class PreparedKeys:
 
     def __init__(self, kernel: str, keys: Tensor, rounding: float = 0.0) -> None:
         self.kernel, self.keys = kernel, keys
-        exact = product_error(keys) <= rounding
+        exact = product_error(keys) <= rounding  # then distances, and sums over them, are taken by matrix products
         self._columns = keys.mT.contiguous()
         # The factor of the keys, shape (d + 2, n), of the product that gives squared distances.
         self._factor: Tensor | None = None
         if exact and kernel not in ("laplace", "triangular"):
             squares = keys.square().sum(1).unsqueeze(0)
             self._factor = torch.cat([self._columns, torch.ones_like(squares), squares])
+        # The two columns of a feature that `by_feature` needs: |x - k|² = x² - 2 x k + k².
         self._powers = torch.cat([keys, keys.square()], 1) if exact and kernel != "laplace" else None
 
     def distances(self, x: Tensor) -> Tensor:
@@ -81,6 +82,7 @@ class PreparedKeys:
         if self._powers is not None:
             first, second = (slope @ self._powers).split(x.shape[1], 1)
             return (x.square() * slope.sum(1, keepdim=True) - 2.0 * x * first + second).sum(0)
+        # One feature after the other; the differences |x_ic - k_jc| take the memory of one matrix (r, n).
         found = []
         for c, column in enumerate(self._columns):
             gap = x[:, c, None] - column
@@ -99,6 +101,10 @@ def product_error(keys: Tensor) -> float:
 
 def profile(kernel: str, distance: Tensor, *, slope: bool = False) -> Profile:
     """Return the weights of pairs at their distance, of which one at least is finite in every row.
+
+    With D the `distance` (squared, but for Laplace), K is ``exp(-D/2)`` (gaussian), ``exp(-D)`` (laplace), 1
+    (boxcar), ``1 - D`` (epanechnikov) or ``1 - sqrt(D)`` (triangular); the last three are 0 from D = 1 on. `slope`
+    asks for `Profile.slope` too: ``-2 dK/dD``, ``-dK/dD`` for Laplace.
 
     The weights of the kernels without bounds are divided by the largest of their row, so that a row far from all
     keys does not underflow; what is smaller than all rounding, an infinite distance too, is a tiny number and not 0.

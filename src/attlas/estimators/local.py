@@ -150,6 +150,7 @@ def lines_from_moments(mass: Tensor, places: Tensor, squares: Tensor, sums: Tens
     unit = torch.where(mass > 0, mass, 1.0)
     mean, centre = sums / unit, places / unit
     cross = centre.unsqueeze(-1)
+    # Slopes are Cov(x)⁻¹ Cov(x, y), both as the mean of products less the product of means.
     inverse, variance, correlation = symmetric_inverse(squares / unit.unsqueeze(-1) - cross @ cross.mT)
     slopes = inverse @ (products / unit.unsqueeze(-1) - cross @ mean.unsqueeze(1))
     return Lines(mass, mean, centre, slopes, inverse, variance, correlation)
@@ -201,6 +202,7 @@ def symmetric_inverse(matrix: Tensor, floor: Tensor | None = None) -> tuple[Tens
 
 def _complement(directions: Tensor, keep: Tensor) -> Tensor:
     """Return the projections onto what is orthogonal to the directions that are not kept, which come first."""
+    # I - Q Qᵀ, with Q an orthonormal basis of the directions that are not kept.
     lost = torch.where(keep.unsqueeze(-2), 0.0, directions)
     lost = lost / torch.where(keep.unsqueeze(-2), 1.0, torch.linalg.vector_norm(lost, dim=-2, keepdim=True))
     basis = torch.where(keep.unsqueeze(-2), 0.0, torch.linalg.qr(lost)[0])

@@ -176,6 +176,7 @@ class LeaveOneOut(Objective):
     def __init__(self, task: LooTask, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(task.to(dtype), rows)
         weights = self.task.weights.unsqueeze(-1)
+        # Columns w_j y_j and w_j: kernel @ _pooled is the numerator and the denominator of the mean.
         self._pooled = torch.cat([weights * self.task.values, weights], -1)
         self._pooled_columns = self._pooled.mT.contiguous()
 
@@ -190,6 +191,7 @@ class LeaveOneOut(Objective):
             distance = self._distances(prepared, self.task.keys, rows)
             totals = []
             for scale in factors:
+                # Distances of keys in `scale` times the bandwidth.
                 weight = self._reduce_own(profile(self.task.kernel, distance / scale**power).weight, rows)
                 # Only a local line needs the keys themselves.
                 keys = self.task.keys * (1.0 / scale) if self.task.degree else self.task.keys
@@ -213,6 +215,7 @@ class LeaveOneOut(Objective):
             loss, loss_slope = self.task.loss(predicted, self.task.values[rows])
             slopes = torch.zeros(keys.shape[1], dtype=torch.float64, device=keys.device)
             if gradient and slope is not None:
+                # From ∂K/∂θ to ∂L/∂θ of each pair: times ∂L/∂K.
                 slope *= self._pair_slopes(
                     loss_slope * self._row_weights[part].unsqueeze(-1), predicted, line, leverage
                 )
@@ -261,7 +264,11 @@ class LeaveOneOut(Objective):
         return weight
 
     def _predict(self, weight: Tensor, part: slice, keys: Tensor) -> tuple[Tensor, Tensor, Lines | None]:
-        """Return predictions (r, e), the leverage of each pair (r, n or 1), and the lines; None for local means."""
+        """Return predictions (r, e), the leverage of each pair (r, n or 1), and the lines; None for local means.
+
+        With K the `weight`, value j has the share ``w_j K_ij leverage_ij`` of prediction i. The leverage of a local
+        mean is ``1 / Σ_l w_l K_il``.
+        """
         if self.task.degree:
             return self._line(weight, part, keys)
         sums = weight @ self._pooled

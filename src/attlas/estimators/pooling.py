@@ -62,7 +62,7 @@ class Pool:
         return attend(x, self.keys, score=weighted(score, self.weights))
 
     def sums(self, x: Tensor, values: Tensor, *, moments: int = 0, leave_one_out: bool = False) -> Sums:
-        """Return the sums of a kernel that has a name."""
+        """Return the sums of a kernel that has a name; with `leave_one_out` x are the keys, each without itself."""
         return kernel_sums(
             str(self.kernel), x, self.keys, values, 1.0, weights=self.weights, tolerance=self.tolerance,
             moments=moments, leave_one_out=leave_one_out,
@@ -85,6 +85,7 @@ class Pool:
         sums = self.sums(x, torch.cat([self.values, self.values.square()], -1)).mean()
         first, second = sums.split(self.values.shape[1], -1)
         variance: Tensor = second - first.square()
+        # A difference of squares loses digits: where `error`, its bound, is not small beside it, residuals are summed.
         error = self.values.square().amax(0) * max(self.tolerance, 16 * torch.finfo(x.dtype).eps)
         doubtful = (variance < error * _TRUSTED).any(-1).nonzero().squeeze(-1)
         if len(doubtful):
@@ -203,7 +204,7 @@ class Pool:
     def neighbours(self, x: Tensor, *, counts: bool) -> Tensor:
         """Return Kish's effective number of neighbours, ``(Σ_j w_j K_ij)² / Σ_j w_j K_ij²``, shape (m,).
 
-        A weight that does not count observations is squared too.
+        Where weights do not count observations (`counts` is False) they are squared too: ``Σ_j (w_j K_ij)²``.
         """
         weights = self.keys.new_ones(len(self.keys)) if self.weights is None else self.weights
         squared = weights if counts else weights.square()
@@ -221,6 +222,7 @@ class Pool:
 
     def supported(self, x: Tensor, *, counts: bool) -> Tensor:
         """Tell which queries have the neighbours that a spread needs: two of them, of which one is near, shape (m,)."""
+        # `counts` says whether weights count observations, as in `neighbours`, which decides where the mass does not.
         enough = torch.ones(len(x), dtype=torch.bool, device=x.device)
         doubtful = enough
         if isinstance(self.kernel, str):

@@ -205,6 +205,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
             data, target = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
             target.astype(np.float64)  # texts are an error here, and not further down
         self.X_, self.y_, self.sample_weight_, self.support_ = used_weights(data, target, sample_weight)
+        # Chooses `bandwidth_`, and keeps the data for predict().
         self._fit_pool(self.X_, self._targets(), self.sample_weight_, squared_error)
         return self
 
@@ -398,6 +399,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         """Return `predict` where the points, the training points or both are a Dask frame."""
         check_is_fitted(self)
         outputs = self.y_.reshape(len(self.y_), -1).shape[1]
+        # Without `memory` the training points are those of fit(): each partition of queries is predicted by itself.
         if memory is None:
             if return_std:
                 rule, fix = "standard deviations are those of data in memory.", "predict(X.compute(), return_std=True)"
@@ -415,7 +417,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         if is_dask(X):
             return predicted_in_boxes(X[list(names_of(self, X))], memory, part, self.y_.shape[1:])
         mean = merged_partitions(memory, part).mean()
-        self._fill_outside(mean, x)
+        self._fill_outside(mean, x)  # in place
         return self._shaped(self._restored(mean) + self._shift)
 
     def _targets(self) -> NDArray[np.float64]:
@@ -438,7 +440,9 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
     def _unsupported(self, x: Tensor, isolated: Tensor, what: str) -> Tensor:
         """Return where neighbours do not determine a spread; warn unless these are the `isolated` points alone."""
         unknown = ~self._pool.supported(x, counts=self.weights_are == "counts")
+        # `isolated` has the numbers of the points without a neighbour.
         unknown[isolated] = True
+        # Of isolated points `_fill_outside` has warned; with outside="nearest" and for quantiles nothing has.
         if int(unknown.sum()) > (0 if self.outside == "nearest" or what == "quantiles" else len(isolated)):
             searched = isinstance(self.bandwidth, str) and self.bandwidth == "loo" and hasattr(self, "loo_loss_")
             over_all = f" Over all points, sqrt(loo_loss_) is {math.sqrt(self.loo_loss_):.4g}." if searched else ""

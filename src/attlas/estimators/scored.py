@@ -32,6 +32,7 @@ class ScoredLeaveOneOut(Objective):
     def __init__(self, score: Score, task: LooTask, rows: Tensor | None = None) -> None:
         super().__init__(task, rows)
         self.score = score
+        # Equal weights add the same number to all logits of a row, and softmax does not see it.
         self._weights = None if bool((task.weights == task.weights[0]).all()) else task.weights
 
     def grid(self, scales: Tensor) -> Tensor:

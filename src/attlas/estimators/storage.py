@@ -116,6 +116,7 @@ def _from_arrays(kind: type[Kind], arrays: dict[str, Array], facts: dict[str, An
         estimator.y_ = estimator.classes_[arrays["y_"]]
     if facts["feature_names"] is not None:
         estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+    # Rebuilds, in the estimator, what predictions need and the file does not have.
     estimator.resume()
     return estimator
 

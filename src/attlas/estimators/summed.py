@@ -127,6 +127,7 @@ class SummedLeaveOneOut(Objective):
         loss, loss_slope = self._summed_loss(left, part)
         if not gradient:
             return torch.cat([loss.reshape(1), loss.new_zeros(keys.shape[1])])
+        # With ŷ = N / D of a row and its weight w: ∂L/∂θ = Σ_i w_i / D_i Σ_e ∂ℓ/∂ŷ_ie (∂N_ie/∂θ - ŷ_ie ∂D_i/∂θ).
         loss_slope = loss_slope.double() * (self._row_weights[part] * left.inverse.double()).unsqueeze(-1)
         level = (loss_slope * left.predicted.double()).sum(-1, keepdim=True)
         slopes = torch.einsum("re,red->d", loss_slope, left.value_slopes.double())
@@ -191,10 +192,12 @@ class SummedLeaveOneOut(Objective):
     def _sums(self, kernel: str, keys: Tensor, values: Tensor, rows: Tensor) -> Sums:
         """Return the sums that rows see of all other keys."""
         if self.line:
+            # Rounding grows with the spread of the keys: a tolerance below it cannot be kept.
             tolerance = min(max(_TOLERANCE, _ROUNDED * float(keys.amax() - keys.amin())), 1e-7)
             return kernel_sums(
                 kernel, keys, keys, values, 1.0, weights=self._weights, tolerance=tolerance, leave_one_out=True
             )
+        # The bandwidth: keys are in units of it.
         unit = torch.ones(keys.shape[1], dtype=torch.float64)
         summed = Task(kernel, keys[rows], keys, values, unit, self._weights)
         last = torch.full_like(rows, len(keys))  # the keys before a row's own, and those after it

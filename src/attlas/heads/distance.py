@@ -117,11 +117,13 @@ class FixedDistance(Statistic):
 
     @public("FixedDistance()")
     def start(self, problem: Any) -> _DiagonalSums:
+        # Implements `Statistic.start`: sums along the diagonals, the first key of each query, the checked settings.
         query_mask, shift = check_query_mask(self.query_mask, problem), query_offset(self.shift, problem)
         mass, cells = self._offsets.start(problem)
         return _DiagonalSums((mass, cast(Tensor, cells)), no_visible_key(problem), query_mask, shift)
 
     def step(self, carry: _DiagonalSums, part: Part, at: Tile) -> _DiagonalSums:
+        # Implements `Statistic.step`: both are filled in place, without the queries that `query_mask` leaves out.
         update_first_key(carry.seen, part, at)
         self._offsets.step(carry.sums, _masked_part(part, at, carry.query_mask), at)
         return carry
@@ -149,6 +151,7 @@ class FixedDistance(Statistic):
         distances = carry.distances
         # Nearer distances first, so that the nearest of equal ones is taken.
         order = distances.abs().argsort(stable=True)
+        # The query itself and the key before it have patterns of their own.
         order = order[(distances[order] != 0) & (distances[order] != 1)]
         if not len(order):
             return Fixed(torch.zeros_like(mass[..., 0]), torch.zeros_like(mass[..., 0], dtype=torch.int64))
@@ -182,6 +185,7 @@ class _MaskedOffsets(stats.Offsets):
         return super().start(problem), check_query_mask(None, problem)
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        # `Offsets.step`, with a weight of 0 in the rows that `query_mask` leaves out.
         sums, query_mask = carry
         super().step(sums, _masked_part(part, at, query_mask), at)
         return carry
@@ -273,10 +277,12 @@ def by_distance(A: AttentionMatrix, bins: Bins = "each", shift: int | None = Non
     edges = _edges(low, high, bins)
     starts = torch.tensor(edges[:-1], dtype=torch.int64)
     stops = torch.tensor(edges[1:], dtype=torch.int64)
+    # The bin of each diagonal.
     of = (torch.searchsorted(starts, distances, right=True) - 1).to(mass.device)
     total, allowed = (torch.zeros(*t.shape[:-1], len(starts), dtype=t.dtype, device=t.device) for t in (mass, cells))
     total.index_add_(-1, of, mass)
     allowed.index_add_(-1, of, cells)
+    # Bins in which any head has an allowed cell, the nearest first.
     some = (allowed.reshape(-1, len(starts)) > 0).any(dim=0).cpu()
     nearest = some.nonzero().flatten()
     nearest = nearest[torch.maximum(starts[nearest].abs(), (stops[nearest] - 1).abs()).argsort(stable=True)]

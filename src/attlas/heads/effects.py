@@ -135,7 +135,9 @@ def effect(
         """Return the mean of `measure` for each copy of the text, which `intervention` may change differently."""
         with (block := intervene(model, [intervention], patch_sdpa=patch_sdpa)):
             logits = _logits(model(ids.repeat(copies, 1)))
+        # The probe changes nothing, and notes the heads that it is asked about.
         if intervention is probe:
+            # Attentions that are found later in the pass may shift the number of a layer.
             for record in probe.found:
                 record["layer"] = block.final_layer(record["site"], record["layer"])
         found: Tensor = measure(logits, ids.repeat(copies, 1)).double().unflatten(0, (copies, -1)).mean(-1)
@@ -144,6 +146,7 @@ def effect(
     with evaluating(model), Progress("heads.effect()", verbose) as report:
         plain = float(run(probe, 1)[0])
         steps: list[tuple[list[Record], Intervention]] = []  # records of one forward pass, and what it leaves out
+        # `_OneEach` leaves out another head in each copy of the text.
         if spans is None:
             size = batch_size or max(min(_NUMBERS // max(probe.numbers(ids, model), 1), _MOST), 1)
             some = (probe.found[first : first + size] for first in range(0, len(probe.found), size))
@@ -232,6 +235,7 @@ def _measure(target: Target, positions: Span | None, n: int) -> Callable[[Tensor
             raise ShapeError(rule, f"positions = {positions!r}", f"positions=(1, {n})")
 
         def loss(logits: Tensor, ids: Tensor) -> Tensor:
+            # The logits that predict the tokens of `span` stand one place before them.
             before = logits[:, span.start - 1 : span.stop - 1].float()
             return functional.cross_entropy(before.mT, ids[:, span.start : span.stop], reduction="none").mean(-1)
 

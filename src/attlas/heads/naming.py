@@ -93,6 +93,7 @@ def name(
             model, layers=layers, statistics=statistics, keep="statistics", patch_sdpa=patch_sdpa, linear=False
         ) as atlas:
             read(model, ids)
+        # `sizes`: of the embeddings that looked up the ids in this pass.
         size = getattr(text_config(model), "vocab_size", None) if vocabulary is None else vocabulary
         size = min(sizes, default=None) if size is None else size
         if size is None:

@@ -303,6 +303,7 @@ class DuplicateToken(TargetWeight):
 
     @public()
     def prepare(self, problem: Any) -> _Tokens:
+        # Overrides `TargetWeight.prepare`: the token of each query and of each key; equal ones make a target.
         m, n = problem.shape[2:]
         keys = per_batch("ids", self.ids, problem, n, "keys")
         if self.query_ids is not None:
@@ -314,6 +315,7 @@ class DuplicateToken(TargetWeight):
             inside = (positions >= 0) & (positions < n)
             # A query whose position is that of no key gets a token that no key has.
             queries = torch.where(inside, keys[:, positions.clamp(0, max(n - 1, 0))] if n else positions[None], -1)
+        # A key counts as the token `lag` places before it.
         if self.lag:
             keys = torch.cat([torch.full_like(keys[:, : self.lag], -1), keys[:, : -self.lag]], dim=-1)
         # Negative ids are equal to no id, not even to themselves.
@@ -323,11 +325,13 @@ class DuplicateToken(TargetWeight):
         return _Tokens(queries, keys, shift)
 
     def target_columns(self, at: Tile, prepared: _Tokens) -> range:
+        # Overrides `TargetWeight.target_columns`: a target has a position below the query's plus `lag`.
         if prepared.shift is None:
             return at.columns
         return _overlap(at.columns, 0, at.rows.stop - 1 + prepared.shift + self.lag)
 
     def targets(self, at: Tile, prepared: _Tokens) -> Tensor:
+        # Implements `TargetWeight.targets`: equal tokens, where the copy comes before the query.
         queries = batches_of(prepared.queries, at)[:, at.rows.start : at.rows.stop, None]
         keys = batches_of(prepared.keys, at)[:, None, at.columns.start : at.columns.stop]
         same = queries == keys
@@ -439,6 +443,7 @@ class Separator(TargetWeight):
 
     @public("Separator()")
     def prepare(self, problem: Any) -> Tensor:
+        # Overrides `TargetWeight.prepare`: which keys are separators, (batch, n).
         keys = per_batch("ids", self.ids, problem, problem.shape[3], "keys")
         return torch.isin(keys, torch.tensor(self.separators, dtype=keys.dtype, device=keys.device))
 

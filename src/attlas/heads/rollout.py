@@ -199,6 +199,7 @@ def _rollout(
     for some in positions.split(_VECTORS):
         first = matrices[0]
         x = torch.zeros(*first.shape[:-3], 1, n, len(some), dtype=first.dtype, device=first.device)
+        # Column t is 1 at its own token.
         x[..., some.to(x.device), torch.arange(len(some), device=x.device)] = 1.0
         if real is not None:
             real = real.to(x)
@@ -209,6 +210,7 @@ def _rollout(
             wide = A.full_precision()
             product = wide.mT @ x if back else wide @ x
             mixed = product.mean(dim=-3, keepdim=True) if share is None else (product * share).sum(-3, keepdim=True)
+            # (1 - residual) * mixed + residual * x.
             x = torch.lerp(mixed, x, residual)
             x = x if real is None else x * real.to(x)
             depths.append(x.squeeze(-3))
@@ -231,7 +233,7 @@ def _token_mask(source: Iterable[AttentionMatrix], matrices: list[AttentionMatri
 
 
 def _ends(real: Tensor, *, back: bool) -> Tensor:
-    """Return 1 at the last token of each text, or at the first."""
+    """Return 1 at the last token of each text with `back`, else at the first; 0 elsewhere, `real` is 0 at padding."""
     reached = (real.flip(-2) if back else real).cumsum(-2)
     reached = reached.flip(-2) if back else reached
     return real * (reached == 1)

@@ -36,6 +36,7 @@ def update_first_key(carry: FirstVisibleKey, part: Part, at: Tile) -> None:
     """Update the state with one tile; the tiles of a row come from left to right."""
     carry.keys[at.place] += part.keys
     first, weight = carry.first[at.place], carry.weight[at.place]
+    # Columns that no row sees are skipped; `cells` says which cells may attend, None for all.
     for columns, cells in part.visible_columns:
         new = first == at.n  # rows that have not seen a key yet
         if not bool(new.any()):
@@ -104,6 +105,7 @@ class FirstToken(Statistic):
         return carry
 
     def finish(self, carry: tuple[FirstVisibleKey, Tensor | None]) -> Tensor:
+        # Implements `Statistic.finish`: of the rows whose first key is the first of all, and not their only one.
         seen, query_mask = carry
         if not seen.first.shape[-1]:
             return seen.weight.sum(dim=-1)
@@ -225,6 +227,7 @@ class Broad(Statistic):
 
     @public("Broad()")
     def start(self, problem: Any) -> tuple[Any, Tensor, Tensor | None]:
+        # Implements `Statistic.start`: the state of `EffectiveKeys`, the number of keys of each row, and the mask.
         query_mask = check_query_mask(self.query_mask, problem)
         return self._effective.start(problem), zeros_for_rows(problem), query_mask
 
@@ -278,6 +281,7 @@ class FavouriteToken(Statistic):
 
     @public("FavouriteToken()")
     def start(self, problem: Any) -> tuple[Tensor, FirstVisibleKey, Tensor | None, Tensor]:
+        # Implements `Statistic.start`: weight of each key, first key of each row, mask of rows, token of each key.
         batch, heads, _, n = problem.shape
         query_mask = check_query_mask(self.query_mask, problem)
         ids = per_batch("ids", self.ids, problem, n, "keys").expand(batch, n)
@@ -285,6 +289,7 @@ class FavouriteToken(Statistic):
         return mass, no_visible_key(problem), query_mask, ids
 
     def step(self, carry: Any, part: Part, at: Tile) -> Any:
+        # Implements `Statistic.step`: adds the weight that each key gets in a tile.
         mass, seen, query_mask, _ = carry
         update_first_key(seen, part, at)
         weights = part.weights if query_mask is None else part.weights * rows_of_tile(query_mask, at)
@@ -293,6 +298,7 @@ class FavouriteToken(Statistic):
         return carry
 
     def finish(self, carry: Any) -> Tensor:
+        # Implements `Statistic.finish`: weight on the token with the most, divided by the rows that see a key.
         mass, seen, query_mask, ids = carry
         out: Tensor = mass.new_zeros(mass.shape[:2])
         rows = seen.keys > 0 if query_mask is None else (seen.keys > 0) & query_mask
@@ -301,6 +307,7 @@ class FavouriteToken(Statistic):
             return out
         first = seen.first.amin(dim=(1, 2)).clamp(max=n - 1)
         for b, text in enumerate(ids):
+            # All keys but the first, added up by token.
             later = torch.arange(n, device=mass.device) != first[b]
             tokens, index = text[later].unique(return_inverse=True)
             totals = mass.new_zeros(mass.shape[1], len(tokens)).index_add_(1, index, mass[b][:, later].contiguous())

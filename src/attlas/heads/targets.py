@@ -47,12 +47,14 @@ class TargetWeight(Statistic):
 
     @public()
     def start(self, problem: Any) -> TargetSums:
+        # Implements `Statistic.start`: sums of 0, and what a subclass needs to tell targets.
         query_mask = check_query_mask(self.query_mask, problem)
         prepared = self.prepare(problem)
         mass, targets, keys = (zeros_for_rows(problem) for _ in range(3))
         return TargetSums(mass, targets, keys, (query_mask, prepared))
 
     def step(self, carry: TargetSums, part: Part, at: Tile) -> TargetSums:
+        # Implements `Statistic.step`: adds the weight and the number of targets of one tile to those of its rows.
         carry.keys[at.place] += part.keys
         _, prepared = carry.prepared
         columns = self.target_columns(at, prepared)
@@ -61,6 +63,7 @@ class TargetWeight(Statistic):
         start = columns.start - at.columns.start
         targets = self.targets(at.narrow(columns), prepared)
         sums = carry.mass[at.place], carry.targets[at.place]
+        # All three fill `sums` with the same numbers; they differ in time.
         if targets.shape[-2] == 1:
             _add_columns(sums, part, targets, start)
         elif at.device.type == "cpu" and _are_rare(targets):
@@ -70,6 +73,7 @@ class TargetWeight(Statistic):
         return carry
 
     def finish(self, carry: TargetSums) -> Tensor:
+        # Implements `Statistic.finish`: the mean over rows that see a target and a key that is none.
         choice = (carry.targets > 0) & (carry.keys > carry.targets)
         return mean_of_rows(carry.mass, choice, carry.prepared[0])
 
@@ -199,12 +203,14 @@ class Agreement(TargetWeight):
 
     @public("Agreement()")
     def prepare(self, problem: Any) -> tuple[Tensor, Tensor, int]:
+        # Overrides `TargetWeight.prepare`: labels of queries and of keys, and the position of query 0 for the gap.
         m, n = problem.shape[2:]
         queries = per_batch("queries", self.queries, problem, m, "queries")
         keys = per_batch("keys", self.keys, problem, n, "keys")
         return queries, keys, query_offset(None, problem) if self.gap else 0
 
     def targets(self, at: Tile, prepared: tuple[Tensor, Tensor, int]) -> Tensor:
+        # Implements `TargetWeight.targets`: equal labels, with `gap` positions between query and key at least.
         *labels, first_query = prepared  # labels of queries and keys, and the position of query 0
         queries, keys = (batches_of(t, at) for t in labels)
         rows, columns = (slice(span.start, span.stop) for span in (at.rows, at.columns))

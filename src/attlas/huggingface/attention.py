@@ -115,8 +115,10 @@ def attention_forward(
     if scaling is None or MASKING is None:
         scaling, is_causal, attention_mask = as_eager(module, query, key, scaling, is_causal, attention_mask)
     chosen = chosen_keys(module, query.shape[1], indices, block_indices)
+    # Not None inside `attlas.distributed.context_parallel`: the text of which this rank has a part.
     text = text_of_ranks()
     if text is None and writes_out_masks() and not isinstance(attention_mask, LazyMask):
+        # torch.compile and torch.export: the mask and, where they are returned, the weights are ordinary tensors.
         output, weights = dense_attention(
             query,
             key,
@@ -131,6 +133,7 @@ def attention_forward(
             chosen=chosen,
             returned=weights_are_returned(kwargs),
         )
+        # A recording listens to compiled code by operators: this one sends it the tensors of the call.
         if is_told_by_operators():
             tell(
                 module,

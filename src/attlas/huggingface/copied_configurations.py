@@ -30,6 +30,7 @@ def follow_copied_configurations(name: str) -> None:
 
     @functools.wraps(switching)
     def set_attn_implementation(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Switch the model as transformers does, then the copies that it does not know."""
         switching(self, *args, **kwargs)
         _switch_copies(self, name)
 
@@ -41,6 +42,7 @@ def _switch_copies(model: nn.Module, name: str) -> None:
     known = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
     for config in known:  # it grows by the configurations inside
         known += [part for part in _parts(config) if not any(part is one for one in known)]
+    # The first configuration of each class; a copy of an unknown class follows the model's own.
     own = {type(config): config for config in reversed(known)}
     for module in model.modules():
         copied: Any = getattr(module, "config", None)

@@ -410,6 +410,7 @@ def _chunks(closure: Mapping[str, Any], position: _Position) -> Mask | None:
         return None
     start = closure["left_padding"].reshape(-1, 1).cpu()
     last = max(position.first_query + position.m, position.first_key + position.n)
+    # Chunk of each position: floor((position - left padding) / chunk_size). Pairs of one chunk may attend.
     chunk = torch.div(torch.arange(last) - start, closure["chunk_size"], rounding_mode="floor")
     return Documents(position.keys(chunk), position.queries(chunk))
 

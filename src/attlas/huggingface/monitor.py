@@ -147,6 +147,7 @@ class AttentionMonitor(TrainerCallback):
         step = state.global_step + 1
         if step % self.every and step > 1:
             return
+        # Ends a recording that a step before left open.
         self.close()
         numbers = (stats.MaxLogit(), stats.Entropy(), stats.EffectiveKeys())
         try:

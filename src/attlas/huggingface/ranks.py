@@ -66,6 +66,7 @@ class Ranks:
             error = caught
         own = {name: heads for name, (heads, _) in layers.items()}
         changed = own != self._own
+        # Sums over all ranks: how many failed, how many have other heads than before, then the numbers.
         packed = self._reduced(layers, failed=error is not None, changed=changed)
         if packed[0]:
             from attlas.distributed.agree import raise_first  # it loads torch's DTensors

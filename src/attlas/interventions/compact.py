@@ -69,6 +69,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return pool(A, values)
 
         def pool_part(part: Problem, own: Tensor) -> Tensor:
+            """Pool a part of the matrix in the same way: its mask may hide keys again."""
             return pooled(softmax_matrix(part, A.plan), own)
 
         of_heads = next(filter(_hides_in_some_heads, parts), None)
@@ -76,6 +77,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return _by_heads(problem, values, of_heads, [part for part in parts if part is not of_heads], pool_part)
         m = problem.shape[2]
         outside = [part for part in parts if isinstance(part, OutsideRectangle)]
+        # Rows between two cuts hide the same keys.
         cuts = sorted({0, m, *(cut for part in outside for cut in part.cuts(m))})
         if len(cuts) > _MANY_RUNS:
             return pool(A, values)
@@ -84,6 +86,7 @@ def without_hidden_keys(pool: Pool, memory: Memory) -> Pool:
             return torch.cat([pool_part(_rows_of(problem, parts, rows), values) for rows in spans], dim=2)
         mask = _all_of([part for part in parts if not isinstance(part, OutsideRectangle)])
         base = replace(problem, mask=mask, versions=problem.versions)
+        # One run of rows is left, from row 0 on: the keys that are hidden from row 0 are hidden from all.
         found = _compact(base, [part for part in outside if part.hides_from(0)], memory)
         if found is None:
             return pool(A, values)

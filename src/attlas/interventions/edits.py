@@ -272,6 +272,7 @@ class Suppress(_PairIntervention):
             if self.keys is not None and self.queries is None and self.pairs is None:
                 return pool(A, self._zero_chosen_keys(values, A, call))
             B = self.hide_pairs(A, call)
+            # exp(B.lse - A.lse), the share of each row that is left.
             return pool(B, values) * _share(B.lse, A.lse).unsqueeze(-1).to(values.dtype)
 
         return pooled
@@ -439,6 +440,7 @@ class Temperature(Intervention):
         super().__init__(layers, heads, queries)
         fix = "Temperature(0.5); ScaleLogits takes any factor."
         temperature = finite_number("temperature", temperature, fix, above=0.0)
+        # softmax(logits / temperature): the logits times a factor.
         self._scale = ScaleLogits(1.0 / temperature, layers, heads, queries)
 
     def matrix(self, A: AttentionMatrix, call: Call) -> AttentionMatrix:

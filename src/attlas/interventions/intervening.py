@@ -123,6 +123,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
     where = "intervene()"
 
     def __init__(self, model: nn.Module, interventions: tuple[Intervention, ...], patch_sdpa: bool) -> None:
+        # The arguments are those of `intervene`, checked.
         selections = tuple(item.selection for item in interventions)
         super().__init__(model, selections, patch_sdpa=patch_sdpa, linear=True)
         self._interventions = interventions
@@ -146,6 +147,7 @@ class Intervening(ModelFollower, AbstractContextManager[nn.Module]):
         No chosen layer attended, or a position lies beyond the text.
         """
         for number, item in enumerate(self._interventions):
+            # What of the choice of layers no attention answered to.
             silent = item.selection.unmatched(self._attentions, self._heard)
             if silent:
                 raise no_layer_attended(silent, [site.path for site in self._heard]).replaced(where=item.where)

@@ -184,6 +184,7 @@ class KVCache:
             else:
                 layer = _Layer(keys, values, cache.capacity, cache.window)
                 layer.append(keys, values)
+                # Position of slot 0: tokens that left the window before are not in the file, and were counted.
                 layer.base = int(about["seen"]) - layer.stop
                 cache._layers[int(kind)] = layer
         return cache
@@ -210,6 +211,7 @@ class _Layer:
         """Store the m tokens of a step, and return the keys and values that its queries may see."""
         m = keys.shape[2]
         self._check(keys, values)
+        # With a gradient the buffer must not be written into: what was read from it is needed in the backward.
         if torch.is_grad_enabled() and (keys.requires_grad or self.keys.requires_grad or values.requires_grad):
             self.keys, self.values = (
                 torch.cat(pair, dim=2) for pair in zip(self.tokens(), (keys, values), strict=True)
@@ -220,6 +222,7 @@ class _Layer:
             self.keys[:, :, self.stop : self.stop + m] = keys
             self.values[:, :, self.stop : self.stop + m] = values
         self.stop += m
+        # All that the first query of the step sees: window - 1 keys before its own.
         return self.tokens(0 if self.window is None else max(0, self.stop - (self.window - 1 + m)))
 
     def _check(self, keys: Tensor, values: Tensor) -> None:

@@ -68,6 +68,7 @@ class ValidLengths(RunPerRow):
         return int(least), int(most)
 
     def check(self, batch: tuple[int, ...], heads: int, m: int, n: int) -> None:
+        # Overrides `Mask.check`: raises where the lengths fit neither the sequences nor the queries.
         size = math.prod(batch)
         if self.lengths.shape[0] == size and self.lengths.shape[1] in (1, m):
             return

@@ -107,7 +107,7 @@ class HeadMean(LazyTensor):
         return self._reduced("mean", dim, keepdim)
 
     def _reduced(self, name: str, dim: Dim, keepdim: bool) -> Tensor:
-        """Reduce every head by "sum" or "mean" over the axes, then average over heads."""
+        """Reduce every head by "sum" or "mean" over the axes, then average over heads; `keepdim` as in torch."""
         axes, of_heads = axes_of(self, name, dim), self.ndim - 2  # `of_heads`: the axis that `heads` has besides
         each_head: Tensor = getattr(self.heads, name)([axis + (axis >= of_heads) for axis in sorted(axes)], True)
         return each_head.mean(of_heads).reshape(reduced_shape(self.shape, axes, keepdim))

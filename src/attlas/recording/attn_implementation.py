@@ -44,6 +44,7 @@ def _switchable(model: nn.Module) -> list[Any]:
     for module in model.modules():
         if id(module) in inside or not hasattr(module, "set_attn_implementation"):
             continue
+        # Models within this one are switched with it.
         inside.update(map(id, module.modules()))
         # A model that cannot says so in a log only; who records it is told by an error that names the module.
         if any(getattr(part, CAN_SWITCH, bool)() for part in module.modules()):

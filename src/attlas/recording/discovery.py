@@ -132,7 +132,7 @@ class ModelAttentions:
         self._paths = {id(module): path for path, module in self._modules}
         self._by_path = dict(self._modules)
         # `_known` attend by their code. Those that are heard join `_classes`, with the attentions of one call.
-        one_each = {type(module): module for _, module in self._modules}
+        one_each = {type(module): module for _, module in self._modules}  # what is asked about a class is asked once
         of_heads, self.of_channels = linear_functions(self._modules)
         self.linear_functions = (of_heads if linear else {}) | (self.of_channels if channels else {})
         self._linear = _callers(one_each, self.linear_functions)
@@ -142,7 +142,9 @@ class ModelAttentions:
         self.has_softmax = bool(self._known - self._linear)
         self._known |= self._linear
         self._named = {kind for kind in one_each if _NAMED.search(kind.__name__)}
+        # By class: how many attentions one call of it computes.
         self._classes = dict.fromkeys(self._known, 1)
+        # Sets `sites` and `counts`.
         self._number()
 
     def _number(self) -> None:
@@ -162,6 +164,7 @@ class ModelAttentions:
             if type(self._by_path[path]) in self._linear and kinds[name] == "self"
         }
         softmax = [path for name, (path, _) in names.items() if kinds[name] == "self" and name not in linear]
+        # Linear attention is a kind of its own only where it stands beside a softmax in one layer.
         if self._share_layers([names[name][0] for name in linear], softmax):
             kinds |= dict.fromkeys(linear, "linear")
         by_kind = {kind: [name for name, own in kinds.items() if own == kind] for kind in KINDS}

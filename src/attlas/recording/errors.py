@@ -28,7 +28,11 @@ def no_attention(
     where: str,
     lazy: bool = False,
 ) -> RecordingError:
-    """Return the error of a block in which no attention was heard of."""
+    """Return the error of a block in which no attention was heard of.
+
+    `ran` has the paths of attentions that ran, `passes` is the number of calls of the model; `patched` says whether
+    calls of torch's function were heard, `lazy` whether attention written out by hand was.
+    """
     arguments = {"model": type(model).__name__}
     if not passes and not ran:
         found = "no call of the model, and no attention"

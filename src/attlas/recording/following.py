@@ -87,6 +87,7 @@ class ModelFollower(Listener):
             stack.enter_context(patched_sdpa(self._calling))
             stack.enter_context(asked_for_weights(layers))
         stack.enter_context(subscribed(self))
+        # All went well: what was entered here is left when the block ends, and not when `stack` does.
         self._stack = stack.pop_all()
 
     def _handlers(self) -> dict[str, Handler]:
@@ -185,11 +186,13 @@ class ModelFollower(Listener):
         site = self._attentions.site(module, number)
         if site is None:
             return None
+        # Heard of: what stays out of this set is named as not recorded.
         self._recorded.add(site.module)
         if site.path not in self._matched:
             self._matched[site.path] = [selection.matching(site, self._attentions) for selection in self._selections]
         if not self._passes.inside:
             return site
+        # How often the module was called before in this pass.
         occurrence = self._passes.occurrence(site.module)
         key = (site.path, occurrence)
         if key in self._visits:

@@ -62,7 +62,10 @@ class GateRecorder:
         return [self._with_gates(entry, calls.get(entry.name, [])) for entry in entries]
 
     def _with_gates(self, entry: Entry, calls: list[Tensor]) -> Entry:
-        """Return an entry with its gates, and take its calls from the list; as it is where they do not fit."""
+        """Return an entry with its gates, and take its calls from the list; as it is where they do not fit.
+
+        `calls` are inputs of the output projection, (batch, tokens, heads * e); a gate g is that in ``x = g (A @ v)``.
+        """
         batch, _, m, _ = entry.shape
         own: list[Tensor] = []
         while calls and sum(x.shape[1] for x in own) < m and calls[0].ndim == 3 and len(calls[0]) == batch:

@@ -53,6 +53,7 @@ class GrowingTensor:
         if self._copies is not None:
             self._marks = self._copies.marks
         if self._first is None and not self._stored:
+            # `_keep` moves it to where parts are kept.
             self._first = self._keep(t)
             return
         known = self.parts[-1]  # what the new part must fit

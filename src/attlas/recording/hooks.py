@@ -245,7 +245,8 @@ def _pooled_at(
     """Pool values with one attention: ask the interventions, multiply, and tell the recordings.
 
     The matrix has four axes, and values the shape (batch, value heads, n, e); `places` says which attention of which
-    modules it is.
+    modules it is. `Place.heard` says that the same weights were multiplied before in this call: a second product with
+    other values is computed, and not told again. Returns the output, and the weights that recordings see.
     """
     change = Change(matrix, pool, lambda A: A)
     changers: list[Any] = [listener for listener in _listeners.get() if _is_a(type(listener), Changer)]
@@ -254,10 +255,12 @@ def _pooled_at(
         for changer in changers:
             change = changer.change(place.module, change, first_query, first_key)
     if not changers and not places[0].heard:
+        # Statistics that recordings will ask for: the kernel that multiplies computes them in the same call.
         announced: tuple[Statistic, ...] = ()
         for listener in _listeners.get():
             announced += getattr(listener, "announced", ())
         matrix.weights.announced = announced
+    # Products inside are this attention's own: nobody is told of them.
     with observers.unheard():
         out, shown = change.pool(change.matrix, values), change.shown(change.matrix)
     for place in places:
@@ -278,6 +281,7 @@ def _product_in_module(matrix: AttentionMatrix, values: Tensor, dropout: Any) ->
             _refuse_recomputation()
         return observers.unobserved_product(matrix, values, dropout)
     if _active_changers and torch.is_grad_enabled():
+        # `_refuse_recomputation` refuses a backward that computes this again where no module is known to run.
         _changers_of_products.update(listener for listener in _listeners.get() if isinstance(listener, Changer))
     own = four_axes(matrix)
 
@@ -327,6 +331,7 @@ def _place(module: nn.Module, matrix: AttentionMatrix) -> Place:
     # Modules around this one run too. One of them may be asked for this matrix later, and finds it by what is kept.
     for call in _running():
         if call.module is not module:
+            # Called for the memory alone: `call.place` finds the matrix from now on.
             call.remember(matrix, place)
     return place
 
@@ -352,7 +357,7 @@ def _tell(call: AttentionCall, *, changers: bool = True) -> None:
 def _call_listeners(
     module: nn.Module, matrix: AttentionMatrix, first_query: int | None, first_key: int | None, values: Tensor | None
 ) -> None:
-    """Call the listeners with the matrix of one attention, for `offer`."""
+    """Call the listeners with the matrix of one attention, for `offer`; not again where they heard its ``A @ v``."""
     place = _place(module, matrix)
     if place.heard and (first_query, first_key) != (None, None):
         rule = "positions must be known before the values of an attention are pooled."

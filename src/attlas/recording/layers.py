@@ -118,6 +118,7 @@ def without_attention(
             for part, _ in element.named_children()
             if f"{path}.{part}" not in holders
         }
+        # In place of an attention: the classes of what layers with one do not have beside it.
         for place, (path, element) in enumerate(elements):
             if path not in attending:
                 own = {name for part, child in element.named_children() if part not in beside for name in _names(child)}

@@ -111,11 +111,14 @@ def _told(original: Any, reader: Reader) -> Any:
     """Return a function that does what the original does, reports each call, and lets interventions change it."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
+        """Call the original, report the call to `_tellers`, and let `_changers` change the output."""
+        # A block that is computed again for its gradient: it was told of in the forward.
         if in_backward() and not _changers:
             return original(*args, **kwargs)
         given = _bound(original, args, kwargs)
         with torch.no_grad():
             before = reader.before(given)
+        # "z" is the gate of the output, silu(z): left out of the call, and multiplied with what was changed.
         gate = given.get("z") if _changers else None
         with _listening(given, reader, before):
             result = original(*args, **kwargs) if gate is None else original(**given | {"z": None})
@@ -128,6 +131,7 @@ def _told(original: Any, reader: Reader) -> Any:
                 call = read()
                 for tell in tuple(_tellers):
                     tell(call)
+        # Where the output goes through a norm first, `_listening` has changed the norm's input.
         result = result if reader.norm else _changed_result(result, reader, read)
         # The output gate of a step of Falcon-H1 comes after what is changed.
         return result if gate is None else (result * functional.silu(gate)).to(result.dtype)
@@ -165,6 +169,7 @@ def _listening(given: dict[str, Any], reader: Reader, before: Tensor | None) -> 
     thread, key = threading.get_ident(), f"attlas linear {threading.get_ident()}"
 
     def hear(module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the projection's output as ``"heard"``, where `reader` looks for it; a forward hook."""
         if threading.get_ident() == thread:
             given["heard"] = output
 

@@ -154,7 +154,10 @@ def _of_scan(
     *,
     begins: bool,
 ) -> LinearCall:
-    """Return a call of Mamba-2 from its tensors, with tokens on the third axis."""
+    """Return a call of Mamba-2 from its tensors, with tokens on the third axis; its decay is ``exp(dt A)``, one a head.
+
+    `before` and `after` are its states, `begins` says whether no token came before these.
+    """
     tokens = {"q": C, "k": B, "decay": dt * A.reshape(-1, 1), "write": dt}
     if D is not None:
         tokens["diagonal"] = D
@@ -216,7 +219,11 @@ def _of_channels(
     before: Tensor | None,
     after: Tensor | None,
 ) -> LinearCall:
-    """Return a call of Mamba-1, given (batch, channels, n) of values and step widths, (batch, n, size) of B and C."""
+    """Return a call of Mamba-1, given (batch, channels, n) of values and step widths, (batch, n, size) of B and C.
+
+    Its state: ``h_t = exp(w_t A) h_{t-1} + w_t B_t x_t``, its output ``C_t h_t + D x_t``. The step widths w are `dt`,
+    plus a bias and through softplus where `given` has ``{name}_bias`` and ``{name}_softplus``.
+    """
     bias, softplus = given.get(f"{name}_bias"), given.get(f"{name}_softplus")
 
     def choose(channels: Tensor) -> dict[str, Tensor]:

@@ -73,12 +73,14 @@ class LinearRecorder:
         if channels is not None:
             if not channels:
                 return None
+            # `channels` are numbers in the layer; this call has those from number * (its own count) on.
             places = torch.tensor(channels, device=call.values.device) - number * (call.channels or 0)
             tokens = {} if call.choose is None else call.choose(places)
             call = call._replace(tokens=tokens, values=call.values[:, places])
         key = (site.path, occurrence, number)
         sequence = self._sequences.get(key)
         if not call.begins and (sequence is None or not sequence.continues(call)):
+            # The state came with tokens that nobody recorded: the rows of these tokens are not known.
             self.without_past.add(site.path)
             if sequence is not None:
                 self._ended.append((key, self._sequences.pop(key)))
@@ -87,6 +89,7 @@ class LinearRecorder:
             if sequence is not None:
                 self._ended.append((key, sequence))
             sequence = LinearSequence(site, self._begun[key], self.policy, keeps_values=self._keeps_values)
+            # A new text begins here.
             self._begun[key] += 1
             sequence.channels = None if channels is None else tuple(channels)
             self._sequences[key] = sequence
@@ -112,6 +115,7 @@ class LinearRecorder:
         for path, count in self._channel_counts.items():
             site = self._attentions.sites[path]
             if self._selection.includes(site, self._attentions):
+                # Raises where a channel was asked for that the layer does not have.
                 self._selection.channels_of(count, site=site)
         # Of one layer and text, the calls that computed some channels each.
         texts: dict[tuple[str, int, int], list[LinearSequence]] = {}

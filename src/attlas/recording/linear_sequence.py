@@ -42,10 +42,12 @@ class LinearSequence:
     def __init__(self, site: AttentionSite, number: int, policy: RetentionPolicy, *, keeps_values: bool | str) -> None:
         self.site, self.number, self.policy = site, number, policy
         self._keeps_values = keeps_values
+        # By name ("q", "k", "decay", ...): what each call has given of it, joined when the matrix is made.
         self._pieces: dict[str, list[Tensor]] = {}
         self._values: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._query_masks: list[Tensor] = []
+        # Of the last call: scale of the queries, what makes the matrix, and the state that it ended with.
         self._scale = 1.0
         self._make: Callable[..., AttentionMatrix] = transport
         self._state: Tensor | None = None
@@ -73,6 +75,7 @@ class LinearSequence:
         batch, _, n, _ = call.values.shape
         mask = torch.ones(batch, n, dtype=torch.bool) if query_mask is None else query_mask.cpu().expand(batch, n)
         self._query_masks.append(mask)
+        # Of the last call: scale and function that make the matrix, and the state to which the next call must fit.
         self._scale, self._make = call.scale, call.matrix
         self._state = None if call.after is None else call.after.detach().clone()
         self.length += n

@@ -84,6 +84,7 @@ class MergedStatistics:
         """Return the results on the whole matrix, which has `keys` keys."""
         for statistic in self.statistics:
             _check_enough(statistic, keys)
+        # `_alone`: the results of one step only, its queries and keys, and its first key; nothing was merged yet.
         if self._alone is not None:
             results, m, n, column = self._alone
             if (n, column) == (keys, 0):

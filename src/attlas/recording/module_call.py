@@ -43,8 +43,9 @@ class ModuleCall:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        # The matrices that were multiplied or passed on in this call, and which attention each is.
         self._heard: list[tuple[weakref.ref[AttentionMatrix], Place]] = []
-        self._count = 0
+        self._count = 0  # attentions that have a number so far
         self._offered: int | None = None  # the number of what the module passes on by itself
         self.linear_calls = 0  # how often it has computed linear attention
 

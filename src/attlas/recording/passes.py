@@ -110,11 +110,13 @@ class Passes:
             return
         if self._in_program:  # it has raised an error, and nothing in it was called after that
             self._leave_pass()
+        # Above 1 where the model calls itself: only the outermost call is a pass.
         self._depth += 1
         if self._depth == 1:
             self.number += 1
             self.calls.clear()
             self._outside = len(self._inside)
+            # Tells the recording of a new pass, with the arguments of the model.
             self._begin(args, kwargs)
 
     def _leave_pass(self, *_: Any) -> None:
@@ -143,7 +145,10 @@ class Passes:
 
 
 def _enter(name: str, slot: int, handler: Any, module: nn.Module, args: Any, rest: Any = None) -> None:
-    """Count a call of a module, and make it the innermost."""
+    """Count a call of a module, and make it the innermost; a hook with the arguments of `traced.call`.
+
+    `handler` is the `Passes`. Calls in a backward, where `graph_task` is not -1, compute again and are not counted.
+    """
     passes: Passes = handler
     if passes._active():
         passes._inside.append(ModuleCall(module))

@@ -52,6 +52,7 @@ def patched_sdpa(innermost: Callable[[], nn.Module | None]) -> Iterator[None]:
     global _offer, _change  # made into functions that torch.compile leaves alone
     with _lock:
         _offer, _change = uncompiled(_offer_to_finders), uncompiled(_pool_for_finders)
+        # `_finders` has the `innermost` of each block that is open; the first one patches, the last one undoes it.
         if not _finders:
             _patch.enter_context(_replaced())
         _finders.append(innermost)
@@ -116,6 +117,7 @@ def scaled_dot_product_attention(
     # Kernels of attlas call torch's function, too, and their matrix was offered already.
     if not is_recording() or sys._getframe(1).f_globals.get("__name__", "").startswith("attlas."):
         return compute()
+    # Inside `listening()`: the matrix is wanted alone, and zeros stand for the output.
     if _listens.get():
         _offer(query, key, value, *options)
         return query.new_zeros(*_leading(query, key, enable_gqa), query.shape[-2], value.shape[-1])
@@ -201,6 +203,7 @@ def _pool_for_finders(
         return A.pooled(v, dropout_p)
 
     out, shown = pooled_in(_modules(), own, values, pool)
+    # A list where a caller collects matrices, by `shown_matrices`.
     found = _shown.get()
     if found is not None:
         found.append(shown)
@@ -261,7 +264,10 @@ def _tokens(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
 
 
 def _four_axes(t: Tensor, lead: tuple[int, ...], enable_gqa: bool) -> Tensor:
-    """Give a tensor with these leading axes the axes (batch, heads, tokens, size)."""
+    """Give a tensor with these leading axes the axes (batch, heads, tokens, size).
+
+    Of three axes the first are heads with `enable_gqa`, as torch reads them then, and else the batch.
+    """
     t = t.expand(*lead, *t.shape[-2:])
     if t.ndim == 2:
         return t[None, None]

@@ -293,6 +293,7 @@ class Recording(LinearHearing, AbstractContextManager[Atlas]):
         handwritten: bool = False,
         sum_passes: int = 0,
     ) -> None:
+        # The arguments are those of `record`, checked; `is_lazy` and `_scope` are for attention written out by hand.
         patched, channels = patch_sdpa or handwritten, bool(selection.channels)
         super().__init__(model, (selection,), patch_sdpa=patched, linear=linear, channels=channels)
         self.is_lazy = handwritten

@@ -160,7 +160,7 @@ class RecordedSequence:
         self._marks = 0  # of the copies of the last call
         self._append(call)
         if policy.disk is not None and not self.on_device and self.bytes_to_write:
-            self.to_entry()
+            self.to_entry()  # for its effect: it writes to the disk
 
     @property
     def _tokens(self) -> list[GrowingTensor]:

@@ -87,7 +87,7 @@ class RecordedSequences:
             Whether `decide` is called when the pass has ended.
         """
         if key in self._undecided:
-            self.decide()
+            self.decide()  # adds the calls that wait: this one follows them
         new, sequence = _NewCall(site, heads, policy, call), self.last.get(key)
         continues = False if sequence is None or begins is True else sequence.continues(call)
         if isinstance(begins, Tensor) and continues is not False:
@@ -101,7 +101,7 @@ class RecordedSequences:
         # The keys of a static cache, which has room for more, are copies.
         self._held += 0 if q.shape[2] <= STEP and not call.has_room else q.nbytes + k.nbytes
         if self._held > _HELD:
-            self.decide()
+            self.decide()  # adds them, so that their tensors are given back
 
     @without_autocast
     @torch.no_grad()
@@ -134,7 +134,7 @@ class RecordedSequences:
     def finish(self) -> None:
         """Add the entries of all texts."""
         if self._undecided:
-            self.decide()
+            self.decide()  # adds the calls that wait
         sequences, self._ended = [*self._ended, *self.last.values()], []
         later = [sequence for sequence in sequences if sequence.on_device]
         masks = answers_of([sequence.query_mask() for sequence in later]) if later else []
@@ -147,7 +147,7 @@ class RecordedSequences:
             self._entries.append(entry)
 
     def _add(self, key: Key, new: _NewCall, continues: bool) -> None:
-        """Add a call to the last text, or begin another."""
+        """Add a call to the last text if it `continues` that, or begin another, whose first call it is."""
         sequence, number = self.last.get(key), 0
         if sequence is not None:
             if continues:
@@ -170,7 +170,7 @@ class RecordedSequences:
         unwritten = self._take_unwritten()
         masks = answers_of([sequence.query_mask() for sequence in unwritten])
         for sequence, mask in zip(unwritten, masks, strict=True):
-            sequence.to_entry(mask)
+            sequence.to_entry(mask)  # for its effect: it writes to the disk
 
     def _take_unwritten(self) -> list[RecordedSequence]:
         """Return the new texts that wait for the disk, and forget them.

@@ -186,6 +186,7 @@ def _hook(function: Callable[..., None]) -> Callable[..., None]:
 @torch.library.custom_op("attlas::event", mutates_args=("log",), tags=TAGS)
 def event(log: Tensor, name: str, slot: int, module: Tensor, tensors: list[Tensor], text: str) -> None:
     """Call the handler of a hook, for the module that the tensor `module` stands for, when the program runs."""
+    # `log` is changed, on paper, so that no compiler drops or reorders the call.
     handlers, running = _handlers.get(slot), module_of(module)
     if handlers is not None and running is not None:
         handler = handlers.get(f"{name} in program", handlers[name])
@@ -215,6 +216,7 @@ def _arguments(text: str, tensors: list[Tensor]) -> tuple[Any, Any]:
         return (), {}
 
     def given(place: Any) -> Any:
+        """Return the tensors of one place, or of a list of places; an index of `tensors` each, None for no tensor."""
         if isinstance(place, list):
             return tuple(map(given, place))
         return None if place is None else tensors[place].clone()

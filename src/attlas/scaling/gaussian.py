@@ -107,6 +107,7 @@ def expected(keys: int, variance: float) -> Expected:
     if keys == 1 or variance == 0.0:
         return Expected(variance, math.log(keys), 1.0 / keys, 1.0 - 1.0 / keys)
     sigma = math.sqrt(variance)
+    # `rest` is 1 - the expected largest weight.
     if sigma <= _WIDEST:
         entropy, rest, trace = _integrate(keys, sigma)
     else:

@@ -217,6 +217,7 @@ def look_up(keys: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     corner = corners.to(keys.device)[inverse]
     for a in (0, 1):
         for b in (0, 1):
+            # Bilinear: each corner of the cell weighs by the distance from the opposite one.
             share = (x - left if a else 1 - x + left) * (y - low if b else 1 - y + low)
             out += share * corner[..., a, b, :].movedim(-1, 0)
     return out[0], out[1], out[2]
@@ -230,6 +231,7 @@ class _SeenKeys(Statistic):
         return torch.zeros(batch, count, n, dtype=torch.bool, device=problem.device)
 
     def step(self, carry: Tensor, part: Part, at: Tile) -> Tensor:
+        # Implements `Statistic.step`: marks the keys of a tile that some row sees.
         batches, of_heads, _ = at.place
         for columns, cells in part.visible_columns:
             span = slice(at.columns.start + columns.start, at.columns.start + columns.stop)

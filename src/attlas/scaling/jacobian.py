@@ -68,6 +68,7 @@ class Jacobian(Statistic):
         return carry, problem.dtype
 
     def step(self, carry: tuple[Tensor, torch.dtype], part: Part, at: Tile) -> tuple[Tensor, torch.dtype]:
+        # Implements `Statistic.step`: adds the four sums of `start` over the columns of a tile.
         p = part.weights.double()
         squares = p.square()
         spread = p - squares

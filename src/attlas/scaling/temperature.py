@@ -132,6 +132,7 @@ def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tenso
     if not bool((found > 0.0).all()):
         least = f"variance {float(found.min()):g} of the logits of one"
         raise _wrong("the logits of every matrix must vary.", least, "leave that head out: A[:, heads]")
+    # The variance of factor * logits is factor² times theirs.
     factor = (wanted / found).sqrt()
     return factor, found * factor.square()
 
@@ -188,6 +189,7 @@ class _ScaledPerHead(Derived):
         self.factor = factor
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
+        # Implements `Score.forward`: the inner logits times the factor of their batch and head.
         factor = self.factor[at.place[:2]].to(at.dtype)
         logits: Tensor = self.inner(q, k, at)
         return logits * factor[..., None, None]

@@ -65,11 +65,13 @@ class Sizes(Statistic):
     """
 
     def start(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        # Implements `Statistic.start`: zeros, (batch, heads, m) of the queries and (batch, heads, n) of the keys.
         batch, heads, m, n = problem.shape
         zeros = torch.zeros(batch, heads, m + n, dtype=problem.dtype, device=problem.device)
         return zeros[..., :m], zeros[..., m:]
 
     def step(self, carry: tuple[Tensor, Tensor], part: Part, at: Tile) -> tuple[Tensor, Tensor]:
+        # Implements `Statistic.step`: one tile is compared with what is known of its queries and of its keys.
         b, h, rows = at.place
         columns = slice(at.columns.start, at.columns.stop)
         for into, axis in ((carry[0][b, h, rows], -1), (carry[1][b, h, columns], -2)):
@@ -111,12 +113,14 @@ class Blocks(Statistic):
         self._edges = self.rows.edges, self.columns.edges
 
     def start(self, problem: Problem) -> Pooled:
+        # Implements `Statistic.start`: sums, maxima and counts of each block, and the keys that each query sees.
         shape = (*problem.shape[:2], len(self.rows), len(self.columns))
         table = torch.zeros(shape, dtype=problem.dtype, device=problem.device)
         counts = torch.zeros(shape, dtype=torch.int64, device=problem.device)
         return Pooled(table, table.clone(), counts, counts.new_zeros(problem.shape[:3]))
 
     def step(self, carry: Pooled, part: Part, at: Tile) -> Pooled:
+        # Implements `Statistic.step`: each tile adds its cells to the blocks that it meets.
         rows, columns = self.rows.inside(at.rows), self.columns.inside(at.columns)
         if not (len(rows) and len(columns)):
             return carry
@@ -125,6 +129,7 @@ class Blocks(Statistic):
         carry.sum[b, h, high, wide] += pool_tile(part.weights, rows, columns, bands, torch.sum)
         into = carry.max[b, h, high, wide]
         found = pool_tile(part.weights, rows, columns, bands, torch.amax)
+        # Largest by size, with the sign, where weights may be negative.
         if part.problem.signed:
             found = _larger(found, pool_tile(part.weights, rows, columns, bands, torch.amin))
             into.copy_(_larger(into, found))
@@ -146,6 +151,7 @@ class Blocks(Statistic):
         return None if interval_of(problem) is None else dict.fromkeys(("picture_sum", "picture_max"), self._edges)
 
     def from_outputs(self, results: Mapping[str, Any], problem: Problem) -> Pooled:
+        # Implements `Statistic.from_outputs`: a kernel has given sums and maxima; the mask's runs give the counts.
         first, stop = cast("tuple[Tensor, Tensor]", interval_of(problem))
         cells, lead = cells_of_blocks(problem, self._edges).long(), problem.shape[:2]
         keys = (stop - first).expand(*lead, -1)

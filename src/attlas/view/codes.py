@@ -150,6 +150,7 @@ def decode_signed(codes: Array) -> Array:
     [0.0, 0.0, 1.003, -1.003]
     """
     negative = codes > LAST_POSITIVE
+    # log2 |w| = SIGNED_LOG2[0] + steps / _SIGNED_STEPS; negative weights have the codes above LAST_POSITIVE.
     steps = codes.astype(np.float64) - FIRST - LAST_POSITIVE * negative
     weights = np.exp2(SIGNED_LOG2[0] + steps / _SIGNED_STEPS) * np.where(negative, -1.0, 1.0)
     weights[codes < FIRST] = 0.0

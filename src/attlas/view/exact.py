@@ -205,6 +205,8 @@ class Head:
             empty = np.zeros((len(edges[0]) - 1, len(edges[1]) - 1))
             return Table(empty, empty, empty.astype(np.int64))
         check_wanted(wanted)
+        # Sums are linear: their mean over heads is that of the mean, and where all heads see the same keys
+        # (`is_uniform`), so are the counts. Maxima are not: they need the mean written out.
         if self.heads > 1 and not (pool == "mean" and self.is_uniform):
             return self._dense_pooled(rows, columns, edges, wanted)
         return _table(self.window(rows, columns, wanted), edges)

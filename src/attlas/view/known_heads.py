@@ -141,7 +141,7 @@ def heads_on_block(model: nn.Module, forward: Callable[[Tensor], object]) -> OnB
     ids = repeated_block(config.vocab_size, period)
     try:
         with record(model, statistics=text_statistics(ids), linear=False) as atlas:
-            forward(ids)
+            forward(ids)  # `atlas` records it; the output is not needed
     except (AttlasError, RuntimeError, ValueError, TypeError):
         return None
     entries = [entry for entry in atlas.entries if entry.kind == "self"]

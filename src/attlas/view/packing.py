@@ -169,6 +169,7 @@ class Packer:
     def _detail(self, place: tuple[int, int]) -> dict[str, Any]:
         """Put the pictures of a head, down to the finest level that fits, its tracks, and all of a small head."""
         name, question, entry = f"{place[0]}:{place[1]}", self._question(place), self._info["entries"][place[0]]
+        # Raises where the entry keeps no q and k.
         self._entry(place).need_matrix()
         limit, (m, n) = self.limit // len(self.heads), (entry["m"], entry["n"])
         levels = levels_that_fit(entry, limit)
@@ -247,6 +248,7 @@ class Packer:
         else:
             values, keys = (t[self.batch, place[1], :, :count] for t in (found.values, found.indices))
         weights = values.cpu().double().numpy()
+        # Keys are stored as distances behind their query.
         gaps = torch.arange(m)[:, None] - keys.cpu()
         self._put(f"kept:{name}", self._codes(place, weights, np.ones_like(weights, dtype=bool)), 2)
         self._put(f"gaps:{name}", gaps.numpy().astype("<i4"), 4)

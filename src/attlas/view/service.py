@@ -353,6 +353,7 @@ class Service:
     def _focus(self, params: Parameters, wanted: Wanted) -> Answer:
         """Let the passes of a head continue near the rows that the page shows."""
         place, head = self._head(params)
+        # Checked, as a wrong question is answered by an error; rows are all that counts here.
         params.whole("level", 0, self._source.entries[place.entry].levels)
         rows, _ = params.span("r0", "r1", head.m), params.span("c0", "c1", head.n)
         self._passes.move_to(place, (rows.start + rows.stop) / 2)
@@ -526,14 +527,14 @@ def _column_cells(head: Head, j: int, wanted: Wanted) -> Array:
 
 
 def _binary_answer(values: Array, *, progress: float = 1.0, sampled: bool = False) -> Answer:
-    """Return numbers as an answer: float32, or uint16 for the codes of pictures."""
+    """Return numbers as an answer: float32, or uint16 for the codes of pictures; `sampled` ones are not final."""
     values = values.astype("<f4") if values.dtype.kind == "f" else values.astype("<u2")
     body = values.tobytes()
     return Answer("binary", body, progress, progress >= 1 and not sampled, 200, sampled)
 
 
 def json_answer(content: Mapping[str, Any], *, final: bool = True, progress: float = 1.0, status: int = 200) -> Answer:
-    """Return plain data as an answer."""
+    """Return plain data as an answer; one that is `final` may be kept by the browser when `progress` is 1."""
     # A text may hold half of a surrogate pair, which JSON can only hold escaped.
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
     return Answer("json", body, progress, final and progress >= 1, status)

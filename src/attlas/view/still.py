@@ -79,7 +79,7 @@ def preview(shown: Atlas | AttentionMatrix) -> str:
 
 @public("_repr_html_")
 def _figures(entries: list[Entry], several: bool) -> tuple[str, str]:
-    """Return the pictures, and what a reader must know of them."""
+    """Return the pictures, and what a reader must know of them; `several` says whether the layers are several."""
     chosen = [
         (entry, head)
         for entry in _spread(entries, _LAYERS)

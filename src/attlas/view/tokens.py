@@ -83,6 +83,7 @@ class Text:
         while at >= 0:
             total += 1
             if total <= limit:
+                # The units of text in which the match begins and ends; `ends` has the place where each unit ends.
                 first, last = (self._units[bisect_right(ends, place)] for place in (at, at + len(wanted) - 1))
                 found.append((first.start, last.stop))
             at = whole.find(wanted, at + len(wanted))

@@ -115,6 +115,7 @@ class Viewer(anywidget.AnyWidget):
             with self._lock:
                 taken_back = self._wanted.pop(name, None)
             if taken_back is not None:
+                # An event: what computes the answer looks at it, and stops.
                 taken_back.set()
         elif content.get("type") == "get":
             self._ask(name, content.get("name"), content.get("params"))

@@ -67,6 +67,7 @@ def forest_of(task: Task, keys: int = KEYS, queries: int = QUERIES) -> Forest:
     key_order = kept[of_keys.order]
     own_key = None
     if task.leave_one_out:
+        # Of each query in leaf order: where its own key stands in leaf order, -1 where that has weight 0.
         own_key = torch.full((len(task.keys),), -1, dtype=torch.int64, device="cpu")
         own_key[key_order] = torch.arange(len(key_order), device="cpu")
         own_key = own_key[of_queries.order]
@@ -144,6 +145,7 @@ def _groups(forest: Forest) -> Iterator[_Group]:
             # The most that a leaf of keys can add to a query, in parts of its denominator: (query leaves, key leaves).
             bound = log + weight.log() - least.unsqueeze(-1)
             sizes, way = bound.sort(-1)
+            # Leaves that add least are left out, as many as stay below the tolerance together.
             light = sizes.exp().cumsum(-1) <= task.tolerance * (1 - 1e-4)
             needed = ~torch.zeros_like(light).scatter_(1, way, light)
         for leaf in range(start, stop):
@@ -158,6 +160,7 @@ def _least(forest: Forest, start: int, stop: int) -> Tensor:
     row = _padded(queries.start[start:stop], queries.start[start + 1 : stop + 1], most)
     least: Tensor | None = None
     wide = int(keys.count.max())
+    # The keys of the nearest leaves alone: a part of the sum, and so below it.
     for leaf in nearest.unbind(-1):
         # The last key of a short leaf stands in for those that it lacks, and is not seen.
         column = _padded(keys.start[leaf], keys.start[leaf + 1], wide)

@@ -74,6 +74,7 @@ def _sum_one_run(task: Task, run: Run | None) -> Sums:
         return _sum_run_with_moments(replace(task, x=task.x.double(), keys=task.keys.double()), run)
     sums = sum_run(task, run)
     if task.x.dtype is torch.float32:
+        # `log_scale`, the logarithm of what a row was divided by, is low in rows far from all keys.
         low = sums.log_scale < _FAR[task.kernel]
         if bool(low.any()):
             there = low.nonzero().squeeze(-1)

@@ -177,6 +177,7 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
     points = (centre.unsqueeze(-1) + line.h * y).reshape(-1)
     run = Run(*(t[which].repeat_interleave(nodes) for t in boxes.run))
     exact = exact_sums(line, points, run, boxes.nearest[which].repeat_interleave(nodes))
+    # H(y) = exp(y²/2 - tilt y) sum(y), what is interpolated: it varies less within a box than the sum does.
     scale = exact.log_scale.view(-1, nodes) + 0.5 * y.square() - y * tilt.unsqueeze(-1)  # of H, as a logarithm
     top = scale.amax(-1, keepdim=True)
     columns = torch.cat([exact.numerator, exact.denominator.unsqueeze(-1)], -1).view(len(which), nodes, -1)
@@ -191,12 +192,17 @@ def _interpolate(line: Line, boxes: _Boxes, smooth: Tensor, nodes: int, sums: Su
     for some, at in zip(rows.split(_ROWS), box.split(_ROWS), strict=True):
         y = (line.x[some] - centre[at]) / line.h
         total = _clenshaw(series, at, (y / radius[at].clamp(min=1e-300)).clamp(-1.0, 1.0))
+        # Back from H to the sum.
         scale = top[at, 0] - 0.5 * y.square() + y * tilt[at]
+        # Writes into `sums`.
         put_rows(sums, some, Sums(total[:, :-1], total[:, -1], scale))
 
 
 def _clenshaw(series: Tensor, at: Tensor, t: Tensor) -> Tensor:
-    """Return values of Chebyshev series (degrees, boxes, columns): of the box `at` of each query, at t in [-1, 1]."""
+    """Return values of Chebyshev series (degrees, boxes, columns): of the box `at` of each query, at t in [-1, 1].
+
+    Clenshaw's recurrence: ``b_n = c_n + 2 t b_{n+1} - b_{n+2}``, and the value ``c_0 + t b_1 - b_2``.
+    """
     twice = (2 * t).unsqueeze(-1)
     one = other = t.new_zeros(len(t), series.shape[-1])
     for degree in range(len(series) - 1, 0, -1):
@@ -210,8 +216,10 @@ def _without_own(line: Line, sums: Sums, error: float) -> Sums:
     if own is None:
         return sums
     has_own = own[1].first > own[0].stop  # not where the own key has weight 0, which a line leaves out
+    # The run before the own key ends where it stands.
     own_key = own[0].stop[has_own]
-    # The own key has log-weight 0. Where it is more than half of the row, the others are summed again without it.
+    # The own key, of kernel 1, has w exp(-log_scale) of the sums. Where that is more than half of the row, the others
+    # are summed again without it.
     weight = torch.zeros_like(sums.denominator)
     weight[has_own] = (line.weights()[own_key].log() - sums.log_scale[has_own]).exp()
     value = task.values.new_zeros(len(weight), task.values.shape[1])

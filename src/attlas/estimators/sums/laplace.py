@@ -23,6 +23,7 @@ def laplace_sums(line: Line) -> Sums:
     keys, x = line.keys, line.x
     if line.task.moments:
         return sums_in_windows(line, _window(line))
+    # Keys below `before` lie on the left of a query, those from `after` on on its right; between is its own, left out.
     if line.own is None:
         after = torch.searchsorted(keys, x)
         before = after
@@ -30,9 +31,11 @@ def laplace_sums(line: Line) -> Sums:
         before, after = line.own[0].stop, line.own[1].first
     weights = line.weights().unsqueeze(-1)
     terms = torch.cat([weights * line.task.values, weights], -1)
+    # What a sum loses from one key to the next: S_i = exp(-(k_i - k_{i-1}) / h) S_{i-1} + term_i.
     decay = (-(keys.diff() / line.h)).exp()
     start = decay.new_zeros(1)
     left = _seen(line, decayed_cumsum(torch.cat([start, decay]), terms), before - 1, x)
+    # Progress: one side of all queries is half of the work.
     line.task.report(len(x) // 2)
     mirrored = decayed_cumsum(torch.cat([start, decay.flip(0)]), terms.flip(0)).flip(0)
     return left.merge(_seen(line, mirrored, after, x))
@@ -86,14 +89,17 @@ def leave_one_out_sums(keys: Tensor, values: Tensor, weights: Tensor | None) -> 
     gap = z.diff()
     left = _from_one_side(gap, terms)
     right = [t.flip(0) for t in _from_one_side(gap.flip(0), terms.flip(0))]
+    # `near`: distances to the neighbours on both sides; the scale of a row is exp(-the smaller one).
     far = z.new_full((1,), torch.inf)
     near = torch.cat([far, gap]), torch.cat([gap, far])
     scale = -torch.minimum(*near)
     total, slopes = torch.zeros_like(terms), torch.zeros_like(terms)
     for (sums, along), distance in zip((left, right), near, strict=True):
+        # Sums stand at the neighbour: seen from key i they are smaller by exp(-distance), here relative to the scale.
         factor = torch.where(distance == torch.inf, 0.0, (-distance - scale).exp()).unsqueeze(-1)
         total += factor * sums
         slopes += factor * along
+    # From sorted to given order.
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     total, slopes, scale = total[rank].to(values), slopes[rank].to(values), scale[rank]

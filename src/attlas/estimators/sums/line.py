@@ -59,6 +59,7 @@ def sorted_line(task: Task) -> Line:
     keys, way = task.keys[:, 0].double().sort(stable=True)
     values, weights = task.values.double()[way], task.weights
     kept = torch.ones(len(keys), dtype=torch.bool) if weights is None else weights[way] > 0
+    # `kept`: keys with a weight; where queries are the keys, the runs before and after each query's own.
     own = without_own(kept) if task.leave_one_out else None
     x, order = (keys, way) if task.leave_one_out else task.x[:, 0].double().sort()
     if weights is not None:
@@ -168,6 +169,7 @@ def _remote(line: Line, x: Tensor, run: Run, near: Tensor) -> Sums:
     away = (x - base) * unit
     numerator, denominator = x.new_zeros(len(x), values.shape[1]), x.new_zeros(len(x))
     counts = run.stop - run.first
+    # All pairs of a query and a key of its run, numbered one after the other: query i has those below ends[i].
     ends = counts.cumsum(0)
     begins, total = ends - counts, int(ends[-1])
     for start in range(0, total, _PAIRS):

@@ -65,6 +65,7 @@ def polynomial_sums(line: Line) -> Sums:
     for first, stop, side in ((low, middle, -1.0), (middle, high, 1.0)):
         odd |= _split(cells, first, stop, side, pieces)
     del middle
+    # The kernel is a polynomial in (x - k) / h: a sum for each power of the keys, of which `_add` makes those of K.
     for power in range(len(_KERNELS[line.task.kernel])):
         if power:
             terms *= ((line.keys - cells.middle[cells.of]) / line.h).unsqueeze(-1)
@@ -144,6 +145,7 @@ def _subtract_own(line: Line, total: Tensor) -> None:
 
 def _refined(line: Line, sums: Sums, bare: Tensor, odd: Tensor, run: Run) -> Sums:
     """Return the sums with those rows taken directly whose rounding might exceed the tolerance."""
+    # Rounding is at most gamma * bare: `bare` sums the weights without the kernel, whose terms may cancel.
     gamma = _ROUNDINGS * torch.finfo(torch.float64).eps
     doubtful = odd | (bare * gamma > line.task.tolerance * sums.denominator)
     for rows in doubtful.nonzero().squeeze(-1).split(_ROWS):

@@ -652,6 +652,7 @@ class Atlas:
         names = statistic_names(statistics)
         kept = [(entry, entry.matrix) for entry in self.entries if entry.matrix is not None]
         if self.entries and not kept:
+            # Raises the error of an entry without q and k.
             self.entries[0].need_matrix()
         asked = dict(zip(names, statistics, strict=True))
         if kept and all(entry.is_linear for entry, _ in kept):

@@ -98,6 +98,7 @@ def write_bookmarks(folder: Path, bookmarks: Iterable[Bookmark]) -> None:
         If the file cannot be written, or is a symbolic link: whoever made the recording chose where that leads.
     """
     listed = [asdict(bookmark) for bookmark in bookmarks]
+    # Raises where reading them would.
     bookmarks_from(listed)
     path = folder / BOOKMARKS
     if path.is_symlink():

@@ -59,6 +59,7 @@ class Reader:
         t = self._tensors[name].get(key)
         if t is None:
             raise FormatError(f"a tensor {key[:60]!r} that {name} does not have")
+        # `own` are the sizes in the file; axes of size 1 there may stand for repeated numbers.
         grown = len(own) == len(shape) and all(a in (1, b) for a, b in zip(own, shape, strict=True))
         if math.prod(own) != t.numel() or not grown:
             raise FormatError(f"{key[:60]} of shape {tuple(t.shape)}, said to be {tuple(own)} of {tuple(shape)}")
@@ -190,6 +191,7 @@ def _softmax(
     sink = None if record.get("sink") is None else reader.take(record["sink"])
     batch, heads, m, n = shape
     key_heads = k.shape[1] if k.ndim == 4 else 0
+    # Several heads of q may share one of k.
     fits = q.ndim == k.ndim == 4 and tuple(q.shape[:3]) == (batch, heads, m) and (k.shape[0], k.shape[2]) == (batch, n)
     fits = fits and q.dtype is k.dtype and q.dtype in _FLOATS and (heads % key_heads == 0 if key_heads else heads == 0)
     fits = fits and all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in (q, k))

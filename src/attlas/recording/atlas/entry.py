@@ -134,6 +134,7 @@ class Entry:
         batch, heads, _, n = self.shape
         for name, t in self.values_and_norms.items():
             count = t.shape[1] if t.ndim > 1 else 0
+            # These have all heads; values and their norms may have fewer, which several heads share.
             whole = name in ("output_norms", "gates")
             fits = heads == count if whole or not count else heads % count == 0
             length = self.shape[2] if name == "gates" else n

@@ -43,6 +43,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
     version = _VERSION if content.get("images") else _OF_KINDS if kinds else _OF_SOFTMAX
     whole = {"format": _FORMAT, "version": version, "sha256": _EMPTY, **content, "files": listed}
     text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
+    # The first zeros are the checksum's place: it comes before the contents.
     text = text.replace(_EMPTY.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
     with (folder / MANIFEST).open("xb") as file:
         file.write(text)

@@ -180,6 +180,7 @@ def _settings(spec: Spec, take: LoadTensor, inner: Callable[[Any], Any]) -> dict
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a whole number")
         elif isinstance(value, list) or (isinstance(value, float) and not math.isfinite(value)):
             raise FormatError(f"{key[:60]} = {str(value)[:60]}, not a finite number or a text")
+        # "t" marks a tensor, and "learn" whether it was an nn.Parameter.
         is_parameter = wrapped is not None and "t" in data and check_type(_get(data, "learn"), "learn", bool)
         settings[key] = nn.Parameter(value) if is_parameter else value
     if wrapped is None:

@@ -80,6 +80,7 @@ class Writer:
         self.overwrite = overwrite
         self.asked_by = asked_by
         self.files: dict[str, Written] = {}
+        # By identity of what `add` returned: it, its plain data, and the statistics that it had.
         self._records: dict[int, tuple[Entry, Spec, dict[str, Any]]] = {}
         self._shared: dict[str, Spec] = {}
         self._runs: WeakKeyDictionary[Mask, dict[tuple[Any, ...], Mask]] = WeakKeyDictionary()
@@ -177,6 +178,7 @@ class Writer:
             if progress is not None:
                 progress(done + 1, len(entries))
         ids = None if facts["ids"] is None else self.put("ids", facts["ids"])
+        # Writes all tensors that `put` keeps, so that `content` names files that are there.
         self.flush()
         content = {**facts, "ids": ids, "entries": records}
         if facts.get("images"):
@@ -186,6 +188,7 @@ class Writer:
             write_bookmarks(self.partial, bookmarks)
         self.seal(content)
         self._done = True
+        # Closing the file releases the lock, by which other writers knew that this one was at work.
         os.close(self._lock)
 
     def seal(self, content: Mapping[str, Any]) -> None:
@@ -419,6 +422,7 @@ def _clear_leftovers(folder: Path) -> None:
     if os.name == "nt":  # a leftover is not told from a writer at work, and stays
         return
     for leftover in folder.parent.glob(f".{escape(folder.name)}.partial-????????"):
+        # None where its writer is at work: it holds the lock.
         handle = _lock(leftover)
         if handle is not None:
             shutil.rmtree(leftover, ignore_errors=True)

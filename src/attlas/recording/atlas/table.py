@@ -251,12 +251,14 @@ def _first_key_share(mass: Tensor, entry: Entry, query_mask: Tensor | None) -> t
     """Return the share of the first token in all mass of counted queries, and this mass; None where it is not known."""
     if entry.matrix is not None and not entry.matrix.weights.are_shares:
         return None
+    # `mass` is the result of `ColumnMass`, what each key gets: (batch, heads, n).
     mass = mass.cpu().double()
     if bool((mass < 0).any()):
         return None
     total, first = mass.sum((0, 2)), _first_keys(entry, mass, query_mask)
     if first is None:
         return None
+    # The queries that count, (batch, heads, m).
     rows = torch.ones(entry.shape[:3], dtype=torch.bool)
     if query_mask is not None:
         rows = query_mask.expand(entry.shape[:3]).cpu()
