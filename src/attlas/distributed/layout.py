@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind, public
-from attlas.foundation.checks import as_plain, whole_number
+from attlas.foundation.checks import as_plain, check_float64, whole_number
 from attlas.foundation.compat import local_part
 from attlas.foundation.indexing import Axes
 
@@ -68,6 +68,7 @@ def check_dtensor(name: str, t: object, mesh: DeviceMesh | None = None) -> DTens
     if mesh is not None and t.device_mesh != mesh:
         rule = f"{name} must be on the mesh of q."
         raise DeviceError(rule, f"{t.device_mesh} and {mesh}", f"{name}.full_tensor(), distributed on the mesh of q.")
+    check_float64("the shares of ranks are", torch.device(t.device_mesh.device_type), f"{name}.full_tensor().cpu()")
     for placement in t.placements:
         fix = f"{name}.redistribute(placements=[Shard(-2)]), or heads, batch or Replicate()."
         if not isinstance(placement, Shard | Replicate):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attlas.engine.held import held_and_read, holds_all, runs_of_rows, tensors_of
 from attlas.errors import ModifiedError, public
+from attlas.foundation.answers import answers_kept
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, waits_for
 from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.devices import IdCopies, to_device
@@ -278,8 +279,17 @@ class Problem:
         """Return queries and keys after `Score.project`, with a graph if autograd records one."""
         if type(self.score).project is Score.project:
             return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
-        with self.recording():
+        with self.recording(), answers_kept(self.answers) if self._waits else nullcontext():
             return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
+
+    @property
+    def _waits(self) -> bool:
+        return waits_for(self.device) and not self.is_symbolic
+
+    @cached_property
+    def answers(self) -> dict[int, float]:
+        """What `Score.project` has asked the device of the tokens about their numbers."""
+        return {}
 
     @cached_property
     def tokens(self) -> tuple[Tokens, Tokens]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import changes, tracing
 
-LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together
+LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together, on any device
+_COMPARED = 1 << 16  # bytes of a tensor that is compared with what was copied, where torch counts no changes
 
 
 def changes_of(t: object) -> int | None:
@@ -49,11 +50,41 @@ def to_device(t: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     return t.to(device, dtype, non_blocking=waits_not)
 
 
+class _Copy(NamedTuple):
+    """A tensor, how often it was changed, its copy, and its numbers where changes are not counted."""
+
+    of: Tensor
+    changes: int | None
+    copy: Tensor
+    numbers: Tensor | None
+
+
+def _equals(t: Tensor, numbers: Tensor | None) -> bool:
+    """Return whether a tensor of the CPU has the numbers that were copied."""
+    return numbers is not None and t.device.type == "cpu" and torch.equal(t, numbers)
+
+
+def _fits(t: Tensor, device: torch.device) -> bool:
+    """Return whether a device has room for a copy that is kept: where it is large, four times as much as it takes."""
+    return t.nbytes <= LARGEST_COPY or 4 * t.nbytes <= free_bytes(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory of a GPU is free, or held by torch without a use; 0 where torch does not say."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + spare
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return 0
+
+
 class DeviceCopies:
     """The last tensor that each device and dtype asked for, and its copy there.
 
     A tensor that was changed in place is copied again, and so is one that may get a gradient: its copy belongs to a
-    graph. Copies are not copied or stored with the object that has them.
+    graph. One of inference mode, whose changes torch does not count, is compared with what was copied; a large one is
+    copied again. Copies are not copied or stored with the object that has them.
 
     Examples
     --------
@@ -66,29 +97,43 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, int | None, Tensor]] = {}
+        self._known: dict[tuple[torch.device, torch.dtype], _Copy] = {}
 
     def of(self, t: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor on a device, in a dtype; by default in its own."""
         dtype = t.dtype if dtype is None else dtype
         if t.device == device:
             return t.to(dtype)
-        count = changes_of(t)
-        if t.requires_grad or count is None:
+        counted = changes_of(t) is not None
+        if t.requires_grad or tracing() or not (counted or t.nbytes <= _COMPARED):
             return to_device(t, device, dtype)
-        known, of_count, copy = self._known.get((device, dtype), (None, None, t))
-        if known is not t or of_count != count:
-            with torch.inference_mode(False):  # a graph cannot keep tensors of inference mode
-                copy = to_device(t, device, dtype)
-            self._known[device, dtype] = t, count, copy
-        return copy
+        return self._kept(t, device, dtype, compares=not counted)
 
     def for_tiles(self, t: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept."""
-        unknown = t.dtype is torch.float64 and not has_float64(device)
-        if t.device == device or unknown or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
+        """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept.
+
+        Numbers of float64 become float32 where the device has no other. A tensor of inference mode may change between
+        two matrices only: `forget` is to be called there.
+        """
+        if t.device == device or t.requires_grad or tracing() or not _fits(t, device):
             return t
-        return self.of(t, device)
+        lacks = t.dtype is torch.float64 and not has_float64(device)
+        return self._kept(t, device, torch.float32 if lacks else t.dtype)
+
+    def forget(self, t: Tensor) -> None:
+        """Forget the copies of a tensor whose changes are not counted: another matrix is made."""
+        if self._known and t.is_inference():
+            self._known = {}
+
+    def _kept(self, t: Tensor, device: torch.device, dtype: torch.dtype, *, compares: bool = False) -> Tensor:
+        """Return the copy of a tensor, a new one where it was changed; `compares` is whether its numbers say that."""
+        count, known = changes_of(t), self._known.get((device, dtype))
+        same = known is not None and known.of is t and known.changes == count
+        if not same or (compares and known is not None and not _equals(t, known.numbers)):
+            with torch.inference_mode(False):  # a graph cannot keep tensors of inference mode
+                copy, numbers = to_device(t, device, dtype), t.clone() if compares else None
+            known = self._known[device, dtype] = _Copy(t, count, copy, numbers)
+        return known.copy  # type: ignore[union-attr]  # it is known by now
 
     def __eq__(self, other: object) -> bool:
         # What was copied makes no difference between two objects.
