@@ -45,6 +45,7 @@ class FusedKernels(Backend):
     row = "dot products"
     computes = frozenset({"output", "backward", "statistics"})
     takes_fused = True
+    finds_lse = True
     kernels = staticmethod(library.current)
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
