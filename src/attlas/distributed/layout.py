@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind, public
-from attlas.foundation.checks import as_plain, check_float64, whole_number
+from attlas.foundation.checks import as_plain, whole_number
 from attlas.foundation.compat import local_part
+from attlas.foundation.devices import check_float64
 from attlas.foundation.indexing import Axes
 
 # What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.

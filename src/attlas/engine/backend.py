@@ -153,8 +153,6 @@ class Backend(ABC):
         The operations that it computes of some requests: `unsupported` is asked about no other.
     takes_fused : bool
         Whether it computes requests that `Request.as_fused` has made.
-    finds_lse : bool
-        Whether `read` gives numbers of rows without a log-sum-exp in little more time than with one.
     reads : frozenset of str
         The names of `attlas.engine.outputs` that `read` gives, by default all; ``lse`` is among them.
     kernels : callable, optional
@@ -167,7 +165,6 @@ class Backend(ABC):
     row: ClassVar[str]
     computes: ClassVar[frozenset[Operation]]
     takes_fused: ClassVar[bool] = False
-    finds_lse: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset(outputs.OUTPUTS)
     kernels: ClassVar[Callable[[], Any] | None] = None
     measured: ClassVar[bool] = True
@@ -236,8 +233,7 @@ class Backend(ABC):
         By default statistics are made from what `read` gives; one that needs a name that is not in `reads` is missing.
         """
         problem = request.problem
-        read, finds = partial(self.read, request), self.finds_lse
-        found = outputs.collect(problem, read, statistics, lse, self.reads, finds_lse=finds)
+        found = outputs.collect(problem, partial(self.read, request), statistics, lse, self.reads)
         return None if found is None or (not problem.partial and exceeds(found.lse, LARGEST)) else found[:2]
 
     def output_and_statistics(

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attlas.engine.online import exact, is_exact
 from attlas.engine.problem import Problem
 from attlas.engine.statistic import Statistic
 
@@ -140,8 +139,6 @@ def collect(
     lse: Tensor | None,
     names: Collection[str] = OUTPUTS,
     v: Tensor | None = None,
-    *,
-    finds_lse: bool = False,
 ) -> Collected | None:
     """Compute the statistics that ask for outputs, and the product with `v` if it is given, all in one read.
 
@@ -156,13 +153,11 @@ def collect(
     statistics : sequence of Statistic
         What is computed.
     lse : Tensor, optional, shape (batch, heads, m)
-        Log-sum-exp of each row, if it is known; on a CPU perhaps as torch's kernel has rounded it.
+        Log-sum-exp of each row, if it is known.
     names : collection of str
         The names that `read` gives, by default all.
     v : Tensor, optional, shape (batch, value heads, n, e)
         Values, if no statistic has some.
-    finds_lse : bool, default False
-        Whether `read` finds numbers of rows without a log-sum-exp in little more time: one that is rounded is left out.
     """
     # A read takes one set of values: `v`, or those of one statistic. Of a part of a matrix it takes none, since
     # backends would normalize the weights over the keys of the part alone.
@@ -172,13 +167,9 @@ def collect(
         return None
     merged = _merge(made, problem.shape[2:])
     values = merged.pop("out", v)
-    leaves = False
-    if lse is not None and lse.dtype is not torch.float64 and not is_exact(lse):
-        leaves = finds_lse and values is None and not problem.partial and not merged.keys() & NEEDS_LSE
-        lse = lse if leaves else exact(lse)
     if lse is None:
         merged["lse"] = True
-    found = read(merged, values, None if leaves else lse)
+    found = read(merged, values, lse)
     if found is None:
         return None
     if lse is None:

@@ -279,17 +279,8 @@ class Problem:
         """Return queries and keys after `Score.project`, with a graph if autograd records one."""
         if type(self.score).project is Score.project:
             return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
-        with self.recording(), answers_kept(self.answers) if self._waits else nullcontext():
+        with self.recording(), answers_kept(self):
             return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
-
-    @property
-    def _waits(self) -> bool:
-        return waits_for(self.device) and not self.is_symbolic
-
-    @cached_property
-    def answers(self) -> dict[int, float]:
-        """What `Score.project` has asked the device of the tokens about their numbers."""
-        return {}
 
     @cached_property
     def tokens(self) -> tuple[Tokens, Tokens]:

@@ -29,7 +29,8 @@ from attlas.estimators.search import SearchResult, Settings, search
 from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
 from attlas.foundation.autocast import without_autocast
-from attlas.foundation.checks import check_float64, usable_device
+from attlas.foundation.checks import usable_device
+from attlas.foundation.devices import check_float64
 from attlas.foundation.progress import Progress
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score

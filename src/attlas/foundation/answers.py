@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 _answers: ContextVar[Iterator[tuple[dict[int, float], int]] | None] = ContextVar("attlas_answers", default=None)
 
 
-@contextmanager
-def answers_kept(answers: dict[int, float]) -> Iterator[None]:
+def answers_kept(owner: Any) -> AbstractContextManager[None]:
     """Let `answer_of` take its answers from those of an earlier time, in the same order, and add new ones to them.
+
+    On the CPU nothing is kept, since nobody waits for it, and in a program that is traced nothing is asked.
 
     Parameters
     ----------
-    answers : dict of float by int
-        The answers of the same code to the same numbers, by their place in the order; empty the first time.
+    owner : Problem
+        What the questions are about; it keeps the answers.
     """
+    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _kept(owner)
+
+
+@contextmanager
+def _kept(owner: Any) -> Iterator[None]:
+    answers: dict[int, float] = vars(owner).setdefault("answers", {})
     token = _answers.set((answers, place) for place in range(1 << 62))
     try:
         yield
@@ -35,12 +43,8 @@ def answer_of(ask: Callable[[], float]) -> float:
 
     Examples
     --------
-    >>> from attlas.foundation.answers import answer_of, answers_kept
-    >>> kept = {}
-    >>> for number in (1.0, 2.0):
-    ...     with answers_kept(kept):
-    ...         print(answer_of(lambda: number))
-    1.0
+    >>> from attlas.foundation.answers import answer_of
+    >>> answer_of(lambda: 1.0)
     1.0
     """
     places = _answers.get()

@@ -31,12 +31,6 @@ def has_float64(device: torch.device) -> bool:
     return device.type not in WITHOUT_FLOAT64
 
 
-def check_float64(what: str, device: torch.device, fix: str) -> None:
-    """Raise a DeviceError where a device has no float64, in which something is computed."""
-    if not has_float64(device):
-        raise DeviceError(f"{what} computed in float64.", f"{device}, which has no float64", fix)
-
-
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the most precise dtype in which a device sums: float64, or float32 where it has no other."""
     return torch.float64 if has_float64(device) else torch.float32

@@ -7,11 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.errors import DeviceError
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import changes, tracing
 
 LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together, on any device
 _COMPARED = 1 << 16  # bytes of a tensor that is compared with what was copied, where torch counts no changes
+
+
+def check_float64(what: str, device: torch.device, fix: str) -> None:
+    """Raise a DeviceError where a device has no float64, in which something is computed."""
+    if not has_float64(device):
+        raise DeviceError(f"{what} computed in float64.", f"{device}, which has no float64", fix)
 
 
 def changes_of(t: object) -> int | None:

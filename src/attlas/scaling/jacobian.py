@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.foundation.checks import check_float64, has_float64
+from attlas.foundation.checks import has_float64
+from attlas.foundation.devices import check_float64
 from attlas.foundation.tiles import Tile
 from attlas.stats import Part, Statistic
 

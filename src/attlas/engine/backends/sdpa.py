@@ -32,7 +32,6 @@ from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 
-_FEW_ROWS = 128
 _ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
 
 
@@ -126,9 +125,7 @@ class Sdpa(Backend):
             return None
         if q.device.type != "cpu" or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
             return None
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # `default` spares a search
-        out, lse = kernel(q, k, v, scale=score.factor(q.shape[3]))
-        return (out, lse) if _all_summed(lse) else None
+        return fused.summed_on_cpu(q, k, v, score.factor(q.shape[3]))
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.
@@ -193,16 +190,6 @@ class Sdpa(Backend):
 
 
 BACKENDS = (Sdpa(),)
-
-
-def _all_summed(lse: Tensor) -> bool:
-    """Return whether the kernel could sum every row: no log-sum-exp is 0, infinite or NaN."""
-    if lse.numel() <= _FEW_ROWS:  # one operation tells it, where their product is in the range of float64
-        product = lse.prod(dtype=torch.float64).item()
-        if product != 0.0 and math.isfinite(product):
-            return True
-    # 0 / 0 and infinity / infinity are NaN.
-    return math.isfinite((lse / lse).sum().item())
 
 
 def _aligned(dot: Dot, v: Tensor) -> _Aligned:

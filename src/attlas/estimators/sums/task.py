@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DeviceError, DtypeError, ShapeError, public
-from attlas.foundation.checks import check_float64, one_of
+from attlas.foundation.checks import one_of
+from attlas.foundation.devices import check_float64
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
 KERNELS: dict[str, type[Score]] = {
