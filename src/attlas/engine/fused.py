@@ -7,7 +7,6 @@ number is read on the host.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,8 +20,6 @@ from attlas.engine.costs import Operation
 from attlas.engine.problem import Problem, match_heads, spread_heads
 from attlas.masks.local import Causal
 from attlas.scores.base import Dot
-
-_FEW_ROWS = 128
 
 #: Bytes of a float32 matrix up to which a kernel that stores it may be taken, on a device without fused ones.
 DENSE_BYTES = 64 << 20
@@ -196,18 +193,3 @@ def _chooses_fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     except RuntimeError:  # the device has none, or all are switched off
         return False
     return choice not in (SDPBackend.MATH.value, SDPBackend.ERROR.value)
-
-
-def summed_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-    """Return output and log-sum-exp by torch's kernel for CPUs, without a mask; None where it could not sum a row.
-
-    The log-sum-exp of such a row is 0, infinite or NaN.
-    """
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # `default` spares a search
-    out, lse = kernel(q, k, v, scale=scale)
-    if lse.numel() <= _FEW_ROWS:  # one operation tells it, where their product is in the range of float64
-        product = lse.prod(dtype=torch.float64).item()
-        if product != 0.0 and math.isfinite(product):
-            return out, lse
-    # 0 / 0 and infinity / infinity are NaN.
-    return (out, lse) if math.isfinite((lse / lse).sum().item()) else None

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from attlas.engine.held import held_and_read, holds_all, runs_of_rows, tensors_of
 from attlas.errors import ModifiedError, public
-from attlas.foundation.answers import answers_kept
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, waits_for
 from attlas.foundation.compat import cached_property, tracing
-from attlas.foundation.devices import IdCopies, to_device
+from attlas.foundation.devices import IdCopies, answers_kept, to_device
 from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask

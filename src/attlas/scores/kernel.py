@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attlas.errors import DtypeError, ShapeError, kind, public
-from attlas.foundation.answers import answer_of
 from attlas.foundation.checks import as_floats, as_plain
 from attlas.foundation.compat import tracing
-from attlas.foundation.devices import DeviceCopies
+from attlas.foundation.devices import DeviceCopies, answer_of
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters

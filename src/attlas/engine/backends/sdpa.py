@@ -125,7 +125,9 @@ class Sdpa(Backend):
             return None
         if q.device.type != "cpu" or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
             return None
-        return fused.summed_on_cpu(q, k, v, score.factor(q.shape[3]))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=score.factor(q.shape[3]))
+        # 0 / 0 and infinity / infinity are NaN: one number tells of a row that the kernel could not sum.
+        return (out, lse) if math.isfinite((lse / lse).sum().item()) else None
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         # The kernel gives 0 for some rows that are NaN, and NaN for rows whose mask hides the key that is NaN.

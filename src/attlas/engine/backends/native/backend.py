@@ -130,7 +130,7 @@ class FusedKernels(Backend):
         if lse is not None:  # numbers of rows are found without that of torch's kernel in little more time
             leaves = v is None and not (problem.partial or wanted.keys() & NEEDS_LSE)
             leaves = leaves and (not is_exact(lse) or _is_rounded(lse))
-            lse = None if leaves else exact(lse)
+            lse = None if leaves else lse if lse.dtype is torch.float64 else exact(lse)
         return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
@@ -194,7 +194,7 @@ class PairwiseKernels(Backend):
         problem, family = request.problem, self.family(self.prepare(request))
         if family is None:
             return None
-        lse = None if lse is None else exact(lse)
+        lse = lse if lse is None or lse.dtype is torch.float64 else exact(lse)
         found: dict[str, Tensor] = {}
         rest = {name: value for name, value in wanted.items() if name != "lse"}
         # The weights of a row then sum to 1, or to 0 where it sees no key: no pass is needed to know it.
