@@ -1,4 +1,4 @@
-"""Small tensors of the CPU on another device, copied without a wait and kept there; and answers of a device, kept here."""
+"""Small tensors of the CPU on another device, copied without a wait and kept; and answers of a device, kept."""
 
 from __future__ import annotations
 
