@@ -5,19 +5,23 @@ Apple's GPUs are pretended: see `tests.pretend`. The log-sum-exp is a pair of fl
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.contracts.test_waits import CELLS, STATISTICS, counted
+from tests.messages import refusal
 from tests.pretend import PretendDevice
 from torch import Tensor
 
 import attlas
-from attlas import stats
+from attlas import scaling, stats
 from attlas.engine import online
+from attlas.errors import DeviceError
 from attlas.foundation.checks import has_float64, sum_dtype
 
 CPU, MPS = torch.device("cpu"), torch.device("mps")
@@ -216,6 +220,59 @@ def test_forms_of_a_log_sum_exp() -> None:
     assert has_float64(CPU)
     assert not has_float64(MPS)
     assert sum_dtype(MPS) is torch.float32
+
+
+@pytest.mark.parametrize("target", ["variance", "entropy"])
+def test_scaling_measures_on_the_cpu(target: str) -> None:
+    q, k, _ = tokens()
+
+    def run(A: attlas.AttentionMatrix) -> list[Tensor]:
+        found = scaling.temperature(A, **{target: 1.0})
+        return [*scaling.jacobian(A), found.factor, found.reached]
+
+    expected = run(attlas.attend(q, k, mask=CAUSAL))
+    heads = scaling.heads(attlas.attend(q, k, mask=CAUSAL))
+    with PretendDevice("mps") as device:
+        A = attlas.attend(device.put(q.clone()), device.put(k.clone()), mask=CAUSAL)
+        found = run(A)
+        assert all(t.device == A.device for t in found)
+        assert scaling.heads(A) == heads
+        with pytest.raises(DeviceError):
+            A.collect(scaling.Jacobian())
+    assert not device.float64, device.report()
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.cpu(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_sums_of_kernels_are_refused() -> None:
+    estimators = pytest.importorskip("attlas.estimators", reason="scikit-learn is not installed")
+    X = torch.randn(20, 2)
+    with PretendDevice("mps") as device:
+        x = device.put(X.clone())
+        said = refusal(DeviceError, lambda: estimators.kernel_sums("gaussian", x, x, x, 1.0))
+        assert said == "kernel_sums(): mps:0, which has no float64"
+        given = X.numpy(), X[:, 0].numpy()
+        said = refusal(DeviceError, lambda: estimators.AttentionRegressor(device="mps").fit(*given))
+        assert said == "AttentionRegressor(): mps:0, which has no float64"
+        fitted = estimators.AttentionRegressor(bandwidth=1.0).fit(*given).set_params(device="mps")
+        assert "no float64" in refusal(DeviceError, lambda: fitted.predict(given[0]))
+    assert not device.float64, device.report()
+
+
+@pytest.mark.parametrize("score", [None, attlas.ScaledDot() + attlas.Alibi(2)], ids=["dot", "biased"])
+def test_the_numbers_of_a_corpus(score: attlas.Score | None) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    measuring = importlib.import_module("attlas.corpus.measuring")
+    q, k, _ = tokens(90, 90)
+    ids = torch.randint(9, (1, 90), generator=torch.Generator().manual_seed(0))
+    (expected,) = measuring.measure_layer(attlas.attend(q, k, score=score, mask=CAUSAL), ids)
+    with PretendDevice("mps") as device:
+        A = attlas.attend(device.put(q.clone()), device.put(k.clone()), score=score, mask=CAUSAL)
+        (found,) = measuring.measure_layer(A, ids)
+    assert not device.float64, device.report()
+    assert not device.mixed, device.report()
+    np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.key_mass, expected.key_mass, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("keep", ["device", "cpu"])

@@ -17,6 +17,7 @@ from torch import Tensor
 import attlas
 from attlas import stats
 from attlas.engine import online
+from attlas.foundation import devices
 from attlas.foundation.checks import all_finite, surely_finite
 from attlas.matrix.value_weighted import norms_of, value_weighted
 
@@ -151,6 +152,71 @@ def test_a_mask_tensor_on_the_cpu_is_copied_once(kind: str) -> None:
         return attend(q, k, mask=attlas.from_tensor(cells.bool() if kind == "bool" else cells.log() + cells)) @ v
 
     check(product, 2 if kind == "numbers" else 1)
+
+
+@pytest.mark.parametrize("kind", ["bool", "numbers", "bias"])
+@pytest.mark.parametrize("how", ["inference mode", "float64", "large", "too large"])
+def test_which_mask_tensors_on_the_cpu_are_copied_once(kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of inference mode too, of numbers that the device has not, and large ones where it has room for them."""
+    cells = torch.ones(M, M, dtype=torch.float64 if how == "float64" else torch.float32).tril()
+    if "large" in how:
+        monkeypatch.setattr(devices, "LARGEST_COPY", 0)
+        monkeypatch.setattr(devices, "free_bytes", lambda _: cells.nbytes * (4 if how == "large" else 3))
+    if how == "inference mode":
+        with torch.inference_mode():
+            cells = cells.clone()
+    given: dict[str, Any] = {"mask": attlas.from_tensor(cells.bool() if kind == "bool" else cells.log() + cells)}
+    if kind == "bias":
+        given = {"score": attlas.ScaledDot() + attlas.TensorBias(cells)}
+
+    def product(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, **given) @ v
+
+    device = counted(product, CELLS)
+    copies = 2 if kind == "numbers" else 1
+    if how == "too large" and kind != "bool":
+        assert sum(device.waits.values()) > 10 * copies
+    else:
+        assert sum(device.waits.values()) == copies, device.report()
+    assert not device.mixed, device.report()
+
+
+def test_a_mask_tensor_of_inference_mode_may_change_between_two_matrices() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 8, generator=generator) for _ in range(3))
+    with torch.inference_mode():
+        bias, lengths = torch.zeros(40, 40), torch.tensor([40])
+        score, mask = attlas.ScaledDot() + attlas.TensorBias(bias), attlas.Padding(lengths)
+        for number in range(2):
+            bias[:, number], mask.lengths[:] = 9.0, 30 - number
+            wanted = attlas.attend(q, k, score=score, mask=mask) @ v
+            with PretendDevice("mps") as device:
+                tokens = [device.put(t.clone()) for t in (q, k, v)]
+                A = attlas.attend(*tokens[:2], score=score, mask=mask, plan=attlas.Plan("tiled", rows=8, columns=8))
+                device.forget()
+                found = A @ tokens[2]
+            torch.testing.assert_close(found, wanted)
+            assert sum(device.waits.values()) == 2, device.report()
+
+
+@pytest.mark.parametrize("case", ["product", "window", "entropy"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_formula_of_a_gaussian_is_asked_for_once_a_matrix(case: str, grad: bool) -> None:
+    """The answer decides which kernels run. A product with a graph, its backward and further reads ask no more."""
+    device = PretendDevice("mps")
+    with device, torch.set_grad_enabled(grad):
+        q, k, v = (device.put(torch.randn(1, 2, M, 16).requires_grad_(grad)) for _ in range(3))
+        A = attlas.attend(q, k, score=attlas.Gaussian(4.0), plan=attlas.Plan("tiled", cells=CELLS))
+        A = part(A) if case == "window" else A
+        device.forget()
+        values = v[:, :, 25:125] if case == "window" else v
+        for _ in range(2):
+            out = A.collect(stats.Entropy())[0] if case == "entropy" else A @ values
+            if grad and out.requires_grad:
+                out.sum().backward()
+    asked = [what for what, _ in device.waits.elements() if what == "item"]
+    # A part of a matrix asks for itself, and for the log-sum-exp of its rows the whole does.
+    assert len(asked) <= (2 if case == "window" else 1), device.report()
 
 
 @pytest.mark.parametrize("case", READS)

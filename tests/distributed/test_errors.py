@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 import attlas
 from attlas import stats
 from attlas.distributed import head_tail_order
-from attlas.errors import AttlasError, BackendError, DtypeError, GradientError, OutOfRangeError, ShapeError
+from attlas.errors import AttlasError, BackendError, DeviceError, DtypeError, GradientError, OutOfRangeError, ShapeError
+from attlas.foundation import checks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -63,6 +64,11 @@ def wrong_statistic(rank: int) -> None:
 )
 def test_all_ranks_raise_the_error_of_one(work: Callable[[int], None], error: type[Exception], text: str) -> None:
     check_same_error(work, error, text)
+
+
+def test_a_mesh_of_devices_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "WITHOUT_FLOAT64", ("cpu",))
+    check_same_error(lambda rank: attlas.attend(tokens(), tokens()), DeviceError, "cpu, which has no float64")
 
 
 class ShortOfMemory(attlas.Score):

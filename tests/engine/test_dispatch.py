@@ -130,6 +130,8 @@ def test_vectors_of_avx2_are_chosen_by_what_was_measured() -> None:
     assert costs(2, 128, 128, torch.float32) == (1.2, 0.9)
     assert costs(2, 64, 64, torch.float32) == (1.2, 1.2)
     assert costs(2, 64, 64, torch.bfloat16) == (1.2, 0.9)  # torch has no fast gradients of 16-bit tokens
+    assert costs(64, 64, 1024, torch.float32)[0] == 1.2  # few queries leave little work for each key that is packed
+    assert costs(64, 64, 1024, torch.float16)[0] == 0.9
     assert costs(8, 4096, 4, torch.float32) == (1.2, 1.2)  # each row has work of its own
     assert costs(8, 1, 1024, torch.float32)[0] == 1.2
     assert costs(8, 1, 16_384, torch.float32)[0] == 0.9

@@ -146,6 +146,36 @@ def test_a_long_prompt_is_written_when_the_pass_has_ended(
         torch.testing.assert_close(one.values, other.values)
 
 
+@pytest.mark.parametrize(("free", "each_pass"), [(2**40, 1), (0, 4)])
+def test_a_static_cache_waits_once_a_pass_where_there_is_memory(
+    model: nn.Module,
+    ids: Tensor,
+    cuda: PretendDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    each_pass: int,
+) -> None:
+    """Its keys are copies; those of more bytes than may be held are decided about before: once for each layer here."""
+    monkeypatch.setattr(sequences, "_HELD", 0)
+    monkeypatch.setattr(sequences, "free_bytes", lambda _: free)
+    alone, _ = recorded(model, ids, "static", cuda)
+    waits, _ = recorded(model, ids, "static", cuda, keep="device")
+    assert sum(waits.values()) == sum(alone.values()) + each_pass * STEPS, waits
+
+
+@pytest.mark.parametrize(("cells", "layers"), [(None, 0), (1000, 3)])
+def test_statistics_of_rows_that_fit_no_tile_wait_once_a_layer(
+    model: nn.Module, ids: Tensor, cuda: PretendDevice, monkeypatch: pytest.MonkeyPatch, cells: int | None, layers: int
+) -> None:
+    """They take the log-sum-exp that came with the output, once it is known to be precise: no second pass over rows."""
+    ids = ids.repeat(1, 4)
+    if cells:
+        monkeypatch.setattr(attlas.Plan, "budget", lambda self, device_type: cells)
+    alone, _ = recorded(model, ids, "prompt", cuda)
+    waits, _ = recorded(model, ids, "prompt", cuda, **settings("statistics"))
+    assert sum(waits.values()) == sum(alone.values()) + 1 + layers, waits
+
+
 def numbers(entry: Entry) -> dict[str, Tensor | None]:
     """Return what an entry holds, on the CPU."""
     found = dict(entry.statistics) | {"query_mask": entry.query_mask}

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from attlas import stats
 from attlas.corpus.numbers import COUNTS, SUMS
-from attlas.corpus.repeats import TokenPositions, VisibleCopies, repeated_weights
+from attlas.corpus.repeats import TokenPositions, VisibleCopies, repeated_weights, sum_of
 from attlas.errors import RecordingError
 from attlas.heads import NEAR
 from attlas.matrix import AttentionMatrix
@@ -272,7 +272,7 @@ def _of_text(positions: TokenPositions, rows: _Rows, found: dict[str, Any]) -> T
 
 def _total(x: Tensor) -> NDArray[np.float64]:
     """Return the sum of each head over the rows."""
-    return x.sum(-1, dtype=torch.float64).cpu().numpy()
+    return sum_of(x).cpu().numpy()
 
 
 def _max_activation(keys: Tensor, weights: Tensor) -> NDArray[np.float64]:

@@ -228,7 +228,7 @@ class ModelReader:
             """Measure one attention on the random block; return its output too where it is given values."""
             out = None if values is None else A @ values
             scores = measure_block(A, period)
-            found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).double().cpu())
+            found.append(torch.stack([scores["induction"], scores["duplicate"]], dim=-1).cpu().double())
             self.paths.append(path)
             self.widths.append(len(found[-1]))
             return out

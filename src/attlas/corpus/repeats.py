@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from attlas.foundation.checks import has_float64
 from attlas.foundation.tiles import Tile
 from attlas.heads import DuplicateToken, Induction
 from attlas.heads.targets import TargetSums
@@ -222,18 +224,31 @@ def repeated_weights(A: AttentionMatrix, ids: Tensor, copies: Sequence[VisibleCo
     dot = problem.score.as_dot(problem.q, problem.k)
     if dot is None or dot.bias is not None:
         found = A.collect(_AllInduction(ids), _AllDuplicates(ids), _LargeInduction(ids))
-        return list(torch.stack([t.sum(-1, dtype=torch.float64) for t in found], dim=1).cpu().numpy())
-    return [_sums(A, b, dot, of_text) for b, of_text in enumerate(copies)]
+        return list(torch.stack([sum_of(t) for t in found], dim=1).cpu().numpy())
+    lse = A.softmax_weights.lse()
+    if not has_float64(A.device):  # two numbers of float32 there, whose sum it is
+        lse, dot = lse.cpu().double().sum(-1), replace(dot, q=dot.q.cpu(), k=dot.k.cpu(), row=_on_cpu(dot.row))
+    return [_sums(lse[b], b, dot, of_text) for b, of_text in enumerate(copies)]
 
 
-def _sums(A: AttentionMatrix, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
+def sum_of(t: Tensor) -> Tensor:
+    """Return the sums over the last axis in float64: on the CPU where the device has none."""
+    return (t if has_float64(t.device) else t.cpu()).sum(-1, dtype=torch.float64)
+
+
+def _on_cpu(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.cpu()
+
+
+def _sums(lse: Tensor, b: int, dot: Dot, visible: VisibleCopies) -> NDArray[np.float64]:
     """Return the sums of text `b` of the batch over its rows, shape (3, heads), as `repeated_weights` describes them.
+
+    `lse` is its log-sum-exp, shape (heads, n), in float64.
 
     The three are the weight on what followed copies, that on copies, and the first again of weights from `_LARGE` on.
     """
-    heads, tokens = A.weights.shape[1], visible.tokens
+    heads, tokens = len(lse), visible.tokens
     accurate = torch.promote_types(dot.q.dtype, torch.float32)
-    lse = A.softmax_weights.lse()[b]
     lse = lse if dot.row is None else lse - dot.row[b]  # a term of each row, which the products do not have
     lse = torch.where(lse.isfinite(), lse * _LOG2E, torch.inf).to(accurate)  # a row without a key has weights 0
     # `threshold` keeps what is above its bound: the largest number below _LARGE.

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from attlas.errors import DeviceError, DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_plain, whole_number
 from attlas.foundation.compat import local_part
+from attlas.foundation.devices import check_float64
 from attlas.foundation.indexing import Axes
 
 # What a dimension of the mesh divides: a leading axis (by its number), the queries, the keys, or nothing.
@@ -68,6 +69,7 @@ def check_dtensor(name: str, t: object, mesh: DeviceMesh | None = None) -> DTens
     if mesh is not None and t.device_mesh != mesh:
         rule = f"{name} must be on the mesh of q."
         raise DeviceError(rule, f"{t.device_mesh} and {mesh}", f"{name}.full_tensor(), distributed on the mesh of q.")
+    check_float64("the shares of ranks are", torch.device(t.device_mesh.device_type), f"{name}.full_tensor().cpu()")
     for placement in t.placements:
         fix = f"{name}.redistribute(placements=[Shard(-2)]), or heads, batch or Replicate()."
         if not isinstance(placement, Shard | Replicate):

@@ -15,7 +15,7 @@ from attlas.engine.held import held_and_read, holds_all, runs_of_rows, tensors_o
 from attlas.errors import ModifiedError, public
 from attlas.foundation.checks import accumulation_dtype, all_finite, holds_numbers, waits_for
 from attlas.foundation.compat import cached_property, tracing
-from attlas.foundation.devices import IdCopies, to_device
+from attlas.foundation.devices import IdCopies, answers_kept, to_device
 from attlas.foundation.precision import FULL, FULL_FLOAT32, SETTING_OF, setting
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
@@ -283,7 +283,7 @@ class Problem:
         """Return queries and keys after `Score.project`, with a graph if autograd records one."""
         if type(self.score).project is Score.project:
             return self.q, self.k  # nothing to do: keep the user's tensors, tiles are cast one by one
-        with self.recording():
+        with self.recording(), answers_kept(self):
             return self.score.project(self.q.to(self.dtype), self.k.to(self.dtype))
 
     @cached_property

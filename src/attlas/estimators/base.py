@@ -30,6 +30,7 @@ from attlas.estimators.storage import read_fit, write_fit
 from attlas.estimators.summed import SummedLeaveOneOut, objective
 from attlas.foundation.autocast import without_autocast
 from attlas.foundation.checks import usable_device
+from attlas.foundation.devices import check_float64
 from attlas.foundation.progress import Progress
 from attlas.matrix import AttentionMatrix
 from attlas.scores import Score
@@ -229,7 +230,7 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
             _check_number(name, getattr(self, name), least, whole=True)
         _check_number("tol", self.tol, 0, whole=False)
         _check_number("tolerance", self.tolerance, 0, whole=False, below=1)
-        usable_device(self.device or "cpu")  # raises where it cannot be used
+        check_float64("bandwidths and sums are", usable_device(self.device or "cpu"), 'device="cpu"')
         if not isinstance(self.verbose, bool):
             _check_number("verbose", self.verbose, 0, whole=True)
         if self.loo_rows not in ("auto", "all"):
@@ -437,7 +438,9 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn s
 
     @property
     def _device(self) -> torch.device:
-        return torch.device(self.device or "cpu")
+        device = torch.device(self.device or "cpu")
+        check_float64("bandwidths and sums are", device, 'set_params(device="cpu")')
+        return device
 
 
 def _with_error_of_copies(result: SearchResult, data: Observations, joined: NDArray[np.float64]) -> SearchResult:

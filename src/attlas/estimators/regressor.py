@@ -87,7 +87,7 @@ class AttentionRegressor(RegressorMixin, MultiOutputMixin, AttentionEstimator): 
         ``torch.float32`` or ``torch.float64``; the default is float32 for float32 data, and float64 else. Local
         lines and the last search are always in float64.
     device : str or torch.device, optional
-        Where to compute; the default is the CPU.
+        Where to compute; the default is the CPU. It must have float64, which ``"mps"`` has not.
 
     Attributes
     ----------

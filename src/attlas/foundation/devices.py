@@ -1,16 +1,27 @@
-"""Small tensors of the CPU on another device: copied without waiting for the device, and kept there."""
+"""Small tensors of the CPU on another device, copied without a wait and kept; and answers of a device, kept."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attlas.errors import DeviceError
 from attlas.foundation.checks import has_float64
 from attlas.foundation.compat import changes, tracing
 
-LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together
+LARGEST_COPY = 1 << 28  # bytes of a tensor that is copied whole, for all tiles together, on any device
+_COMPARED = 1 << 16  # bytes of a tensor that is compared with what was copied, where torch counts no changes
+
+
+def check_float64(what: str, device: torch.device, fix: str) -> None:
+    """Raise a DeviceError where a device has no float64, in which something is computed."""
+    if not has_float64(device):
+        raise DeviceError(f"{what} computed in float64.", f"{device}, which has no float64", fix)
 
 
 def changes_of(t: object) -> int | None:
@@ -49,11 +60,41 @@ def to_device(t: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     return t.to(device, dtype, non_blocking=waits_not)
 
 
+class _Copy(NamedTuple):
+    """A tensor, how often it was changed, its copy, and its numbers where changes are not counted."""
+
+    of: Tensor
+    changes: int | None
+    copy: Tensor
+    numbers: Tensor | None
+
+
+def _equals(t: Tensor, numbers: Tensor | None) -> bool:
+    """Return whether a tensor of the CPU has the numbers that were copied."""
+    return numbers is not None and t.device.type == "cpu" and torch.equal(t, numbers)
+
+
+def _fits(t: Tensor, device: torch.device) -> bool:
+    """Return whether a device has room for a copy that is kept: where it is large, four times as much as it takes."""
+    return t.nbytes <= LARGEST_COPY or 4 * t.nbytes <= free_bytes(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory of a GPU is free, or held by torch without a use; 0 where torch does not say."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + spare
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return 0
+
+
 class DeviceCopies:
     """The last tensor that each device and dtype asked for, and its copy there.
 
     A tensor that was changed in place is copied again, and so is one that may get a gradient: its copy belongs to a
-    graph. Copies are not copied or stored with the object that has them.
+    graph. One of inference mode, whose changes torch does not count, is compared with what was copied; a large one is
+    copied again. Copies are not copied or stored with the object that has them.
 
     Examples
     --------
@@ -66,32 +107,43 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, int | None, Tensor]] = {}
+        self._known: dict[tuple[torch.device, torch.dtype], _Copy] = {}
 
     def of(self, t: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor on a device, in a dtype; by default in its own."""
         dtype = t.dtype if dtype is None else dtype
         if t.device == device:
             return t.to(dtype)
-        count = changes_of(t)
-        if t.requires_grad or count is None:
+        counted = changes_of(t) is not None
+        if t.requires_grad or tracing() or not (counted or t.nbytes <= _COMPARED):
             return to_device(t, device, dtype)
-        known, of_count, copy = self._known.get((device, dtype), (None, None, t))
-        if known is not t or of_count != count:
-            with torch.inference_mode(False):  # a graph cannot keep tensors of inference mode
-                copy = to_device(t, device, dtype)
-            self._known[device, dtype] = t, count, copy
-        return copy
+        return self._kept(t, device, dtype, compares=not counted)
 
     def for_tiles(self, t: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor from which tiles take parts.
+        """Return a tensor of which tiles need parts on a device: one copy, or itself where none is kept.
 
-        Its copy on the device, or the tensor itself where none is kept.
+        Numbers of float64 become float32 where the device has no other. A tensor of inference mode may change between
+        two matrices only: `forget` is to be called there.
         """
-        lacks_dtype = t.dtype is torch.float64 and not has_float64(device)
-        if t.device == device or lacks_dtype or t.requires_grad or t.nbytes > LARGEST_COPY or changes_of(t) is None:
+        if t.device == device or t.requires_grad or tracing() or not _fits(t, device):
             return t
-        return self.of(t, device)
+        lacks = t.dtype is torch.float64 and not has_float64(device)
+        return self._kept(t, device, torch.float32 if lacks else t.dtype)
+
+    def forget(self, t: Tensor) -> None:
+        """Forget the copies of a tensor whose changes are not counted: another matrix is made."""
+        if self._known and t.is_inference():
+            self._known = {}
+
+    def _kept(self, t: Tensor, device: torch.device, dtype: torch.dtype, *, compares: bool = False) -> Tensor:
+        """Return the copy of a tensor, a new one where it was changed; `compares` is whether its numbers say that."""
+        count, known = changes_of(t), self._known.get((device, dtype))
+        same = known is not None and known.of is t and known.changes == count
+        if not same or (compares and known is not None and not _equals(t, known.numbers)):
+            with torch.inference_mode(False):  # a graph cannot keep tensors of inference mode
+                copy, numbers = to_device(t, device, dtype), t.clone() if compares else None
+            known = self._known[device, dtype] = _Copy(t, count, copy, numbers)
+        return known.copy  # type: ignore[union-attr]  # it is known by now
 
     def __eq__(self, other: object) -> bool:
         # What was copied makes no difference between two objects.
@@ -162,3 +214,52 @@ def ids_on(device: torch.device, ids: Tensor, axis: int, copies: IdCopies | None
     if copies is None or copies.device != device or tracing():
         return to_device(ids, device)
     return copies.of(ids, axis)
+
+
+_answers: ContextVar[Iterator[tuple[dict[int, float], int]] | None] = ContextVar("attlas_answers", default=None)
+
+
+def answers_kept(owner: Any) -> AbstractContextManager[None]:
+    """Let `answer_of` take its answers from those of an earlier time, in the same order, and add new ones to them.
+
+    On the CPU nothing is kept, since nobody waits for it, and in a program that is traced nothing is asked.
+
+    Parameters
+    ----------
+    owner : Problem
+        What the questions are about; it keeps the answers.
+    """
+    return nullcontext() if owner.device.type == "cpu" or owner.is_symbolic else _kept(owner)
+
+
+@contextmanager
+def _kept(owner: Any) -> Iterator[None]:
+    answers: dict[int, float] = vars(owner).setdefault("answers", {})
+    token = _answers.set((answers, place) for place in range(1 << 62))
+    try:
+        yield
+    finally:
+        _answers.reset(token)
+
+
+def answer_of(ask: Callable[[], float]) -> float:
+    """Return a number that a device is asked for, or the answer that is kept.
+
+    Parameters
+    ----------
+    ask : callable
+        Asks the device, and waits.
+
+    Examples
+    --------
+    >>> from attlas.foundation.devices import answer_of
+    >>> answer_of(lambda: 1.0)
+    1.0
+    """
+    places = _answers.get()
+    if places is None:
+        return ask()
+    answers, place = next(places)
+    if place not in answers:
+        answers[place] = ask()
+    return answers[place]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attlas.errors import DtypeError, ShapeError, kind, public
-from attlas.foundation.checks import as_plain
+from attlas.foundation.checks import as_plain, has_float64
 from attlas.foundation.compat import cached_property, tracing
 from attlas.foundation.devices import DeviceCopies, changes_of, to_device
 from attlas.foundation.pairwise import TileFunction
@@ -62,7 +62,15 @@ class _Stored(Mask):
         """Return which entries of the tensor allow their pair: a bool tensor of the same shape."""
 
     def allows(self, at: Tile) -> Tensor:
+        lacks = self.tensor.dtype is torch.float64 and not has_float64(at.device)
+        if lacks and not tracing():  # what numbers of float64 forbid is decided by them
+            return to_device(cells_of(self._copies.for_tiles(self._allowed, at.device), at), at.device)
         return to_device(self.rule(cells_of(self._copies.for_tiles(self.cells, at.device), at)), at.device)
+
+    @cached_property
+    def _allowed(self) -> Tensor:
+        """Which cells are allowed, where the tensor is."""
+        return self.rule(_own(self.cells))
 
     def coverage(self, at: Tile) -> BlockState:
         # Less than a block is as quickly computed as judged; a list of places has no block.
@@ -98,7 +106,8 @@ class _Stored(Mask):
     def _forget(self) -> None:
         """Drop what was computed from the tensor, since the user has changed it in place."""
         self._block_rows, self._changes = {}, changes_of(self.tensor)
-        vars(self).pop("_all_blocks", None)
+        for name in ("_all_blocks", "_allowed"):
+            vars(self).pop(name, None)
 
     def _block_row(self, block_row: int) -> tuple[Tensor, Tensor]:
         """Return which blocks of a row of blocks allow any cell, and which allow all, shape (batch, heads, blocks)."""
@@ -147,6 +156,7 @@ class _Stored(Mask):
         # Raise an error where the mask does not fit a matrix of these sizes.
         if self._changes != changes_of(self.tensor):  # between two matrices it may change
             self._forget()
+        self._copies.forget(self.tensor)
         wanted = (math.prod(batch), heads, m, n)
         # Which sizes differ, as text for the error.
         wrong = [
@@ -377,7 +387,8 @@ def from_tensor(t: Tensor) -> TensorMask | AdditiveMask:
     nothing else has weights 0 here, not 1/n. A padding mask of shape (batch, n) is ``t[:, None, None, :]``.
     Cost: the tensor itself, m · n numbers where no axis has size 1; a byte for each 64 × 64 cells, made as
     tiles ask, from which whole tiles are skipped. A tensor on a GPU is read for these at once, and the host waits for
-    it one time; one on the CPU beside queries on a GPU is copied once, but tile by tile above 256 MiB.
+    it one time; one on the CPU beside queries on a GPU is copied once, but tile by tile where it takes more than
+    256 MiB and more than a quarter of the GPU's free memory.
 
     Examples
     --------

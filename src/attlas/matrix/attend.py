@@ -108,7 +108,7 @@ def attend(
     >>> A[0, 3, 17, :3].shape
     torch.Size([3])
     """
-    q, k = (cast(t, rounds=getattr(score, "rounds_tokens", True)) for t in (q, k))
+    q, k = cast(q, rounds=(rounds := getattr(score, "rounds_tokens", True))), cast(k, rounds=rounds)
     if "DTensor" in (type(q).__name__, type(k).__name__):
         if normalise != "softmax":
             rule, fix = "DTensors have the weights of a softmax.", "normalise='softmax', or each rank's own tensors"

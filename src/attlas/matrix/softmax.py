@@ -322,7 +322,10 @@ class SoftmaxWeights(Weights):
         if not (values_need_graph or problem.needs_graph):
             # Off the CPU, to know whether the log-sum-exp is precise the program waits: only where it is of use.
             asks = self.device.type == "cpu" or _needs_known_lse(problem, self.plan)
-            lse = self.known_lse if asks else None
+            lse = self._lse
+            # On a CPU one that torch's kernel has rounded stays so where the kernels of statistics need none.
+            if lse is None or lse.device.type != "cpu" or problem.partial or problem.q.dtype.itemsize != 4:
+                lse = self.known_lse if asks else None
             found, self._lse = operations.collect(problem, statistics, self.plan, lse)
             return found
         if problem.is_symbolic:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attlas.foundation.autocast import without_autocast
+from attlas.foundation.devices import free_bytes
 from attlas.matrix import observers
 from attlas.recording.atlas import Entry
 from attlas.recording.copies import HostCopies
@@ -20,8 +21,8 @@ from attlas.recording.snapshot import answers_of
 # Path of an attention, and which of its calls in a pass.
 Key: TypeAlias = tuple[str, int]
 
-# Bytes of other calls that wait for the end of their pass together, since their tokens may be copies; and of copies in
-# pinned memory that wait to be written to disk.
+# Bytes of other calls that wait for the end of their pass together, since their tokens may be copies: these at least,
+# and a quarter of what the device has free. And bytes of copies in pinned memory that wait to be written to disk.
 _HELD = 2**28
 
 
@@ -100,7 +101,7 @@ class RecordedSequences:
         q, k = call.matrix.problem.q, call.matrix.problem.k
         # The keys of a static cache, which has room for more, are copies.
         self._held += 0 if q.shape[2] <= STEP and not call.has_room else q.nbytes + k.nbytes
-        if self._held > _HELD:
+        if self._held > _HELD and self._held > free_bytes(q.device) // 4:
             self.decide()  # adds them, so that their tensors are given back
 
     @without_autocast

@@ -15,7 +15,7 @@ from attlas.errors import DtypeError, kind
 from attlas.foundation.tiles import Tile
 from attlas.matrix import AttentionMatrix
 from attlas.scaling.gaussian import Expected, expected
-from attlas.scaling.jacobian import Jacobian
+from attlas.scaling.jacobian import Jacobian, where_float64_is
 from attlas.scaling.vectors import MEASURES
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import AllowedKeys
@@ -129,7 +129,8 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
     The scale ``1 / sqrt(d)`` makes the variance 1 for tokens of independent coordinates of variance 1. A
     trained head need not have that, and the factor says how far it has moved.
 
-    Cost: two passes over each matrix, memory of a few tiles and ``m + n`` numbers a head.
+    Cost: two passes over each matrix, memory of a few tiles and ``m + n`` numbers a head. A matrix on a device without
+    float64 (``"mps"``) is measured on the CPU.
 
     Examples
     --------
@@ -149,7 +150,7 @@ def heads(attentions: AttentionMatrix | Sequence[AttentionMatrix]) -> Heads:
             rule = "every layer must be an AttentionMatrix."
             fix = 'load the model with attn_implementation="attlas" and pass output_attentions=True.'
             raise DtypeError(rule, kind(A), fix, arguments={f"attentions[{layer}]": type(A).__name__}, where="heads()")
-        found += _of_layer(A, layer)
+        found += _of_layer(where_float64_is(A), layer)
     return Heads(tuple(found))
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attlas.foundation.checks import has_float64
+from attlas.foundation.devices import check_float64
 from attlas.foundation.tiles import Tile
 from attlas.stats import Part, Statistic
 
@@ -51,7 +53,8 @@ class Jacobian(Statistic):
     With a sink, J is the block of the keys, and the trace is ``Σ p - Σ p²``. A row with no allowed key has 0.
 
     Sums are in float64, from weights in the matrix's own precision: a saturated row's norm is good to 1e-6.
-    Cost: one pass, and a float64 copy of the tile.
+    Cost: one pass, and a float64 copy of the tile. On a device without float64 `jacobian` computes on the CPU, and
+    `A.collect` refuses.
 
     Examples
     --------
@@ -64,6 +67,7 @@ class Jacobian(Statistic):
 
     def start(self, problem: Any) -> tuple[Tensor, torch.dtype]:
         # Σ p (1 - p), Σ p² (1 - p)², Σ p², Σ p⁴
+        check_float64("the sizes of Jacobians are", problem.device, 'A.to("cpu").collect(Jacobian())')
         carry = torch.zeros(*problem.shape[:3], 4, dtype=torch.float64, device=problem.device)
         return carry, problem.dtype
 
@@ -107,5 +111,10 @@ def jacobian(A: AttentionMatrix) -> JacobianSize:
     >>> bool((with_scale > without).all())
     True
     """
-    found: JacobianSize = A.collect(Jacobian())[0]
-    return found
+    found: JacobianSize = where_float64_is(A).collect(Jacobian())[0]
+    return JacobianSize(found.trace.to(A.device), found.frobenius.to(A.device))
+
+
+def where_float64_is(A: AttentionMatrix) -> AttentionMatrix:
+    """Return a matrix where it is, or on the CPU if its device has no float64."""
+    return A if has_float64(A.device) else A.cpu()

@@ -13,6 +13,7 @@ from attlas.errors import ShapeError, public
 from attlas.foundation.checks import instance_of
 from attlas.foundation.tiles import Tile
 from attlas.matrix import AttentionMatrix, softmax_matrix
+from attlas.scaling.jacobian import where_float64_is
 from attlas.scores import Score
 from attlas.scores.base import Derived
 from attlas.stats import Part, Statistic
@@ -96,7 +97,8 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     1e-5 nats, each step on the lazy matrix of all heads together. Entropy can reach anything between 0
     (ties aside) and the mean of ``ln(allowed keys)``. Queries without an allowed key do not count.
 
-    Cost: one pass for the variance; for the entropy two passes a step, some six steps. Memory: a few tiles.
+    Cost: one pass for the variance; for the entropy two passes a step, some six steps. Memory: a few tiles. A matrix
+    on a device without float64 (``"mps"``) is measured on the CPU.
 
     Examples
     --------
@@ -112,6 +114,7 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     if variance is not None and entropy is not None:
         found = f"variance = {variance!r} and entropy = {entropy!r}"
         raise _wrong("one target can be met, not two.", found, f"temperature(A, entropy={entropy!r})")
+    lead, device, A = A.shape[:-2], A.device, where_float64_is(A)
     batch, heads, m, _ = A.weights.shape
     keys = A.collect(AllowedKeys())[0].reshape(batch, heads, m).double()
     if entropy is not None:
@@ -120,8 +123,8 @@ def temperature(A: AttentionMatrix, *, variance: float | None = None, entropy: f
     else:
         name, wanted = "variance", 1.0 if variance is None else variance
         factor, reached = _of_variance(A, wanted, keys)
-    lead = A.shape[:-2]
-    return Temperature(name, float(wanted), factor.reshape(lead).to(A.dtype), reached.reshape(lead).to(A.dtype))
+    factor, reached = (t.reshape(lead).to(device, A.dtype) for t in (factor, reached))
+    return Temperature(name, float(wanted), factor, reached)
 
 
 def _of_variance(A: AttentionMatrix, wanted: float, keys: Tensor) -> tuple[Tensor, Tensor]:

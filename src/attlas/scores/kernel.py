@@ -14,7 +14,7 @@ from torch.nn import functional
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import as_floats, as_plain
 from attlas.foundation.compat import tracing
-from attlas.foundation.devices import DeviceCopies
+from attlas.foundation.devices import DeviceCopies, answer_of
 from attlas.foundation.tiles import Tile, cut
 from attlas.foundation.trees import recorded_gradients
 from attlas.scores.base import Dot, Score, Tokens, check_same_size, with_parameters
@@ -242,7 +242,7 @@ class Gaussian(_Kernel):
     ``u (1 + d / 64) (max ‖q'‖² + max ‖k'‖²)``, with u the unit round-off. Where that exceeds 1e-5 in float32,
     tiles compute the dot product in float64 (error below 1e-7); where it exceeds that too, or 1e-12 for float64
     tokens, differences again. Memory: ``(m + n) (d + 2)`` numbers, and the tile. On an accelerator the choice
-    waits for the device once a call.
+    waits for the device, once for each matrix: it decides which kernels run.
 
     References
     ----------
@@ -272,7 +272,7 @@ class Gaussian(_Kernel):
         with torch.no_grad():
             # `spread` times the unit round-off estimates the rounding error of the dot product (Notes of the class).
             # The last two coordinates of each hold -½ of the squared norms.
-            spread = -2.0 * (q_long[..., d].min() + k_long[..., d + 1].min()).item() * (1 + d / 64)
+            spread = -2.0 * answer_of((q_long[..., d].min() + k_long[..., d + 1].min()).item) * (1 + d / 64)
         # The form of the tokens tells `forward` what they are: a tuple of one for a dot product, of two for one
         # in float64, a tensor for differences. NaN takes the last way.
         if spread * torch.finfo(q.dtype).eps / 2 <= _TOLERANCE.get(q.dtype, 1e-5):

@@ -269,8 +269,8 @@ class TensorBias(Score):
     Notes
     -----
     The tensor is used as it is; one on the CPU beside tokens on a GPU is copied once, but tile by tile where it is
-    learned or takes more than 256 MiB. It is learned where it requires a gradient, but it is a parameter of the
-    score only if it is an ``nn.Parameter``.
+    learned, or takes more than 256 MiB and more than a quarter of the GPU's free memory. It is learned where it
+    requires a gradient, but it is a parameter of the score only if it is an ``nn.Parameter``.
     Cost: one read a pair.
 
     Examples
@@ -333,6 +333,7 @@ class TensorBias(Score):
         return self if cut.shape == self.t.shape else TensorBias(cut)
 
     def check(self, q: Tensor, k: Tensor, heads: int) -> None:
+        self._copies.forget(self.t)
         # Only tokens of four axes or more have heads; theirs is axis -3.
         batch_stop = -2 if max(q.ndim, k.ndim) < 4 else -3
         batch = torch.broadcast_shapes(q.shape[:batch_stop], k.shape[:batch_stop]).numel()

@@ -136,7 +136,7 @@ class Tiled(Backend):
     def statistics(
         self, request: Request, statistics: Sequence[Statistic], lse: Tensor | None
     ) -> tuple[list[Any], Tensor | None]:
-        return collect(request.problem, statistics, request.plan, lse)
+        return collect(request.problem, statistics, request.plan, None if lse is None else online.exact(lse))
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
         """Compute some cells; the log-sum-exp of their rows is computed where it is not known, or too imprecise."""

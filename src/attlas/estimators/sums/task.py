@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attlas.errors import DeviceError, DtypeError, ShapeError, public
 from attlas.foundation.checks import one_of
+from attlas.foundation.devices import check_float64
 from attlas.scores import Boxcar, Epanechnikov, Gaussian, Laplace, Score, Triangular
 
 KERNELS: dict[str, type[Score]] = {
@@ -104,6 +105,7 @@ def checked_task(task: Task) -> Task:
     if any(t.device != x.device for t in given.values()):
         found = ", ".join(sorted({str(t.device) for t in given.values()}))
         raise DeviceError("all tensors must be on one device.", found, "x.cpu(), ...", arguments=given)
+    check_float64("kernel sums are", x.device, "kernel_sums(kernel, x.cpu(), keys.cpu(), values.cpu(), bandwidth)")
     if weights is not None and not bool((weights >= 0).all()):
         least = weights.min().item()
         raise ShapeError("weights must be 0 or more.", f"{least}", "weights.abs()", arguments=given)

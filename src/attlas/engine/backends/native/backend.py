@@ -17,7 +17,7 @@ from attlas.engine.backends.native.pairwise import PairwiseFamily
 from attlas.engine.costs import Operation, is_faster
 from attlas.engine.gradient import CellGradient
 from attlas.engine.held import tensors_of
-from attlas.engine.online import LARGEST, exact, exceeds
+from attlas.engine.online import LARGEST, exact, exceeds, is_exact
 from attlas.engine.outputs import NEEDS_LSE
 from attlas.engine.problem import Problem
 from attlas.foundation.checks import all_finite
@@ -133,8 +133,10 @@ class FusedKernels(Backend):
         self, request: Request, wanted: Mapping[str, Any], v: Tensor | None, lse: Tensor | None
     ) -> dict[str, Tensor] | None:
         product, problem = request.dot, request.problem
-        if v is None and lse is not None and not (problem.partial or wanted.keys() & NEEDS_LSE) and _is_rounded(lse):
-            lse = None  # that of torch's kernel: numbers of rows are found without it in little more time
+        if lse is not None:  # numbers of rows are found without that of torch's kernel in little more time
+            leaves = v is None and not (problem.partial or wanted.keys() & NEEDS_LSE)
+            leaves = leaves and (not is_exact(lse) or _is_rounded(lse))
+            lse = None if leaves else lse if lse.dtype is torch.float64 else exact(lse)
         return None if product is None else dot.read(problem, product, wanted, v, lse)
 
 
@@ -200,6 +202,7 @@ class PairwiseKernels(Backend):
         problem, family = request.problem, self.family(self.prepare(request))
         if family is None:
             return None
+        lse = lse if lse is None or lse.dtype is torch.float64 else exact(lse)
         found: dict[str, Tensor] = {}
         rest = {name: value for name, value in wanted.items() if name != "lse"}
         # The weights of a row then sum to 1, or to 0 where it sees no key: no pass is needed to know it.
