@@ -60,8 +60,8 @@ _CHOSEN_BY_PADDING = (
     "sdpa and attlas none, and other blocks are chosen; equal to sdpa, and to eager without padding"
 )
 _ADDED = (
-    "eager adds the mask of booleans of the text to the logits, as 0 and 1, which hides nothing; sdpa and attlas read it"
-    " as a mask, and agree on the text to 1e-6 (then the choice of the best proposals differs, too)"
+    "eager adds the mask of booleans of the text to the logits, as 0 and 1, which hides nothing; sdpa and attlas read"
+    " it as a mask, and agree on the text to 1e-6 (then the choice of the best proposals differs, too)"
 )
 _RECURRENT = "rounding: softmax is float32 on eager, and 128 calls in a row enlarge its 1e-7; equal to sdpa bit for bit"
 REASONS: dict[str, str] = {

@@ -51,8 +51,8 @@ def attention_mask(
     -------
     LazyMask, shape (batch, 1, m, n)
         Never None: a model without `is_causal` takes None for "causal". Only where a whole model writes its attention
-        out by hand, in a block of `lazily`, it is None where nothing is hidden, as on eager. Inside torch.compile and torch.export,
-        where no intervention is applied, a tensor of booleans.
+        out by hand, in a block of `lazily`, it is None where nothing is hidden, as on eager.
+        Inside torch.compile and torch.export, where no intervention is applied, a tensor of booleans.
 
     Examples
     --------
@@ -83,9 +83,9 @@ def attention_mask(
             note_mask(written, given)
         return written
     sizes, first_query = (batch_size, q_length, kv_length), int(q_offset)  # a static cache passes a tensor
-    mask = lazy_mask(
+    lazy = lazy_mask(
         sizes, first_query, kv_offset, mask_function, attention_mask, device, dtype, broadcasts=not use_vmap
     )
-    if NONE_FOR_ALL.get() and kwargs.get("allow_is_bidirectional_skip") and mask.mask is None:
+    if NONE_FOR_ALL.get() and kwargs.get("allow_is_bidirectional_skip") and lazy.mask is None:
         return None
-    return mask
+    return lazy
