@@ -177,7 +177,7 @@ format: $(VENV)/.dev-ready ## Format the code and repair what ruff can repair
 
 .PHONY: bench
 bench: current ## Measure speed and memory on this machine (minutes; use an idle one)
-	@for script in $(filter-out %/harness.py %/sweep.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out %/harness.py %/sweep.py %/sweep_models.py %/sweep_inputs.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 .PHONY: sweep
 sweep: current ## Run every model type of transformers on eager and on attlas (minutes)

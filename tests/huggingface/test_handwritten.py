@@ -116,3 +116,22 @@ def test_generation_is_recorded() -> None:
     for entry, weights in zip(atlas.entries, dense, strict=True):
         difference = (entry.matrix.to_dense() - weights).masked_fill(~rows, 0.0)
         assert difference.abs().max() < 1e-5
+
+
+def test_no_mask_stays_no_mask() -> None:
+    # The convolution of Autoformer has no place for a mask; on eager there is none where nothing is hidden.
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "prediction_length": 4, "context_length": 16}
+    torch.manual_seed(0)
+    model = transformers.AutoformerModel(transformers.AutoformerConfig(num_time_features=1, **sizes)).eval()
+    given = {
+        "past_values": torch.randn(2, 23),
+        "past_time_features": torch.randn(2, 23, 1),
+        "past_observed_mask": torch.ones(2, 23),
+        "future_values": torch.randn(2, 4),
+        "future_time_features": torch.randn(2, 4, 1),
+    }
+    with torch.no_grad():
+        wanted = model(**given)
+        with attlas.lazily(model):
+            found = model(**given)
+    torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state)

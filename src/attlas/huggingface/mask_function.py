@@ -8,6 +8,7 @@ from torch import Tensor
 from attlas.huggingface.masks import LazyMask, Rule, causal_mask_function, lazy_mask, mask_of_all_ranks
 from attlas.huggingface.telling import note_mask
 from attlas.huggingface.traced import dense_mask, writes_out_masks
+from attlas.recording.attn_implementation import NONE_FOR_ALL
 from attlas.recording.hooks import is_told_by_operators
 from attlas.recording.parallel import text_of_ranks
 
@@ -26,7 +27,7 @@ def attention_mask(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: object,
-) -> Tensor:
+) -> Tensor | None:
     """Return the mask of one forward pass, never as numbers.
 
     Parameters
@@ -47,13 +48,14 @@ def attention_mask(
     dtype, device
         Dtype and device of the tensor that the mask stands for.
     **kwargs
-        Hints for other implementations; they change nothing here.
+        Hints for other implementations; of these, `allow_is_bidirectional_skip` counts in a block of `lazily`.
 
     Returns
     -------
     LazyMask, shape (batch, 1, m, n)
-        Never None: a model without `is_causal` takes None for "causal". Inside torch.compile and torch.export,
-        where no intervention is applied, a tensor of booleans.
+        Never None: a model without `is_causal` takes None for "causal". Only where a whole model writes its attention
+        out by hand, in a block of `lazily`, it is None where nothing is hidden, as on eager.
+        Inside torch.compile and torch.export, where no intervention is applied, a tensor of booleans.
 
     Examples
     --------
@@ -88,6 +90,9 @@ def attention_mask(
             note_mask(written, given)
         return written
     sizes, first_query = (batch_size, q_length, kv_length), int(q_offset)  # a static cache passes a tensor
-    return lazy_mask(
+    lazy = lazy_mask(
         sizes, first_query, kv_offset, mask_function, attention_mask, device, dtype, broadcasts=not use_vmap
     )
+    if NONE_FOR_ALL.get() and kwargs.get("allow_is_bidirectional_skip") and lazy.mask is None:
+        return None
+    return lazy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,8 @@ from attlas.foundation.compat import ATTENTION_STORED, CAN_SWITCH
 from attlas.recording.discovery import INTERFACE, mentions
 
 _NAME = "attlas"
+# Whether a mask that hides nothing is None, as on eager: true where no part of a model calls the attention function.
+NONE_FOR_ALL: ContextVar[bool] = ContextVar("NONE_FOR_ALL", default=False)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from attlas.errors import public
 from attlas.foundation.checks import instance_of
 from attlas.foundation.compat import ATTENTION_STORED
 from attlas.matrix.handwritten import DenseUses, Scope, as_matrices, catching
-from attlas.recording.attn_implementation import attending_with_attlas, configurations
+from attlas.recording.attn_implementation import NONE_FOR_ALL, attending_with_attlas, configurations
 
 
 class Lazily:
@@ -134,6 +134,7 @@ def _lazy_masks(model: nn.Module) -> Iterator[None]:
     They choose how they attend when they are made, and read nothing but the mask function from then on.
     """
     before = [(config, getattr(config, ATTENTION_STORED)) for config in configurations(model)]
+    token = NONE_FOR_ALL.set(not any(value == "attlas" for _, value in before))
     try:
         for config, value in before:
             if value in (None, "eager", "sdpa"):
@@ -141,5 +142,6 @@ def _lazy_masks(model: nn.Module) -> Iterator[None]:
                 setattr(config, ATTENTION_STORED, attlas.huggingface.NAME)
         yield
     finally:
+        NONE_FOR_ALL.reset(token)
         for config, value in before:
             setattr(config, ATTENTION_STORED, value)
