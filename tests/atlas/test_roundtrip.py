@@ -55,6 +55,32 @@ def test_scores(name: str, tmp_path: Path) -> None:
     assert torch.equal(state, torch.random.get_rng_state()), "loading drew random numbers"
 
 
+class Wide(Cauchy):
+    """A score with a number that only the object has."""
+
+    def __init__(self, width: float) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, q: Tensor, k: Tensor, at: attlas.Tile) -> Tensor:
+        return super().forward(q / self.width, k / self.width, at)
+
+
+@pytest.mark.parametrize("of", ["a sum of scores", "a sum of matrices", "a function"])
+def test_two_scores_of_one_own_class_are_refused_unless_their_settings_are_stored(of: str, tmp_path: Path) -> None:
+    q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 9, 8)
+    if of == "a sum of matrices":
+        A = attlas.attend(q, k, score=Wide(1.0)) - 0.5 * attlas.attend(q, k, score=Wide(3.0))
+    else:
+        modify = [attlas.scores.ScoreMod(lambda s, b, h, i, j, n=n: s * n) for n in (1, 2)]
+        left, right = modify if of == "a function" else (Wide(1.0), Wide(3.0))
+        A = attlas.attend(q, k, score=left + right)
+    with pytest.raises(attlas.DtypeError, match=r"two scores of one class"):
+        back(tmp_path, A)
+    twice = Wide(2.0)
+    back(tmp_path, attlas.attend(q, k, score=twice + 0.5 * twice), score=twice)
+
+
 def block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (j <= i + 3) & ((j // 4 != h) | (i == b))
 

@@ -84,7 +84,7 @@ class Collector:
     def local(self, statistics: list[Any]) -> list[Any]:
         """Return the results of this rank's parts: a result, or the state for the whole matrix."""
         rows = zip(self.parts, self.layout.rows, strict=True)
-        asked = [[self._asked(s, part, own) for s in statistics] for part, own in rows]
+        asked = [[self._statistic_of_part(s, part, own) for s in statistics] for part, own in rows]
         found = [part.collect(*some) for part, some in zip(self.parts, asked, strict=True)]
         by_statistic = (zip(*lists, strict=True) for lists in (asked, found))
         return [self._joined(*own) for own in zip(statistics, *by_statistic, strict=True)]
@@ -107,8 +107,11 @@ class Collector:
             rule = f"{name} of cells that are divided over ranks carries no gradient."
             raise GradientError(rule, "a recorded gradient", "call it under torch.no_grad().", where="A.collect()")
 
-    def _asked(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
-        """Return what a part collects: the statistic itself, or one that keeps its carry for the whole matrix."""
+    def _statistic_of_part(self, statistic: Statistic, part: AttentionMatrix, rows: range) -> Statistic:
+        """Return what a part collects: the statistic itself, or one that returns its carry for the whole matrix.
+
+        Carries are added up over the ranks, and finished then. `rows` are those of the part in the whole matrix.
+        """
         if not self._by_carry(statistic):
             return statistic
         m = self.whole.shape[2]

@@ -141,7 +141,7 @@ class _Groups:
     def _place(self, group: Group, sizes: Sequence[int]) -> tuple[slice, ...]:
         """Return the slices of a group in a tensor whose last leading axes have these sizes.
 
-        An axis of size 1 serves all groups, and is taken whole.
+        A group counts pieces of each axis. An axis of size 1 serves all groups, and is taken whole.
         """
         first = len(group) - len(sizes)
         steps = [size // pieces for size, pieces in zip(sizes, self.pieces[first:], strict=True)]

@@ -63,8 +63,8 @@ _TORCH_HAS_AMX = {torch.bfloat16: Least(1 << 18, math.inf, 1 << 30, 1 << 30, mat
 _OUTPUT = dict.fromkeys(_DTYPES, Least(1 << 18, 1 << 22, 1 << 21, 1 << 19, 0, 8))
 _GRADIENTS = dict.fromkeys(_DTYPES, Least(1 << 20, 1 << 20, 1 << 20, 1 << 21, 1 << 21, 32))
 _OF_16_BITS = dict.fromkeys(_16_BITS, Least(1 << 20, 1 << 18, 1 << 15, 1 << 15, 1 << 15, 16))
-# Measured on an AMD EPYC without AVX-512, one thread: for 16, 64 and 128 queries and 512 keys the kernels take 1.25, 1.08
-# and 0.97 of torch's time in float32, and 1.34, 0.95 and 0.84 in bfloat16.
+# Measured on an AMD EPYC without AVX-512, one thread: for 16, 64 and 128 queries and 512 keys the kernels take 1.25,
+# 1.08 and 0.97 of torch's time in float32, and 1.34, 0.95 and 0.84 in bfloat16.
 _AVX2_ROWS = {torch.float32: 96, torch.bfloat16: 64, torch.float64: 32, torch.float16: 0}
 #: An output, by instruction set and dtype; the plain vectors of "baseline" are slower. `benchmarks/plans.py` compares
 #: the choices with the other ways of random problems.

@@ -119,7 +119,7 @@ def faults(backend: str, device: torch.device) -> dict[str, str]:
     A family is kernels that are compared together, under one name.
     """
     place, setting = _place(device), setting_of(device)
-    known = {} if setting is None else dict(_remembered().get(setting, {}).get(backend, {}))
+    known = {} if setting is None else dict(_known_checks().get(setting, {}).get(backend, {}))
     known |= {
         family.name: fault for (where, family), fault in _results.items() if (where, family[0]) == (place, backend)
     }
@@ -191,7 +191,7 @@ def forget(device: torch.device) -> None:
     with _lock:
         for key in [key for key in _results if key[0] == _place(device)]:
             del _results[key]
-        if (setting := setting_of(device)) is not None and setting in _remembered():
+        if (setting := setting_of(device)) is not None and setting in _known_checks():
             _change(lambda table: table.pop(setting, None))
 
 
@@ -275,7 +275,7 @@ def _recall(family: Family, device: torch.device) -> tuple[bool, str | None]:
     if key in _results:
         return True, _results[key]
     if family.kept and (setting := setting_of(device)) is not None:
-        known = _remembered().get(setting, {}).get(family.backend, {})
+        known = _known_checks().get(setting, {}).get(family.backend, {})
         if family.name in known:
             _results[key] = known[family.name]
             return True, _results[key]
@@ -338,11 +338,14 @@ def _may_wait(device: torch.device) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- the file
 
 
-def _remembered() -> dict[str, Found]:
-    """Return the table of the file, which this process reads once, or where its folder changes."""
+def _known_checks() -> dict[str, Found]:
+    """Return the results of checks that are in the file of the user's cache folder, by device and versions.
+
+    A process reads the file once, or again where the folder changes.
+    """
     try:
         return _table_of(file())
-    except RuntimeError:
+    except RuntimeError:  # the user has no home folder
         return {}
 
 

@@ -181,7 +181,10 @@ def returned_weights(matrix: AttentionMatrix) -> AttentionMatrix | None:
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...]:
-    """Return how often each parameter was changed in place: equal only if none has changed since."""
+    """Return how often each parameter was changed in place: equal only if none has changed since.
+
+    Nothing is compared in a compiled program.
+    """
     if torch.compiler.is_compiling():
         return ()
     return tuple(changes(p) for p in layer.parameters())

@@ -59,12 +59,12 @@ def heads_here(module: nn.Module, matrix: AttentionMatrix) -> tuple[int, int]:
         if runs_ulysses() and heads != whole:
             raise _unknown_heads(module, heads, f"{heads} of {whole} heads, as under DeepSpeed's Ulysses")
         return 0, heads
-    for local, whole, first in sharded:
+    for local, all_rows, first in sharded:
         if local == heads * size:
-            return first // size, whole // size
+            return first // size, all_rows // size
     # The projections are divided, and the attention has as many heads as all their rows: they were gathered between.
     gathered = {heads * size, matrix.weights.key_heads * size}
-    if gathered <= {whole for _, whole, _ in sharded}:
+    if gathered <= {all_rows for _, all_rows, _ in sharded}:
         return 0, heads
     raise _unknown_heads(module, heads, f"tensor parallelism, and no projection with {heads * size} rows here")
 

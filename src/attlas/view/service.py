@@ -236,7 +236,7 @@ class Service:
         pictures["codes"] = special | weights | {"signed": signed}
         bookmarks = {"bookmarks": self._bookmarks(), "keeps": self._folder is not None}
         content = {"format": 1, **self._source.info, "folder": self._folder, **pictures, **bookmarks}
-        return json_answer(content, final=False)
+        return json_answer(content, final=False)  # bookmarks change
 
     def _bookmarks(self) -> list[dict[str, str]]:
         return [asdict(bookmark) for bookmark in self._source.atlas.bookmarks]

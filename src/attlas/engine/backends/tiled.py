@@ -139,12 +139,14 @@ class Tiled(Backend):
         return collect(request.problem, statistics, request.plan, None if lse is None else online.exact(lse))
 
     def cells(self, request: Request, at: Tile, lse: Tensor | None, form: Form) -> Tensor:
-        """Compute some cells; the log-sum-exp of their rows is computed where it is not known, or too imprecise."""
+        """Compute some cells; the log-sum-exp of their rows is computed where it is not known.
+
+        It is computed again where it is too imprecise, if the tile has all keys of its rows.
+        """
         problem, plan = request.problem, request.plan
         out = torch.empty(at.shape, dtype=problem.dtype, device=problem.device)
-        # Is the log-sum-exp so large that the rounding of another kernel matters? On the CPU each tile is asked.
-        # Elsewhere the whole matrix is, once, since the program waits for the answer; for log-weights the caller has
-        # asked.
+        # Is the log-sum-exp so large that the rounding of another kernel matters? On the CPU each tile is looked at,
+        # elsewhere the whole matrix, once, since the program waits for the answer. For log-weights the caller looked.
         asks_tiles = not waits_for(problem.device)
         large = not asks_tiles and lse is not None and form == "weights" and online.exceeds(lse, online.LARGE)
         for tile, place in _tiles_of_cells(problem, at, plan):
@@ -155,8 +157,8 @@ class Tiled(Backend):
             index: Any = rows if tile.row_index is None else to_device(tile.row_index, problem.device)
             known = None if lse is None else lse[b, h, index]
             # Another kernel rounds large logits in its own way.
-            again = known is not None and (large or (asks_tiles and online.exceeds(known, online.LARGE)))
-            if known is None or (again and _lse_is_cheap(problem, tile, form)):
+            too_imprecise = known is not None and (large or (asks_tiles and online.exceeds(known, online.LARGE)))
+            if known is None or (too_imprecise and _lse_is_cheap(problem, tile, form)):
                 known = _lse_of(problem, tile, plan)
             logits = _logits_of_cells(problem, tile)
             if form == "weights":

@@ -296,23 +296,23 @@ def _about(t: Tensor, factor: float) -> _Bias:
         return _Bias(scaled, -math.inf, None, scaled, 0.0).as_bias()
     scope = current()
     if scope is None:
-        return _looked_at(t, factor)
-    found: _Bias = scope.known((t,), ("bias", factor), lambda: _looked_at(t, factor))
+        return _split_bias(t, factor)
+    found: _Bias = scope.known((t,), ("bias", factor), lambda: _split_bias(t, factor))
     return found
 
 
 @torch.no_grad()
-def _looked_at(t: Tensor, factor: float) -> _Bias:
+def _split_bias(t: Tensor, factor: float) -> _Bias:
     """Split a tensor that is added to logits into what hides keys (very negative numbers) and the rest.
 
     They are the tensor times its factor, the bound up to which numbers hide, where they hide, the rest, and its largest
-    number.
+    absolute value. A tensor with NaN hides nothing.
     """
     scaled = t if factor == 1.0 else t * factor
     lowest, highest = (float(x) for x in torch.aminmax(scaled)) if t.numel() else (0.0, 0.0)
     if lowest >= _MAYBE_MASK or math.isnan(lowest):  # no number is low enough for a mask
         return _Bias(scaled, -math.inf, None, scaled if lowest or highest else None, max(-lowest, highest))
-    # Numbers in the lower half are mask, and the weakest of them is the cut.
+    # What hides is below half of the lowest number, and surely what is below `_SURELY_MASK`.
     cut = max(lowest / 2, _SURELY_MASK)
     hidden = scaled <= cut
     rest = scaled.masked_fill(hidden, 0.0)

@@ -67,7 +67,7 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     """
     name = "MovedScore" if type(score) is PlacedScore else type(score).__name__  # its name in files
     is_ours = type(score) is _SCORES.get(name)
-    settings = score.to_dict() if is_ours or _has_own_settings(score) else None
+    settings = score.to_dict() if has_settings(score) else None
     if settings is None:
         return {"class": "own", "name": name}
     data = {key: _plain_data(name, key, value, put, score_spec) for key, value in settings.items()}
@@ -77,8 +77,14 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     return spec | {"settings": {key: _tagged(settings[key], data) for key, data in data.items()}}
 
 
-def _has_own_settings(score: s.Score) -> bool:
-    """Return whether a user's class defines `to_dict` or `stored` itself, and does not only inherit it from attlas."""
+def has_settings(score: s.Score) -> bool:
+    """Return whether the settings of a score are stored: one of attlas, or of a class with `to_dict` of its own.
+
+    A user's class that only inherits `to_dict` or `stored` from a class of attlas has none.
+    """
+    name = "MovedScore" if type(score) is PlacedScore else type(score).__name__
+    if type(score) is _SCORES.get(name):
+        return score.to_dict() is not None
     own = [kind for kind in type(score).__mro__ if not kind.__module__.startswith("attlas.")]
     return any(vars(kind).keys() & {"to_dict", "stored"} for kind in own)
 

@@ -21,13 +21,13 @@ from attlas.errors import DtypeError, RecordingError, public
 from attlas.foundation.files import discard_folder, lock, replace_folder, sync_folder
 from attlas.foundation.png import encoded
 from attlas.masks import Mask, runs_of
-from attlas.matrix import SoftmaxWeights, Weights
+from attlas.matrix import AttentionMatrix, SoftmaxWeights, Weights
 from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
 from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, write_manifest
-from attlas.recording.atlas.serialization import Spec, mask_spec, result_spec, score_spec
+from attlas.recording.atlas.serialization import Spec, has_settings, mask_spec, result_spec, score_spec
 from attlas.recording.atlas.tensors import Written, fingerprint, storable, write_bytes, write_tensors
 from attlas.scores import Score
 
@@ -136,8 +136,7 @@ class Writer:
         record = self._record(entry)
         self.flush()
         # Scores of the user are read back as the objects that they are.
-        own = {} if entry.matrix is None else _scores_in(entry.matrix.weights)
-        written = entry_from(record, self._reader, own)
+        written = entry_from(record, self._reader, _scores_by_class(entry.matrix))
         self._records[id(written)] = (written, record, dict(written.statistics))
         return written
 
@@ -219,6 +218,7 @@ class Writer:
         if entry.query_mask is not None:
             record["query_mask"] = self.put("query_mask", entry.query_mask)
         record |= {name: self.put(name, t) for name, t in entry.values_and_norms.items()}
+        _scores_by_class(entry.matrix)  # raises where they could not be read again
         record["matrix"] = None if entry.matrix is None else self._weights(entry.matrix.weights)
         results = entry.statistics.items()
         record["statistics"] = {name: result_spec(name, result, self.put) for name, result in results}
@@ -429,11 +429,27 @@ def _clear_leftovers(folder: Path) -> None:
             os.close(handle)
 
 
-def _scores_in(value: Any) -> dict[str, Score]:
-    """Return the scores of weights, and those in the settings of weights of another kind, by the names of classes."""
+def _scores_in(value: Any) -> list[Score]:
+    """Return the scores that weights use, or the settings (dict or list) that hold weights."""
     if isinstance(value, Weights) and value.softmax is not None:
-        parts = value.softmax.problem.score.modules()
-        return {type(part).__name__: part for part in parts if isinstance(part, Score)}
+        return [part for part in value.softmax.problem.score.modules() if isinstance(part, Score)]
     inner = value.to_dict() if isinstance(value, Weights) else value
-    some = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
-    return {name: score for part in some for name, score in _scores_in(part).items()}
+    settings = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return [score for part in settings for score in _scores_in(part)]
+
+
+def _scores_by_class(matrix: AttentionMatrix | None) -> dict[str, Score]:
+    """Return the scores of a matrix by the names of their classes, by which those of the user are read again.
+
+    Raises
+    ------
+    DtypeError
+        If it has two objects of one class of the user's own, which only their settings could tell apart.
+    """
+    found: dict[str, Score] = {}
+    for score in [] if matrix is None else _scores_in(matrix.weights):
+        name = type(score).__name__
+        if found.setdefault(name, score) is not score and not has_settings(score):
+            rule = "two scores of one class of your own must have settings to be stored in one matrix."
+            raise DtypeError(rule, f"two objects of {name}", f"give {name} a to_dict() and a from_dict().", score=name)
+    return found

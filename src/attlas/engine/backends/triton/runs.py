@@ -28,12 +28,16 @@ def runs_of(problem: Problem) -> list[Run] | None:
     """
     kept = vars(problem)
     if "triton runs" not in kept:
-        kept["triton runs"] = _found(problem)
+        kept["triton runs"] = _runs_of_mask(problem)
     found: list[Run] | None = kept["triton runs"]
     return found
 
 
-def _found(problem: Problem) -> list[Run] | None:
+def _runs_of_mask(problem: Problem) -> list[Run] | None:
+    """Return the runs of keys that each query may see, at most `MOST`.
+
+    An empty list is for no mask, where it sees all; None where the mask does not say its runs, or has more of them.
+    """
     mask = problem.mask
     if mask is None:
         return []
