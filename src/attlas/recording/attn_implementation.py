@@ -57,12 +57,11 @@ def _switchable(model: nn.Module) -> list[Any]:
 
 def _switch_old(model: nn.Module) -> None:
     """Switch layers whose models have no method for it, before transformers 4.54: they ask at each call."""
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, ATTENTION_STORED) and mentions(module, INTERFACE):
-            owners = [one for one in model.modules() if getattr(one, "config", None) is config]
-            if not any(hasattr(one, CAN_SWITCH) for one in owners):
-                setattr(config, ATTENTION_STORED, attlas.huggingface.NAME)
+    owners = [(module, config) for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    switched = {id(config) for module, config in owners if hasattr(module, CAN_SWITCH)}
+    for module, config in owners:
+        if id(config) not in switched and hasattr(config, ATTENTION_STORED) and mentions(module, INTERFACE):
+            setattr(config, ATTENTION_STORED, attlas.huggingface.NAME)
 
 
 def configurations(model: nn.Module) -> Iterator[Any]:

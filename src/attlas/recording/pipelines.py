@@ -24,7 +24,7 @@ def denoiser_of(pipe: Any) -> nn.Module | None:
     pipe : Any
         A pipeline of diffusers: an object with `components`, a mapping of names to models and others.
     """
-    components = None if isinstance(pipe, nn.Module) else getattr(pipe, "components", None)
+    components = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
         return None
     found = {name: model for name in _DENOISERS if isinstance(model := components.get(name), nn.Module)}

@@ -220,10 +220,10 @@ def record(
     torch.Size([1, 4, 10])
     """
     fix = "attlas.record(model), the model itself: pipe.model of a pipeline."
-    if (denoiser := denoiser_of(model)) is not None:
+    if not isinstance(model, nn.Module) and (denoiser := denoiser_of(model)) is not None:
         model, patch_sdpa = denoiser, True
     instance_of("model", model, nn.Module, "an nn.Module", fix)
-    if not is_integer(sum_passes) or sum_passes < 0 or (sum_passes and keep != "statistics"):
+    if sum_passes != 0 and (not is_integer(sum_passes) or sum_passes < 0 or keep != "statistics"):
         rule = 'sum_passes must be a number of passes, 0 or more, and belongs to keep="statistics".'
         found = f"sum_passes = {sum_passes!r}, keep = {keep!r}"
         raise ShapeError(rule, found, 'sum_passes=1, keep="statistics", statistics=[stats.KeyMaps([2, 5])]')
