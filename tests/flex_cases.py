@@ -228,6 +228,7 @@ NOT_SCORES: dict[str, Callable[[], attlas.Score]] = {
     "Epanechnikov": lambda: attlas.Epanechnikov(9.0),
     "Triangular": lambda: attlas.Triangular(9.0),
     "Additive": lambda: attlas.Additive(WIDTH, WIDTH, 8),
+    "PaTH": lambda: attlas.PaTH(random(1, HEADS, max(M, N), WIDTH, seed=50), random(1, HEADS, max(M, N), seed=51)),
     "two dot products": lambda: DOT + attlas.Cosine(2.0),
     "places alone": lambda: attlas.Alibi(HEADS),
     "places without a table": lambda: DOT + Untold(),

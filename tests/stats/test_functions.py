@@ -33,7 +33,7 @@ MADE = [
 
 
 def test_all_are_looked_at() -> None:
-    assert len(MADE) == 22
+    assert len(MADE) == 24
 
 
 @pytest.mark.parametrize("function", MADE, ids=lambda function: function.__name__)

@@ -148,7 +148,8 @@ class SinkKeys(Statistic):
     >>> from attlas import heads
     >>> k = torch.zeros(1, 10, 4)
     >>> k[:, 2] = 9.0
-    >>> heads.sink_keys(attlas.attend(torch.ones(1, 10, 4), k)).nonzero().tolist()
+    >>> A = attlas.attend(torch.ones(1, 10, 4), k)
+    >>> heads.sink_keys(A).nonzero().tolist()
     [[0, 2]]
     """
 
