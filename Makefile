@@ -97,8 +97,9 @@ test-fast: current ## Run the contracts of every score, mask and backend (under 
 # force each set by themselves. Left out too are plans that name a backend of plain torch, and idioms, whose matrices are
 # too small for a kernel. What calls no kernel with one set is skipped with the narrower ones: they hand less to the
 # kernels. The only exception are gradients of 16-bit tokens, which go to kernels with AVX2 and to torch with AVX-512:
-# tests/engine/native/test_dot_backward.py forces those.
+# tests/engine/native/test_dot_backward.py forces those. Pretended devices have no kernels of the CPU.
 WITHOUT_KERNELS := --ignore=tests/contracts/test_native.py --ignore=tests/contracts/test_idioms.py \
+  $(foreach name,devices waits float64 walk,--ignore=tests/contracts/test_$(name).py) \
   -k 'not (test_equals_the_formulas and (tiled or reference))'
 
 .PHONY: test-sets
