@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attlas.engine import operations
-from attlas.engine.dropout import Dropout
 from attlas.engine.tiling import ColumnBlock
 from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import one_of
@@ -19,8 +18,8 @@ from attlas.foundation.compat import cached_property
 from attlas.foundation.tiles import Tile
 from attlas.masks.base import Mask
 from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.kinds.of_logits import WeightsOfLogits
 from attlas.matrix.softmax import SoftmaxWeights, cut_out
-from attlas.matrix.sweep import SweptWeights, pooled
 from attlas.matrix.weights import check_kind
 
 Function: TypeAlias = Literal["sigmoid", "relu", "silu"]
@@ -97,7 +96,7 @@ class Pointwise:
         return bias, divisor
 
 
-class PointwiseWeights(SweptWeights):
+class PointwiseWeights(WeightsOfLogits):
     """A function of each logit of a problem, by itself.
 
     Parameters
@@ -141,33 +140,10 @@ class PointwiseWeights(SweptWeights):
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
-    @property
-    def inputs(self) -> list[Tensor]:
-        return self.of_logits.inputs
-
-    @property
-    def batch_ids(self) -> Tensor:  # type: ignore[override]  # computed here
-        return self.of_logits.batch_ids
-
-    @property
-    def head_ids(self) -> Tensor:  # type: ignore[override]  # computed here
-        return self.of_logits.head_ids
-
     @cached_property
     def mask(self) -> Mask | None:  # type: ignore[override]  # computed here
         """Which pairs may have a weight."""
         return self.of_logits.mask
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.of_logits.requires_grad
-
-    @property
-    def is_symbolic(self) -> bool:
-        return self.of_logits.is_symbolic
-
-    def check_unchanged(self) -> None:
-        self.of_logits.check_unchanged()
 
     @property
     def description(self) -> str:
@@ -176,14 +152,6 @@ class PointwiseWeights(SweptWeights):
         return f"{self.function.function}({settings}), {self.of_logits.description}"
 
     # ---------------------------------------------------------------------------------------------------------- verbs
-
-    @public("A @ v")
-    def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
-        return self.with_product(pooled(self, v, dropout), v, dropout)
-
-    @public("A.mT @ x")
-    def transposed_product(self, x: Tensor) -> Tensor:
-        return self.with_product(pooled(self, x, transposed=True), x, transposed=True)
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
@@ -227,11 +195,3 @@ class PointwiseWeights(SweptWeights):
 
     def detach(self) -> PointwiseWeights:
         return PointwiseWeights(self.of_logits.detach(), self.function, self.whole_keys)
-
-    def full_precision(self) -> PointwiseWeights:
-        inner = self.of_logits.full_precision()
-        return self if inner is self.of_logits else self._replaced(inner)
-
-    def moved(self, device: torch.device, dtype: torch.dtype | None) -> PointwiseWeights | None:
-        inner = self.of_logits.moved(device, dtype)
-        return None if inner is None else self._replaced(inner)

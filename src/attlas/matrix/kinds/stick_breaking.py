@@ -12,22 +12,21 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from attlas.engine import operations
-from attlas.engine.dropout import Dropout
 from attlas.engine.tiling import ColumnBlock
 from attlas.errors import public
 from attlas.foundation.compat import cached_property
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 from attlas.matrix.gradient import WeightGradient
+from attlas.matrix.kinds.of_logits import WeightsOfLogits
 from attlas.matrix.softmax import SoftmaxWeights, cut_out
-from attlas.matrix.sweep import SweptWeights, pooled
 from attlas.matrix.weights import check_kind
 
 _CELLS = 1 << 22  # logits of some rows that are kept between two looks at them
 _WIDTH = 2048  # keys that are looked at together
 
 
-class StickBreakingWeights(SweptWeights):
+class StickBreakingWeights(WeightsOfLogits):
     """``A_ij = sigmoid(s_ij) Π_{l > j} (1 - sigmoid(s_il))`` over the keys l that the mask allows.
 
     Parameters
@@ -75,18 +74,6 @@ class StickBreakingWeights(SweptWeights):
 
     # ---------------------------------------------------------------------------------------------------------- facts
 
-    @property
-    def inputs(self) -> list[Tensor]:
-        return self.of_logits.inputs
-
-    @property
-    def batch_ids(self) -> Tensor:  # type: ignore[override]  # computed here
-        return self.of_logits.batch_ids
-
-    @property
-    def head_ids(self) -> Tensor:  # type: ignore[override]  # computed here
-        return self.of_logits.head_ids
-
     @cached_property
     def mask(self) -> Mask | None:  # type: ignore[override]  # computed here
         """Which pairs may have a weight."""
@@ -96,29 +83,10 @@ class StickBreakingWeights(SweptWeights):
         return cut_out(inner.problem, range(inner.shape[2]), self.columns).mask
 
     @property
-    def requires_grad(self) -> bool:
-        return self.of_logits.requires_grad
-
-    @property
-    def is_symbolic(self) -> bool:
-        return self.of_logits.is_symbolic
-
-    def check_unchanged(self) -> None:
-        self.of_logits.check_unchanged()
-
-    @property
     def description(self) -> str:
         return f"stick-breaking, {self.of_logits.description}"
 
     # ---------------------------------------------------------------------------------------------------------- verbs
-
-    @public("A @ v")
-    def product(self, v: Tensor, dropout: Dropout | None = None) -> Tensor:
-        return self.with_product(pooled(self, v, dropout), v, dropout)
-
-    @public("A.mT @ x")
-    def transposed_product(self, x: Tensor) -> Tensor:
-        return self.with_product(pooled(self, x, transposed=True), x, transposed=True)
 
     @public("A[...]")
     def cells(self, rows: range | Tensor, columns: range | Tensor, *, logits: bool = False) -> Tensor:
@@ -191,19 +159,12 @@ class StickBreakingWeights(SweptWeights):
         own = self.columns if columns is None else range(start + columns.start, start + columns.stop)
         return self._replaced(self.of_logits.part(batches, heads, rows), own)
 
-    def _replaced(self, inner: SoftmaxWeights, columns: range) -> StickBreakingWeights:
-        return StickBreakingWeights(inner, columns, self.gradient if self.requires_grad else None)
+    def _replaced(self, inner: SoftmaxWeights, columns: range | None = None) -> StickBreakingWeights:
+        own = self.columns if columns is None else columns
+        return StickBreakingWeights(inner, own, self.gradient if self.requires_grad else None)
 
     def detach(self) -> StickBreakingWeights:
         return StickBreakingWeights(self.of_logits.detach(), self.columns)
-
-    def full_precision(self) -> StickBreakingWeights:
-        inner = self.of_logits.full_precision()
-        return self if inner is self.of_logits else self._replaced(inner, self.columns)
-
-    def moved(self, device: torch.device, dtype: torch.dtype | None) -> StickBreakingWeights | None:
-        inner = self.of_logits.moved(device, dtype)
-        return None if inner is None else self._replaced(inner, self.columns)
 
 
 def _left(logits: Tensor) -> Tensor:
