@@ -51,6 +51,7 @@ STATISTICS = {
     "Coverage": stats.Coverage((0.5, 0.9)),
     "Picture": stats.Picture(3, 4, "mean", (2, 20), None),
     "Picture of maxima": stats.Picture(3, 4, "max"),
+    "KeyMaps": stats.KeyMaps([2, 0, 7], queries=slice(2, 15)),
     "Offsets": stats.Offsets(mean=True),
     "Spans": stats.Spans([(0, 5), slice(4, 9)], [range(3), (1, 20)]),
 }
