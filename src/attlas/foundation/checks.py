@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attlas.errors import BackendError, DeviceError, DtypeError, ShapeError, counted, kind
+from attlas.errors import BackendError, DeviceError, DtypeError, OutOfRangeError, ShapeError, counted, kind
 from attlas.foundation.compat import replaced_by_context_parallel, tracing
 from attlas.foundation.indexing import Axes
 
@@ -152,6 +152,13 @@ def whole_number(name: str, value: object, fix: str = "") -> int:
         return value
     fix = fix or f"give {name} as an int, such as 8."
     raise ShapeError(f"{name} must be a whole number above 0.", f"{name} = {value!r}", fix)
+
+
+def check_sequence(sequence: object, batch: int) -> None:
+    """Raise an OutOfRangeError unless `sequence` is the number of a sequence of the batch."""
+    if not is_integer(sequence) or not 0 <= sequence < batch:
+        rule, fix = "sequence must be one of the batch.", f"sequence={max(batch - 1, 0)}"
+        raise OutOfRangeError(rule, f"{batch} sequences", fix, sequence=repr(sequence))
 
 
 def heads_of_three_axes(given: int, leading: tuple[int, ...]) -> str:

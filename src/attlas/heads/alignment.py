@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attlas.errors import DtypeError, OutOfRangeError, ShapeError, kind, listed, public
+from attlas.errors import OutOfRangeError, ShapeError, listed, public
 from attlas.foundation.autocast import without_autocast
-from attlas.foundation.checks import finite_number, is_integer, whole_number
+from attlas.foundation.checks import check_sequence, finite_number, is_integer, whole_number
 from attlas.heads.retrieval import rows_in_blocks
-from attlas.heads.targets import check_layers
+from attlas.heads.targets import ATLAS_OR_MATRICES, check_layers, check_matrices
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.stats.spans import Span, place_span
@@ -116,9 +116,7 @@ class Alignment(NamedTuple):
         """
         batch, rows = self.starts.shape
         step = finite_number("seconds", seconds, "seconds=0.02", above=0.0)
-        if not is_integer(sequence) or not 0 <= sequence < batch:
-            rule, fix = "sequence must be one of the batch.", f"sequence={batch - 1}"
-            raise OutOfRangeError(rule, f"sequence = {sequence!r}, {batch} in the batch", fix)
+        check_sequence(sequence, batch)
         counts = list(sizes)
         if not counts or not all(is_integer(size) and size > 0 for size in counts) or sum(counts) > rows:
             rule = "each word must have a token, and all words together no more than there are queries."
@@ -245,13 +243,10 @@ def _layers(source: Atlas | Iterable[AttentionMatrix], call: int) -> dict[int, t
             raise ShapeError(rule, f"kinds {listed(source.kinds) or 'none'}", fix, source=repr(source)[:80])
         found = {entry.layer: (entry.need_matrix(), entry.heads) for entry in entries}
     else:
-        found = {}
-        for layer, A in enumerate(source):
-            if not isinstance(A, AttentionMatrix):
-                rule = "source must be an Atlas, or AttentionMatrix objects, one for each layer."
-                fix = "atlas, or outputs.cross_attentions of a model with attn_implementation='attlas'."
-                raise DtypeError(rule, kind(A), fix, arguments={f"source[{layer}]": A})
-            found[layer] = (A, tuple(range(A.shape[1])) if A.ndim == 4 else ())
+        given = list(source)
+        fix = "atlas, or outputs.cross_attentions of a model with attn_implementation='attlas'."
+        check_matrices("source", given, ATLAS_OR_MATRICES, fix)
+        found = {layer: (A, tuple(range(A.shape[1])) if A.ndim == 4 else ()) for layer, A in enumerate(given)}
     matrices = [A for A, _ in found.values()]
 
     def fits(A: AttentionMatrix) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind, public
 from attlas.foundation.autocast import without_autocast
-from attlas.foundation.checks import is_integer, whole_number
-from attlas.heads.targets import check_layers
+from attlas.foundation.checks import check_sequence, whole_number
+from attlas.heads.targets import ATLAS_OR_MATRICES, check_layers, check_matrices
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.stats.spans import Span, place_span
@@ -238,9 +238,7 @@ class Contacts:
         batch, n, _ = self.shape
         whole_number("k", k)
         whole_number("separation", separation, "separation=6")
-        if not is_integer(sequence) or not 0 <= sequence < batch:
-            rule, fix = "sequence must be one of the batch.", f"sequence={batch - 1}"
-            raise OutOfRangeError(rule, f"sequence = {sequence!r}, {batch} in the batch", fix)
+        check_sequence(sequence, batch)
         alone = self._sequence(sequence)
         best = [torch.empty(0, dtype=self.sums[0].dtype), *(torch.empty(0, dtype=torch.int64) for _ in range(2))]
         for rows, columns in _upper_tiles(n, separation, max(A.shape[1] for A in self.matrices)):
@@ -370,11 +368,8 @@ def _matrices(source: Atlas | Iterable[AttentionMatrix]) -> list[AttentionMatrix
         matrices = [entry.need_matrix() for entry in entries]
     else:
         matrices = list(source)
-    for layer, A in enumerate(matrices):
-        if not isinstance(A, AttentionMatrix):
-            rule = "source must be an Atlas, or AttentionMatrix objects, one for each layer."
-            fix = "with attlas.record(model) as atlas: model(**inputs), then heads.contacts(atlas, head)."
-            raise DtypeError(rule, kind(A), fix, arguments={f"source[{layer}]": A})
+    fix = "with attlas.record(model) as atlas: model(**inputs), then heads.contacts(atlas, head)."
+    check_matrices("source", matrices, ATLAS_OR_MATRICES, fix)
 
     def fits(A: AttentionMatrix) -> bool:
         """Return whether a matrix is square, with the batch and the tokens of the first one."""

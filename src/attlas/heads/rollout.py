@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attlas.errors import DtypeError, ShapeError, kind, public
+from attlas.errors import ShapeError, public
 from attlas.foundation.autocast import without_autocast
 from attlas.foundation.checks import one_of
-from attlas.heads.targets import check_layers
+from attlas.heads.targets import check_layers, check_matrices
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas
 from attlas.recording.atlas.layers import ranges, unrecorded_of
@@ -241,11 +241,8 @@ def _ends(real: Tensor, *, back: bool) -> Tensor:
 
 def _check_matrices(matrices: list[AttentionMatrix]) -> int:
     """Return the number of tokens, or raise an error where a layer is no self-attention of the same text."""
-    for layer, A in enumerate(matrices):
-        if not isinstance(A, AttentionMatrix):
-            rule = "matrices must be AttentionMatrix objects, one for each layer."
-            fix = "output.attentions of a model with attn_implementation='attlas'."
-            raise DtypeError(rule, kind(A), fix, arguments={f"matrices[{layer}]": A})
+    rule = "matrices must be AttentionMatrix objects, one for each layer."
+    check_matrices("matrices", matrices, rule, "output.attentions of a model with attn_implementation='attlas'.")
 
     def fits(A: AttentionMatrix) -> bool:
         """Return whether a matrix is square, with the batch and the tokens of the first one; heads may differ."""

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attlas.errors import ShapeError, public
+from attlas.errors import DtypeError, ShapeError, kind, public
 from attlas.foundation.checks import is_integer, wrong_type
 from attlas.foundation.tiles import Tile
+from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas.padding import token_queries
 from attlas.stats import Part, Statistic
 from attlas.stats.rows import zeros_for_rows
 
+ATLAS_OR_MATRICES = "source must be an Atlas, or AttentionMatrix objects, one for each layer."
 _RARE = 16  # where fewer than one cell in so many is a target, cells are taken one by one
 
 
@@ -260,6 +262,13 @@ def per_batch(name: str, t: Tensor, problem: Any, size: int, axis: str) -> Tenso
     rule = f"{name} must have one entry for each of the {axis}, for all texts alike or for each of the batch."
     given, fix = t if isinstance(t, Tensor) else type(t).__name__, f"a tensor of shape ({size},) or ({batch}, {size})."
     raise ShapeError(rule, f"{size} {axis} and a batch of {batch}", fix, arguments={name: given})
+
+
+def check_matrices(name: str, matrices: Sequence[object], rule: str, fix: str) -> None:
+    """Raise a DtypeError that names the first element that is no AttentionMatrix."""
+    for layer, A in enumerate(matrices):
+        if not isinstance(A, AttentionMatrix):
+            raise DtypeError(rule, kind(A), fix, arguments={f"{name}[{layer}]": A})
 
 
 def check_layers(layers: Sequence[Any], fits: Callable[[Any], bool], rule: str, fix: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attlas.errors import OutOfRangeError, import_extra
-from attlas.foundation.checks import has_float64, one_of
+from attlas.foundation.checks import check_sequence, has_float64, one_of
 from attlas.recording.atlas.entry import Entry
 from attlas.recording.atlas.padding import included_rows
 from attlas.stats import ArgMax, ColumnMass, EffectiveKeys, Entropy, MaxWeight
@@ -154,9 +154,7 @@ def token_records(
         found = f"heads {', '.join(map(str, entry.heads))} of {entry.path}"
         fix = f"head={entry.heads[0]}" if entry.heads else "record that head."
         raise OutOfRangeError("the head must be one that was recorded.", found, fix, head=head)
-    if not 0 <= sequence < batch:
-        rule = "sequence must be one of the batch."
-        raise OutOfRangeError(rule, f"{batch} sequences", "sequence=0", sequence=sequence)
+    check_sequence(sequence, batch)
     index = entry.heads.index(head)
     matrix = entry.need_matrix()[sequence : sequence + 1, index : index + 1]
     if not m * n:
