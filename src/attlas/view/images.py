@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attlas.foundation.png import encoded
 from attlas.recording.atlas import Atlas, Entry
-from attlas.recording.atlas.images.grids import ImageGrids, Tile, grids_of, passes_of
+from attlas.recording.atlas.images.grids import Tile, Windows, grids_of
 
 _LONGEST = 384  # pixels of a side of a picture on the page
 _MOST_PATCHES = 1 << 20  # of all grids of a page
+
+
+class _Pass(NamedTuple):
+    """A pass of an encoder that reads images, or their windows, one after the other."""
+
+    call: int
+    passes: Windows | None  # all of them; None where they are not those of the images
+
+    @property
+    def key(self) -> tuple[int, int | None]:
+        """What tells it from other passes."""
+        return self.call, None if self.passes is None else self.passes.window
+
+    def keys(self, positions: Tensor) -> Tensor:
+        """Return the key of each patch; -1 for one that is no key of the pass."""
+        return torch.full_like(positions, -1) if self.passes is None else self.passes.keys(positions, self.call)
+
+
+def _keys(tile: Tile, part: _Pass | None) -> Tensor:
+    """Return the key of each patch; -1 for one that is no key of the pass."""
+    return tile.positions() if part is None else part.keys(tile.positions())
 
 
 class ShownImages:
@@ -41,7 +62,7 @@ class ShownImages:
 
     def of(self, entry: Entry) -> list[int]:
         """Return the numbers of the grids that an entry has among its keys."""
-        grids, found = self._grids, []
+        grids, found, part = self._grids, [], self._pass_of(entry)
         for number, image in enumerate(grids.images):
             if not grids.in_tower(entry.name):
                 tiles = image.text if self._atlas.has_text(entry) else ()
@@ -52,46 +73,27 @@ class ShownImages:
                 tiles = tuple(tile for tile in whole if tile.call == entry.call)
             for sequence in sorted({tile.sequence for tile in tiles}):
                 own = tuple(tile for tile in tiles if tile.sequence == sequence)
-                found.append(self._number(number, sequence, own, self._pass_of(entry)))
+                found.append(self._number(number, sequence, own, part))
         return [number for number in found if number is not None]
 
-    def _pass_of(self, entry: Entry) -> tuple[int, bool] | None:
-        """Return which pass of an encoder an entry is, and whether it is a window; None where it reads whole images.
-
-        A pass that is none of the images is given the number -1.
-        """
+    def _pass_of(self, entry: Entry) -> _Pass | None:
+        """Return which pass of an encoder an entry is; None where the encoder reads all images in one."""
         if not self._grids.in_tower(entry.name) or not self._grids.chunks:
             return None
-        lengths = [own.shape[3] for own in self._atlas.entries if own.name == entry.name]
-        for window in (0, self._grids.window):
-            if passes_of(_towers(self._grids), window).lengths == lengths:
-                return entry.call, bool(window)
-        return -1, False
+        passes = self._grids.passes([own.shape[3] for own in self._atlas.entries if own.name == entry.name])
+        return _Pass(-1 if passes is None else entry.call, passes)
 
-    def _number(self, image: int, sequence: int, tiles: tuple[Tile, ...], part: tuple[int, bool] | None) -> int | None:
+    def _number(self, image: int, sequence: int, tiles: tuple[Tile, ...], part: _Pass | None) -> int | None:
         """Return the number of a grid, which is listed when it is first asked for; None where it has no key."""
-        key = (image, sequence, tiles, part)
+        key = (image, sequence, tiles, None if part is None else part.key)
         if key not in self._numbers:
-            drawn = [_drawn(tile, self._keys(tile, part)) for tile in tiles]
+            drawn = [_drawn(tile, _keys(tile, part)) for tile in tiles]
             self._patches += sum(tile.rows * tile.columns for tile in tiles)
             kept = any(max(tile["keys"]) >= 0 for tile in drawn) and self._patches <= _MOST_PATCHES
             self._numbers[key] = len(self.listed) if kept else -1
             if kept:
                 self.listed.append({"image": image, "sequence": sequence, "tiles": drawn})
         return None if self._numbers[key] < 0 else self._numbers[key]
-
-    def _keys(self, tile: Tile, part: tuple[int, bool] | None) -> Tensor:
-        """Return the position of each patch; -1 for one that is no key of the pass."""
-        positions = tile.positions()
-        if part is None:
-            return positions
-        passes = passes_of(_towers(self._grids), self._grids.window if part[1] else 0)
-        here = torch.tensor(passes.of_token)[positions] == part[0]
-        return torch.where(here, torch.tensor(passes.place)[positions], -1)
-
-
-def _towers(grids: ImageGrids) -> list[Tile]:
-    return [tile for image in grids.images for tile in image.tower]
 
 
 def _drawn(tile: Tile, keys: Tensor) -> dict[str, Any]:

@@ -109,6 +109,15 @@ class ImageGrids:
         """Return whether the module of a path is part of the vision encoder."""
         return self.tower is not None and (not self.tower or name == self.tower or name.startswith(f"{self.tower}."))
 
+    def passes(self, lengths: Sequence[int]) -> Windows | None:
+        """Return the passes in which an encoder with `chunks` reads the images, whole or in windows.
+
+        None where it made passes of other lengths.
+        """
+        tiles = [tile for image in self.images for tile in image.tower]
+        found = (passes_of(tiles, window) for window in dict.fromkeys((0, self.window)))
+        return next((passes for passes in found if passes.lengths == list(lengths)), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON can hold."""
         return asdict(self)
@@ -155,6 +164,12 @@ class Windows:
     lengths: list[int] = field(default_factory=list)
     of_token: list[int] = field(default_factory=list)  # pass of each token of the whole sequence,
     place: list[int] = field(default_factory=list)  # and its place there
+    window: int = 0  # side of a window, in blocks of merged patches; 0 where each pass is a whole image
+
+    def keys(self, positions: Tensor, number: int) -> Tensor:
+        """Return the place of each position in a pass; -1 for one that is in another pass."""
+        inside = torch.tensor(self.of_token)[positions] == number
+        return torch.where(inside, torch.tensor(self.place)[positions], -1)
 
 
 def passes_of(images: Sequence[Tile], window: int) -> Windows:
@@ -167,7 +182,7 @@ def passes_of(images: Sequence[Tile], window: int) -> Windows:
     window : int
         Side of a window in blocks of merged patches; 0 where each image is one pass.
     """
-    found = Windows()
+    found = Windows(window=window)
     for tile in images:
         merge, size = tile.merge, tile.rows * tile.columns
         if not window:

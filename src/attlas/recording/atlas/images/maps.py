@@ -13,9 +13,9 @@ from torch import Tensor
 
 import attlas
 from attlas.errors import DtypeError, OutOfRangeError, RecordingError, ShapeError, kind
-from attlas.foundation.checks import is_integer
+from attlas.foundation.checks import check_sequence, is_integer
 from attlas.recording.atlas.entry import Entry
-from attlas.recording.atlas.images.grids import WHOLE, Box, ImageGrids, Tile, grids_of, passes_of
+from attlas.recording.atlas.images.grids import WHOLE, Box, ImageGrids, Tile, grids_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Query: TypeAlias = "int | slice | range | Sequence[int] | tuple[int, int] | Tensor | Literal['class']"
 Relative: TypeAlias = Literal["ratio", "difference"]
 _CELLS = 1 << 22  # of the matrix that are read at a time
-SINK = 0.3  # mean weight from which a key is a sink, as of `attlas.heads.sink_keys`
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +215,13 @@ def image_map(
 
 
 def _threshold(without_sinks: bool | float) -> float | None:
+    """Return the mean weight from which a key is a sink; None where sinks stay."""
+    usual = attlas.heads.SinkKeys().threshold
     if isinstance(without_sinks, bool):
-        return SINK if without_sinks else None
+        return usual if without_sinks else None
     if not isinstance(without_sinks, float) or not 0 < without_sinks < 1:
         rule = "without_sinks must be True, False, or the mean weight from which a key is a sink."
-        raise ShapeError(rule, f"without_sinks = {without_sinks!r}", f"without_sinks={SINK}")
+        raise ShapeError(rule, f"without_sinks = {without_sinks!r}", f"without_sinks={usual}")
     return without_sinks
 
 
@@ -276,9 +277,7 @@ def _by_hand(entry: Entry, query: Query, grid: Any, tokens: Any, sequence: int) 
     if len(keys) != grid[0] * grid[1]:
         rule, found = "there must be one token for each patch.", f"{len(keys)} tokens, {grid[0]} × {grid[1]} patches"
         raise ShapeError(rule, found, "tokens=(start, start + rows * columns), or a list of positions.")
-    if not 0 <= sequence < entry.shape[0]:
-        fix = f"sequence={entry.shape[0] - 1} for the last."
-        raise OutOfRangeError("the sequence must be one of the batch.", f"{entry.shape[0]} sequences", fix)
+    check_sequence(sequence, entry.shape[0])
     positions = keys.view(*grid)
     rows = _rows(entry, sequence, _query_positions(query, [(positions, (0, 0))], entry.queries[1], 0))
     return _Place(entry, sequence, rows, _keys(entry, positions), Tile(grid[0], grid[1], sequence))
@@ -325,9 +324,8 @@ def _places_of_chunks(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile
         rule = "a query of this vision encoder is a patch, by its row and column."
         raise ShapeError(rule, f"query = {query!r:.60}", "query=(0, 0)")
     passes = [own for own in atlas.entries if own.name == entry.name]
-    every = [own.tower[0] for own in grids.images]
     lengths = [own.shape[3] for own in passes]
-    windows = next((w for w in (passes_of(every, size) for size in {0, grids.window}) if w.lengths == lengths), None)
+    windows = grids.passes(lengths)
     if windows is None:
         raise _unknown(entry, f"passes of {lengths[:8]} tokens, which are not those of the images")
     positions = tile.positions()
@@ -335,9 +333,7 @@ def _places_of_chunks(atlas: attlas.Atlas, entry: Entry, grids: ImageGrids, tile
     number, token = windows.of_token[asked], windows.place[asked]
     own = passes[number]
     own.need_matrix()
-    inside = torch.tensor(windows.of_token)[positions] == number
-    keys = torch.where(inside, torch.tensor(windows.place)[positions], -1)
-    return [_Place(own, 0, _rows(own, 0, torch.tensor([token])), keys, tile)]
+    return [_Place(own, 0, _rows(own, 0, torch.tensor([token])), windows.keys(positions, number), tile)]
 
 
 def _corner(tiles: Iterable[Tile], tile: Tile) -> tuple[int, int]:
