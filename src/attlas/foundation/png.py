@@ -1,15 +1,17 @@
-"""Pictures as PNG files: written without another library, and read again as far as attlas wrote them."""
+"""PNG files: written without another library, and pictures of three colours read again as attlas wrote them."""
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_PIXELS = 1 << 24
+RGB, INDEXED = 2, 3  # what a pixel holds: red, green and blue, or its place in a palette
 _SUB = 1  # the filter of every row: each byte less the one of the pixel before it
 
 
@@ -25,9 +27,26 @@ def encoded(picture: Tensor) -> bytes:
     pixels = picture.cpu().to(torch.int16)
     pixels[:, 1:] -= pixels[:, :-1].clone()
     rows = torch.cat([torch.full((height, 1), _SUB), pixels.remainder(256).flatten(1)], dim=1).to(torch.uint8)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(rows.numpy().tobytes(), 9)
-    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+    return file_of((width, height), RGB, rows.numpy().tobytes())
+
+
+def file_of(size: tuple[int, int], colours: int, lines: bytes, palette: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """Return a PNG file with 8 bits for each number.
+
+    Parameters
+    ----------
+    size : (int, int)
+        Width and height.
+    colours : int
+        `RGB` or `INDEXED`.
+    lines : bytes
+        The rows of pixels, each after the number of its filter.
+    palette : iterable of (bytes, bytes)
+        Names and contents of the chunks that an indexed picture has before its pixels.
+    """
+    header = struct.pack(">IIBBBBB", *size, 8, colours, 0, 0, 0)
+    chunks = (b"IHDR", header), *palette, (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
+    return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
 
 
 def decoded(data: bytes) -> Tensor:
@@ -41,7 +60,7 @@ def decoded(data: bytes) -> Tensor:
     if data[:8] != _SIGNATURE or data[12:16] != b"IHDR" or data[37:41] != b"IDAT" or len(data) < 57:
         raise ValueError("no PNG file of attlas")
     width, height, *form = struct.unpack(">IIBBBBB", data[16:29])
-    if form != [8, 2, 0, 0, 0] or not 0 < width * height <= _MOST_PIXELS:
+    if form != [8, RGB, 0, 0, 0] or not 0 < width * height <= _MOST_PIXELS:
         raise ValueError(f"a PNG file of {height} × {width} pixels in the form {form}, which attlas does not write")
     size = height * (3 * width + 1)
     (length,) = struct.unpack(">I", data[33:37])

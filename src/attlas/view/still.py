@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import struct
-import zlib
 from html import escape
 from typing import Any
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from attlas import pictures
 from attlas.errors import public
+from attlas.foundation import png
 from attlas.matrix import AttentionMatrix
 from attlas.recording.atlas import Atlas, Entry
 from attlas.stats.pooled import block_edges, count_blocks
@@ -156,17 +155,5 @@ def _png(picture: NDArray[np.uint16], n: int) -> bytes:
     index[picture == codes.MASKED] = 0
     height, width = index.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), index], axis=1)  # each line begins with its filter, none
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        _chunk(name, data)
-        for name, data in (
-            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            (b"PLTE", bytes(_LAND[:3]) + colours.tobytes()),
-            (b"tRNS", bytes(_LAND[3:])),
-            (b"IDAT", zlib.compress(lines.tobytes(), 9)),
-            (b"IEND", b""),
-        )
-    )
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    palette = (b"PLTE", bytes(_LAND[:3]) + colours.tobytes()), (b"tRNS", bytes(_LAND[3:]))
+    return png.file_of((width, height), png.INDEXED, lines.tobytes(), palette)
