@@ -96,6 +96,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return content
 
 
+def is_data_file(name: str) -> bool:
+    """Return whether a file of this name holds tensors or a picture of a folder."""
+    return FILE.fullmatch(name) is not None or PICTURE.fullmatch(name) is not None
+
+
 def check_files(folder: Path, files: Any, *, verify: bool) -> None:
     """Check name, kind and size of every file that belongs to a folder, and its checksum if asked.
 
@@ -107,7 +112,7 @@ def check_files(folder: Path, files: Any, *, verify: bool) -> None:
     with errors_name_file(folder, MANIFEST):
         listed = dict(check_type(files, "files", dict))
         for name, file in listed.items():
-            if FILE.fullmatch(name) is None and PICTURE.fullmatch(name) is None:
+            if not is_data_file(name):
                 raise FormatError(f"a file named {name[:60]!r}, not 0000.safetensors")
             check_type(file, f"files of {name}", dict)
             check_type(file.get("bytes"), f"bytes of {name}", int)

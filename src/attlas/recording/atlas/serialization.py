@@ -65,9 +65,8 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     A class of the user's own is stored by its name and what its `to_dict` gives, and must be given again when it is
     read.
     """
-    name = "MovedScore" if type(score) is PlacedScore else type(score).__name__  # its name in files
+    name, settings = _file_name(score), settings_of(score)
     is_ours = type(score) is _SCORES.get(name)
-    settings = score.to_dict() if has_settings(score) else None
     if settings is None:
         return {"class": "own", "name": name}
     data = {key: _plain_data(name, key, value, put, score_spec) for key, value in settings.items()}
@@ -77,16 +76,20 @@ def score_spec(score: s.Score, put: StoreTensor) -> Spec:
     return spec | {"settings": {key: _tagged(settings[key], data) for key, data in data.items()}}
 
 
-def has_settings(score: s.Score) -> bool:
-    """Return whether the settings of a score are stored: one of attlas, or of a class with `to_dict` of its own.
+def _file_name(score: s.Score) -> str:
+    """Return the name of a score's class in files."""
+    return "MovedScore" if type(score) is PlacedScore else type(score).__name__
 
-    A user's class that only inherits `to_dict` or `stored` from a class of attlas has none.
+
+def settings_of(score: s.Score) -> dict[str, Any] | None:
+    """Return the settings of a score that are stored: of one of attlas, or of a class with `to_dict` of its own.
+
+    None where there are none. A user's class that only inherits `to_dict` or `stored` from a class of attlas has none.
     """
-    name = "MovedScore" if type(score) is PlacedScore else type(score).__name__
-    if type(score) is _SCORES.get(name):
-        return score.to_dict() is not None
+    if type(score) is _SCORES.get(_file_name(score)):
+        return score.to_dict()
     own = [kind for kind in type(score).__mro__ if not kind.__module__.startswith("attlas.")]
-    return any(vars(kind).keys() & {"to_dict", "stored"} for kind in own)
+    return score.to_dict() if any(vars(kind).keys() & {"to_dict", "stored"} for kind in own) else None
 
 
 def mask_spec(mask: m.Mask, put: StoreTensor, runs: Callable[[m.Mask], m.Mask]) -> Spec:

@@ -26,8 +26,8 @@ from attlas.matrix.stored import STORED_KINDS
 from attlas.recording.atlas.bookmarks import BOOKMARKS, Bookmark, write_bookmarks
 from attlas.recording.atlas.deserialization import Reader, entry_from
 from attlas.recording.atlas.entry import Entry
-from attlas.recording.atlas.manifest import FILE, MANIFEST, PICTURE, write_manifest
-from attlas.recording.atlas.serialization import Spec, has_settings, mask_spec, result_spec, score_spec
+from attlas.recording.atlas.manifest import MANIFEST, is_data_file, write_manifest
+from attlas.recording.atlas.serialization import Spec, mask_spec, result_spec, score_spec, settings_of
 from attlas.recording.atlas.tensors import Written, fingerprint, storable, write_bytes, write_tensors
 from attlas.scores import Score
 
@@ -334,8 +334,7 @@ class Writer:
         names = sorted(path.name for path in folder.iterdir()) if is_folder else []
         if not names and (is_folder or not os.path.lexists(folder)):
             return
-        own = (MANIFEST, BOOKMARKS)
-        foreign = [name for name in names if name not in own and not (FILE.fullmatch(name) or PICTURE.fullmatch(name))]
+        foreign = [name for name in names if name not in (MANIFEST, BOOKMARKS) and not is_data_file(name)]
         if foreign or MANIFEST not in names:
             rule, fix = "only a folder that holds an atlas and nothing else is replaced.", "give another folder."
             found = ", ".join(foreign[:4]) or (f"no {MANIFEST}" if is_folder else "no folder")
@@ -449,7 +448,7 @@ def _scores_by_class(matrix: AttentionMatrix | None) -> dict[str, Score]:
     found: dict[str, Score] = {}
     for score in [] if matrix is None else _scores_in(matrix.weights):
         name = type(score).__name__
-        if found.setdefault(name, score) is not score and not has_settings(score):
+        if found.setdefault(name, score) is not score and settings_of(score) is None:
             rule = "two scores of one class of your own must have settings to be stored in one matrix."
             raise DtypeError(rule, f"two objects of {name}", f"give {name} a to_dict() and a from_dict().", score=name)
     return found
