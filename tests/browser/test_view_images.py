@@ -68,3 +68,4 @@ def test_a_vision_encoder_without_a_text(browse: Any) -> None:
         until(page, f"{FIGURE}?.includes('落在图像上')")
         assert page.locator(".image canvas").count() == 1
         assert not {word for word in latin_words(page) if word.lower() in ("picture", "weight", "row", "column")}
+        browse.close()  # before the server: the page still asks for tiles
