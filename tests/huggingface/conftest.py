@@ -81,9 +81,3 @@ def _padded(side: str | None) -> tuple[Tensor, Tensor]:
         elif side == "right":
             mask[row, -missing:] = 0
     return ids.masked_fill(mask == 0, 0), mask
-
-
-@pytest.fixture
-def make_model() -> Callable[[str], nn.Module]:
-    """Return a random model of one of the families by its name."""
-    return make
