@@ -80,7 +80,7 @@ def test_wheel_with_a_compiler_holds_the_library(
         *("attlas_elementary", "attlas_elementary_size"),
     }
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
-    monkeypatch.setattr(library, "_FILE", unpacked)
+    monkeypatch.setattr(library, "_LIBRARY_FILE", unpacked)
     assert library.current().call("elementary", count=0) == library.current().codes["DONE"]
 
 

@@ -23,7 +23,7 @@ SMALL = ["doctor", "--device", "cpu", "--tokens", "64", "--heads", "2", "--size"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     monkeypatch.setattr(doctor_cases, "_ROUNDS", 2)
     yield tmp_path / "attlas"
     trust._table_of.cache_clear()

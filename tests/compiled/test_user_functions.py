@@ -173,10 +173,10 @@ LOCAL = {
 def test_blocks_that_masks_beside_a_function_leave_out(name: str) -> None:
     m, n, mask = 700, 900, LOCAL[name]
     rows, columns = torch.arange(0, m, BLOCK).unsqueeze(-1), torch.arange(0, n, BLOCK)
-    found = traced._reached(mask, rows, columns, m, n)
+    found = traced._reachable_blocks(mask, rows, columns, m, n)
     allowed = attlas.attend(torch.zeros(m, 1), torch.zeros(n, 1), mask=mask).to_dense() > 0
     padded = torch.nn.functional.pad(allowed, (0, -n % BLOCK, 0, -m % BLOCK))
     true = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).any(3).any(1)
     assert found is not None
     assert torch.equal(found, true)
-    assert traced._reached(FUNCTION | mask, rows, columns, m, n) is None
+    assert traced._reachable_blocks(FUNCTION | mask, rows, columns, m, n) is None

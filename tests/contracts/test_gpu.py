@@ -35,7 +35,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def unknown_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A device of which nothing is remembered, and nothing kept: all kernels are compared with tiles again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     yield
     trust._table_of.cache_clear()
 

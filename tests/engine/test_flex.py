@@ -163,11 +163,11 @@ def test_what_is_kept_of_a_mask_follows_its_changes_and_goes_with_it(monkeypatch
     lengths[0] = 20
     cells[:, :15] = False
     forward_agrees(attlas.attend(q, k, mask=mask).problem, v, monkeypatch)
-    count = len(blocks._kept)
-    assert mask in blocks._kept
+    count = len(blocks._blocks_of_masks)
+    assert mask in blocks._blocks_of_masks
     del mask
     gc.collect()
-    assert len(blocks._kept) < count
+    assert len(blocks._blocks_of_masks) < count
 
 
 def test_programs_have_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

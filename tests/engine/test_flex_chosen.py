@@ -86,8 +86,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     found = Gpu(dense)
     monkeypatch.setattr(programs, "compiled", found.compiled)
     monkeypatch.setattr(programs, "programs", {})
-    monkeypatch.setattr(trust, "_results", {})
-    monkeypatch.setattr(blocks, "_kept", WeakKeyDictionary())  # another device of the same name
+    monkeypatch.setattr(trust, "_faults_of_process", {})
+    monkeypatch.setattr(blocks, "_blocks_of_masks", WeakKeyDictionary())  # another device of the same name
     monkeypatch.setattr(backend, "can_compile", lambda: True)
     monkeypatch.setattr(costs, "FLEX_CELLS", 1)
     with warnings.catch_warnings():
@@ -389,7 +389,7 @@ def test_other_processes_need_no_comparison(gpu: Gpu, tmp_path: Path, monkeypatc
     monkeypatch.setattr(trust, "setting_of", lambda device: "a card")
 
     def calls(mask: Any, attention: Any = dense) -> int:
-        for table in (trust._results, programs.programs):
+        for table in (trust._faults_of_process, programs.programs):
             table.clear()  # another process
         trust._table_of.cache_clear()
         gpu.attention, before = attention, gpu.calls

@@ -249,7 +249,7 @@ def test_torch_has_the_questions_that_are_asked() -> None:
     assert [kernel.takes(given) for kernel in fused.KERNELS] == [False] * 3
     for kernel in fused.KERNELS:
         q, k, v = (t.to("meta").requires_grad_() for t in tokens(33, (4, 2, 2), (5, 9), torch.float16))
-        forms = list(fused._forms(q, k, v))
+        forms = list(fused._layouts_of_tokens(q, k, v))
         assert [t.shape for t in forms[0]] == [(1, 4, 33, 16), (1, 2, 33, 16), (1, 2, 33, 16)]
         out, lse = fused.run(fused.Call(kernel, *forms[-1]), 9, True, 0.5)
         assert out.shape == (1, 4, 33, 9)

@@ -24,8 +24,8 @@ ROWS = Family("triton", "row statistics, bfloat16, d 64")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test, a GPU that has a name, and a process that knows nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(trust, "_results", {})
-    monkeypatch.setattr(trust, "_unwritten", [])
+    monkeypatch.setattr(trust, "_faults_of_process", {})
+    monkeypatch.setattr(trust, "_write_errors", [])
     monkeypatch.setattr(trust, "setting_of", lambda device: "a card" if device.type == "cuda" else None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -51,7 +51,7 @@ def ask(check: Check, family: Family = ROWS, plan: Plan | None = None, device: t
 
 
 def new_process() -> None:
-    trust._results.clear()
+    trust._faults_of_process.clear()
     trust._table_of.cache_clear()
 
 
@@ -149,7 +149,7 @@ def test_nothing_is_written_of_a_cpu_or_of_a_device_that_is_not_there(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     check = Check()
     with PretendDevice("cuda") as device:
         ask(check, device=device.device) or ask(check, device=device.device)

@@ -56,12 +56,12 @@ FEW_QUERIES = 4
 #: Instruction sets with which they are faster for any number of products where several heads share their keys.
 SHARED_KEYS = ("avx512", "amx")
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_16_BITS = _DTYPES[2:]
+_TOKEN_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_16_BITS = _TOKEN_DTYPES[2:]
 # With AMX torch's own products of bfloat16 are the fastest for all but large problems.
 _TORCH_HAS_AMX = {torch.bfloat16: Least(1 << 18, math.inf, 1 << 30, 1 << 30, math.inf, 1 << 15)}
-_OUTPUT = dict.fromkeys(_DTYPES, Least(1 << 18, 1 << 22, 1 << 21, 1 << 19, 0, 8))
-_GRADIENTS = dict.fromkeys(_DTYPES, Least(1 << 20, 1 << 20, 1 << 20, 1 << 21, 1 << 21, 32))
+_LEAST_FOR_OUTPUT = dict.fromkeys(_TOKEN_DTYPES, Least(1 << 18, 1 << 22, 1 << 21, 1 << 19, 0, 8))
+_LEAST_FOR_GRADIENTS = dict.fromkeys(_TOKEN_DTYPES, Least(1 << 20, 1 << 20, 1 << 20, 1 << 21, 1 << 21, 32))
 _OF_16_BITS = dict.fromkeys(_16_BITS, Least(1 << 20, 1 << 18, 1 << 15, 1 << 15, 1 << 15, 16))
 # Measured on an AMD EPYC without AVX-512, one thread: for 16, 64 and 128 queries and 512 keys the kernels take 1.25,
 # 1.08 and 0.97 of torch's time in float32, and 1.34, 0.95 and 0.84 in bfloat16.
@@ -70,14 +70,14 @@ _AVX2_ROWS = {torch.float32: 96, torch.bfloat16: 64, torch.float64: 32, torch.fl
 #: the choices with the other ways of random problems.
 OUTPUTS: Mapping[str, Mapping[torch.dtype, Least]] = {
     "avx2": {dtype: Least(1 << 21, 1 << 21, 1 << 23, 1 << 22, 0, 8, rows) for dtype, rows in _AVX2_ROWS.items()},
-    "avx512": _OUTPUT,
-    "amx": _OUTPUT | _TORCH_HAS_AMX,
+    "avx512": _LEAST_FOR_OUTPUT,
+    "amx": _LEAST_FOR_OUTPUT | _TORCH_HAS_AMX,
 }
 #: The gradients of a product.
 GRADIENTS: Mapping[str, Mapping[torch.dtype, Least]] = {
-    "avx2": dict.fromkeys(_DTYPES, Least(1 << 22, 1 << 22, 1 << 21, 1 << 21, 1 << 22, 32)) | _OF_16_BITS,
-    "avx512": _GRADIENTS | _OF_16_BITS,
-    "amx": _GRADIENTS | _OF_16_BITS | _TORCH_HAS_AMX,
+    "avx2": dict.fromkeys(_TOKEN_DTYPES, Least(1 << 22, 1 << 22, 1 << 21, 1 << 21, 1 << 22, 32)) | _OF_16_BITS,
+    "avx512": _LEAST_FOR_GRADIENTS | _OF_16_BITS,
+    "amx": _LEAST_FOR_GRADIENTS | _OF_16_BITS | _TORCH_HAS_AMX,
 }
 #: Output and gradients, where they are the faster way and where not.
 FASTER = {"avx2": 0.9, "avx512": 0.6, "amx": 0.6}

@@ -61,7 +61,7 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
     device = request.problem.device.type
     backends = allowed_backends(name, operation, device)
     if len(backends) > 1:
-        rows, kernels = _rows(backends)
+        rows, kernels = _cost_rows(backends)
         costs = costs_of(rows, request.problem, operation, "" if kernels is None else kernels().instruction_set)
         backends = _cheapest_first(backends, costs)
     first: Backend | None = None
@@ -74,7 +74,7 @@ def candidates(request: Request, operation: Operation) -> Iterator[Backend]:
     if first is None and operation == "output":
         rule = "the plan asks for a backend that cannot run this problem."
         given = {"plan": repr(request.plan), "score": type(request.problem.score).__name__}
-        found = f"{name} does not run: {_compare(request, [name])[1][name]}"
+        found = f"{name} does not run: {_costs_and_refusals(request, [name])[1][name]}"
         raise BackendError(rule, found, "leave the plan out, or Plan(backend='tiled').", arguments=given, where="A @ v")
     (tiled,) = backends_of("tiled", device)  # it takes whatever is left
     if tiled not in backends or (first is not None and first.takes_fused):
@@ -90,7 +90,7 @@ def choose(request: Request) -> Choice:
         If the plan names a backend that cannot run this problem.
     """
     chosen = next(candidates(request, "output"))
-    compared, reasons = _compare(request, BACKENDS)
+    compared, reasons = _costs_and_refusals(request, BACKENDS)
     costs = {backend.name: cost for backend, cost in sorted(compared.items(), key=lambda item: -item[1])}
     if request.plan.backend == "auto":
         because = f"it is the fastest here: about {costs[chosen.name]:g} × the time of torch's fused kernel"
@@ -130,7 +130,7 @@ def allowed_backends(name: str, operation: Operation, device: str) -> tuple[Back
 
 
 @cache
-def _rows(backends: tuple[Backend, ...]) -> tuple[tuple[str, ...], Callable[[], Any] | None]:
+def _cost_rows(backends: tuple[Backend, ...]) -> tuple[tuple[str, ...], Callable[[], Any] | None]:
     """Return the row of each backend in the table `engine/costs.py`, and what loads their compiled kernels.
 
     None without.
@@ -145,7 +145,7 @@ def _cheapest_first(backends: tuple[Backend, ...], costs: tuple[float, ...]) -> 
     return tuple(sorted(backends, key=dict(zip(backends, costs, strict=True)).__getitem__))
 
 
-def _compare(request: Request, names: Iterable[str]) -> tuple[dict[Backend, float], dict[str, str]]:
+def _costs_and_refusals(request: Request, names: Iterable[str]) -> tuple[dict[Backend, float], dict[str, str]]:
     """Return the cost of each backend that computes the output, and why each other one does not, by name."""
     costs: dict[Backend, float] = {}
     device = request.problem.device.type
@@ -155,7 +155,7 @@ def _compare(request: Request, names: Iterable[str]) -> tuple[dict[Backend, floa
     for backend in chain.from_iterable(objects.values()):
         reason = backend.unsupported(request, "output")
         if reason is None:
-            rows, kernels = _rows((backend,))
+            rows, kernels = _cost_rows((backend,))
             instruction_set = "" if kernels is None else kernels().instruction_set
             (costs[backend],) = costs_of(rows, request.problem, "output", instruction_set)
         elif backend.name not in reasons or request.dot is None:  # two of one name: that for this kind of score

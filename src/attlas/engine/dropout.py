@@ -37,18 +37,18 @@ class Dropout:
         if self.p >= 1.0:
             return torch.zeros(at.shape, dtype=at.dtype, device=at.device)
         # The hash of a row is made once; each cell then costs one round. int32 wraps around by itself.
-        row = _mix(at.b.int() * _ODD[0] + self.seed)
-        row = _mix(row ^ _mix(at.h.int() * _ODD[1] + 1))
-        row = _mix(row ^ _mix(at.i.int() * _ODD[2] + 2))
-        bits = _mix(row + at.j.int() * _ODD[3]) & 0xFFFFFF  # 24 bits: a uniform number below 2**24
+        row = _mix_bits(at.b.int() * _ODD_FACTORS[0] + self.seed)
+        row = _mix_bits(row ^ _mix_bits(at.h.int() * _ODD_FACTORS[1] + 1))
+        row = _mix_bits(row ^ _mix_bits(at.i.int() * _ODD_FACTORS[2] + 2))
+        bits = _mix_bits(row + at.j.int() * _ODD_FACTORS[3]) & 0xFFFFFF  # 24 bits: a uniform number below 2**24
         return (bits >= round(self.p * 2**24)).to(at.dtype).mul_(1 / (1 - self.p))
 
 
 # Odd factors for batch, head, i and j, so that equal numbers of two axes give different bits.
-_ODD = (0x27D4EB2F, 0x165667B1, 0x2C1B3C6D, 0x1B873593)
+_ODD_FACTORS = (0x27D4EB2F, 0x165667B1, 0x2C1B3C6D, 0x1B873593)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix_bits(x: Tensor) -> Tensor:
     """Mix the bits of int32 numbers (the finaliser of MurmurHash3; its two factors as negative int32)."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -0x7A143595

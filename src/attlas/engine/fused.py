@@ -24,7 +24,7 @@ from attlas.scores.base import Dot
 #: Bytes of a float32 matrix up to which a kernel that stores it may be taken, on a device without fused ones.
 DENSE_BYTES = 64 << 20
 
-_ALIGNED = 8  # off the CPU kernels read 16 bytes at a time: 8 numbers of 16 bits
+_SIZE_MULTIPLE = 8  # off the CPU kernels read 16 bytes at a time: 8 numbers of 16 bits
 
 
 class Kernel(NamedTuple):
@@ -46,13 +46,13 @@ class Kernel(NamedTuple):
     run: Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp by the flash-attention kernel of CUDA."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, scale=scale)
     return out, lse
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _memory_efficient_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp by the memory-efficient kernel of CUDA."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention.default(
         q, k, v, None, True, 0.0, causal, scale=scale
@@ -60,7 +60,7 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> t
     return out, lse[..., : q.shape[2]]  # its rows are filled up to a multiple of 32
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp by the kernel of cuDNN."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
         q, k, v, None, True, 0.0, causal, False, scale=scale
@@ -70,9 +70,9 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
 
 #: In the order in which torch tries them, but for GPUs on which it prefers cuDNN.
 KERNELS = (
-    Kernel(SDPBackend.FLASH_ATTENTION, cuda.can_use_flash_attention, _flash),
-    Kernel(SDPBackend.EFFICIENT_ATTENTION, cuda.can_use_efficient_attention, _efficient),
-    Kernel(SDPBackend.CUDNN_ATTENTION, cuda.can_use_cudnn_attention, _cudnn),
+    Kernel(SDPBackend.FLASH_ATTENTION, cuda.can_use_flash_attention, _flash_attention),
+    Kernel(SDPBackend.EFFICIENT_ATTENTION, cuda.can_use_efficient_attention, _memory_efficient_attention),
+    Kernel(SDPBackend.CUDNN_ATTENTION, cuda.can_use_cudnn_attention, _cudnn_attention),
 )
 
 
@@ -122,7 +122,7 @@ def find_call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call | None:
     if q.device.type == "cuda":
         if q.dtype is torch.float64:
             return None
-        for tokens in _forms(q, k, v):
+        for tokens in _layouts_of_tokens(q, k, v):
             kernel = _kernel_for(*tokens, causal)
             if kernel is not None:
                 return Call(kernel, *tokens)
@@ -148,7 +148,7 @@ def of_one_size(*tensors: Tensor) -> list[Tensor]:
     """Return vectors filled up with zeros to one size, off the CPU a multiple of 8, their last axis without gaps."""
     width = max(t.shape[-1] for t in tensors)
     if tensors[0].device.type != "cpu":
-        width = -(-width // _ALIGNED) * _ALIGNED
+        width = -(-width // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
     wide = (functional.pad(t, (0, width - t.shape[-1])) if t.shape[-1] != width else t for t in tensors)
     return [t if t.stride(-1) == 1 else t.contiguous() for t in wide]
 
@@ -158,13 +158,13 @@ def _without_numbers(t: Tensor) -> Tensor:
 
     The sizes of the copy that `of_one_size` would make, uncopied.
     """
-    width = -(-t.shape[-1] // _ALIGNED) * _ALIGNED
+    width = -(-t.shape[-1] // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
     if t.device.type != "cuda" or width == t.shape[-1]:
         return t
     return t.new_empty(width, requires_grad=t.requires_grad).expand(*t.shape[:-1], width)
 
 
-def _forms(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _layouts_of_tokens(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the tokens in the two forms that a kernel may take.
 
     Keys shared by groups of query heads, then repeated for each.

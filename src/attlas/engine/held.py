@@ -22,7 +22,7 @@ from attlas.masks.custom import FunctionMask
 from attlas.scores.base import Score
 from attlas.scores.function import ScoreMod
 
-_CELLS = 1 << 16  # cells of a matrix that is asked for whole, where a function takes no part of it
+_MOST_CELLS_ASKED_WHOLE = 1 << 16  # cells of a matrix that is asked for whole, where a function takes no part of it
 
 
 def tensors_of(owner: nn.Module | Mask) -> list[Tensor]:
@@ -39,7 +39,7 @@ def parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], 
     tensors: dict[int, Tensor] = {}  # torch.compile follows no call of dict[int, Tensor]
     for part in parts:  # the list grows meanwhile
         for name, value in vars(part).items():
-            if name in _SETTINGS or type(value) in _NO_TENSORS:
+            if name in _MODULE_SETTINGS or type(value) in _NO_TENSORS:
                 continue
             if isinstance(value, dict):
                 entries: Iterable[Any] = value.values()
@@ -54,7 +54,7 @@ def parts_and_tensors(owner: nn.Module | Mask) -> tuple[list[nn.Module | Mask], 
 
 
 # Hooks and settings that every module has.
-_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+_MODULE_SETTINGS = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _NO_TENSORS = {type(None), bool, int, float, str}
 
 
@@ -92,10 +92,10 @@ def runs_of_rows(mask: Mask, at: Tile) -> tuple[Tensor, Tensor] | None:
 
 def without_graph(score: Score) -> Score:
     """Return a copy of a score whose tensors share their numbers with it, without a graph."""
-    return copy.deepcopy(score, {id(t): _detached(t) for t in tensors_of(score)})
+    return copy.deepcopy(score, {id(t): _without_graph(t) for t in tensors_of(score)})
 
 
-def _detached(t: Tensor) -> Tensor:
+def _without_graph(t: Tensor) -> Tensor:
     """Return a tensor with the same numbers and without a graph; a parameter stays an nn.Parameter."""
     return nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t.detach()
 
@@ -145,16 +145,16 @@ def _read_by(
 ) -> tuple[Tensor, ...]:
     """Return the tensors besides those known that code of the user reads on a few cells.
 
-    `_attempts` yields lists of tiles: the first list counts in which the code runs on some tile.
+    `_probe_tiles` yields lists of tiles: the first list counts in which the code runs on some tile.
     """
-    for tiles in _attempts(shape, tile):
+    for tiles in _probe_tiles(shape, tile):
         found: dict[int, Tensor] = {}
         done = False
         for at in tiles:
             places = [t for t in (at.batch_ids, at.head_ids, at.row_index, at.column_index) if t is not None]
             with ReadTensors([*known, *places]) as read, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vmap warns where it is slow: not for a few pairs
-                done = _runs(run, at) or done
+                done = _runs_without_error(run, at) or done
             found.update((id(t), t) for t in read.found)
         if done:
             return tuple(found.values())
@@ -192,7 +192,7 @@ def check_leaves(name: str, result: Tensor, known: Sequence[Tensor]) -> None:
         nodes += [other for other, _ in node.next_functions]
 
 
-def _runs(run: Callable[[Tile], Any], at: Tile) -> bool:
+def _runs_without_error(run: Callable[[Tile], Any], at: Tile) -> bool:
     """Run a score or a mask on a tile; return False where the user's code raises an error."""
     try:
         run(at)
@@ -203,7 +203,7 @@ def _runs(run: Callable[[Tile], Any], at: Tile) -> bool:
     return True
 
 
-def _attempts(shape: tuple[int, int, int, int], tile: Callable[..., Tile]) -> Iterator[list[Tile]]:
+def _probe_tiles(shape: tuple[int, int, int, int], tile: Callable[..., Tile]) -> Iterator[list[Tile]]:
     """Yield tiles to ask code for: a few cells, else one cell of each head, else the whole of a small matrix.
 
     A function may pick a tensor by the number of the head, or take nothing but whole rows.
@@ -213,5 +213,5 @@ def _attempts(shape: tuple[int, int, int, int], tile: Callable[..., Tile]) -> It
     yield [few_of(whole)]
     one = range(1)
     yield [few_of(tile(range(b, b + 1), range(h, h + 1), one, one)) for b in {0, batch - 1} for h in range(heads)]
-    if m * n <= _CELLS:
+    if m * n <= _MOST_CELLS_ASKED_WHOLE:
         yield [whole]

@@ -17,7 +17,7 @@ import torch
 from attlas.errors import public
 from attlas.foundation.files import save_text
 
-_DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
+_TOKEN_DTYPES = ("float32", "float64", "bfloat16", "float16")  # of tokens
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def name() -> str:
 
 def known(instruction_set: str) -> Limits | None:
     """Return the limits that `store` wrote for this processor, its threads and an instruction set; None without."""
-    found = _read().get(_key(instruction_set))
+    found = _stored_limits().get(_setting_in_words(instruction_set))
     try:
         limits = Limits(**found)  # type: ignore[arg-type]  # a file of another version raises
-        numbers = [*(limits.products[name] for name in _DTYPES), limits.exponentials, limits.bandwidth]
+        numbers = [*(limits.products[name] for name in _TOKEN_DTYPES), limits.exponentials, limits.bandwidth]
         return limits if all(isinstance(x, int | float) and 0 < x < math.inf for x in numbers) else None
     except (TypeError, KeyError):
         return None
@@ -83,24 +83,24 @@ def known(instruction_set: str) -> Limits | None:
 def store(limits: Limits, instruction_set: str) -> Path:
     """Keep the measured speeds of this processor in the cache folder, beside those of others; return the file."""
     cache_folder().mkdir(parents=True, exist_ok=True)
-    measured = {**_read(), _key(instruction_set): asdict(limits)}
-    return save_text(json.dumps(measured, indent=2) + "\n", _file())
+    measured = {**_stored_limits(), _setting_in_words(instruction_set): asdict(limits)}
+    return save_text(json.dumps(measured, indent=2) + "\n", _limits_file())
 
 
-def _file() -> Path:
+def _limits_file() -> Path:
     """Return the path of the file with the limits of this machine."""
     return cache_folder() / "processor.json"
 
 
-def _read() -> dict[str, object]:
-    """Return the limits that were stored, by `_key` of their setting; none where the file cannot be read."""
+def _stored_limits() -> dict[str, object]:
+    """Return the stored limits by `_setting_in_words` of their setting; none where the file cannot be read."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        found = json.loads(_limits_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not measured yet, or not by attlas
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _key(instruction_set: str) -> str:
+def _setting_in_words(instruction_set: str) -> str:
     """Return the setting that limits belong to, in words: processor, threads, kernels, torch."""
     return f"{name()}, threads: {torch.get_num_threads()}, kernels: {instruction_set}, torch {torch.__version__}"

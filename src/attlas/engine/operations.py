@@ -36,7 +36,7 @@ def multiply(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None = 
         return _product_with_graph(problem, v, plan, dropout)
     if dropout is None and (result := _quick_product(problem, v, plan)) is not None:
         return result
-    return _product(problem, v, plan, dropout)
+    return _cheapest_product(problem, v, plan, dropout)
 
 
 def _quick_product(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor] | None:
@@ -50,7 +50,7 @@ def _quick_product(problem: Problem, v: Tensor, plan: Plan) -> tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def _product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
+def _cheapest_product(problem: Problem, v: Tensor, plan: Plan, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
     """Return output and log-sum-exp by the cheapest backend; code of the user may read tensors that want a gradient."""
     request = Request(problem, problem.tokens, plan, dropout)
     backends = candidates(request, "output")
@@ -72,7 +72,7 @@ def _product_with_graph(
     request = Request(problem, problem.project(), plan, dropout, learned=bool(problem.parameters))
     backends = candidates(request, "output")
     backend = next(backends)
-    # As in `_product`: the log-sum-exp gets the constant of each row back below.
+    # As in `_cheapest_product`: the log-sum-exp gets the constant of each row back below.
     dot = request.dot if backend.takes_fused else None
     request = backend.prepare(request)
     values = v if dot is None else v.to(dot.q.dtype)

@@ -101,7 +101,7 @@ def _of_blocks(m: int, n: int, value: Blocks) -> tuple[int, ...]:
 
 
 _ROW_NUMBERS = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
-_PICTURES = ("picture_sum", "picture_max")
+_PICTURE_OUTPUTS = ("picture_sum", "picture_max")
 
 #: The results of each name: see the table above.
 OUTPUTS: Mapping[str, tuple[Output, ...]] = {
@@ -115,12 +115,12 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
     "column_mass": (Output("column_mass", _of_columns),),
     "column_max": (Output("column_max", _of_columns),),
     "offsets": (Output("offsets", lambda m, n, value: (m + n - 1,)),),
-    **{name: (Output(name, _of_blocks),) for name in _PICTURES},
+    **{name: (Output(name, _of_blocks),) for name in _PICTURE_OUTPUTS},
     "coverage": (Output("coverage", lambda m, n, value: (m, len(value)), torch.int64),),
 }
 
 #: Names whose results need the log-sum-exp of each row before the first weight is read.
-NEEDS_LSE = frozenset({"column_mass", "column_max", "offsets", "coverage", *_PICTURES})
+NEEDS_LSE = frozenset({"column_mass", "column_max", "offsets", "coverage", *_PICTURE_OUTPUTS})
 
 
 def zeros(problem: Problem, wanted: Mapping[str, Any], m: int | None = None) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ def collect(
     made = [outputs for outputs in asked if outputs is not None]
     if not made:
         return None
-    merged = _merge(made, problem.shape[2:])
+    merged = _merge_wanted(made, problem.shape[2:])
     values = merged.pop("out", v)
     if lse is None:
         merged["lse"] = True
@@ -178,7 +178,7 @@ def collect(
     if lse is None:
         lse = found["lse"]
     results = [
-        MISSING if outputs is None else statistic.from_outputs(_select(found, outputs, merged), problem)
+        MISSING if outputs is None else statistic.from_outputs(_own_outputs(found, outputs, merged), problem)
         for statistic, outputs in zip(statistics, asked, strict=True)
     ]
     return Collected(results, lse, None if v is None else found["out"])
@@ -207,7 +207,7 @@ def asked_outputs(
     return asked
 
 
-def _merge(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+def _merge_wanted(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
     """Merge what several statistics ask for: the largest k, and blocks that the blocks of all can be pooled from.
 
     The blocks cover the whole matrix, as the kernels need it, even if every statistic looks at a window.
@@ -216,20 +216,22 @@ def _merge(asked: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str
     for outputs in asked:
         for name, value in outputs.items():
             merged[name] = max(merged.get(name, 0), value) if name == "largest" else value
-    blocks = [outputs[name] for outputs in asked for name in _PICTURES if name in outputs]
+    blocks = [outputs[name] for outputs in asked for name in _PICTURE_OUTPUTS if name in outputs]
     if blocks:
         fine = tuple(sorted({0, size}.union(*own)) for own, size in zip(zip(*blocks, strict=True), sizes, strict=True))
-        merged |= {name: fine for name in _PICTURES if name in merged}
+        merged |= {name: fine for name in _PICTURE_OUTPUTS if name in merged}
     return merged
 
 
-def _select(found: Mapping[str, Tensor], outputs: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Tensor]:
+def _own_outputs(
+    found: Mapping[str, Tensor], outputs: Mapping[str, Any], merged: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Return the outputs that one statistic asked for, cut from those that all statistics asked for together."""
     own = dict(found)
     if "largest" in outputs:
         own["top_values"] = found["top_values"][..., : outputs["largest"]]
         own["top_keys"] = found["top_keys"][..., : outputs["largest"]].clone()
-    for name in _PICTURES:
+    for name in _PICTURE_OUTPUTS:
         if name in outputs:
             own[name] = _pool_blocks(found[name], merged[name], outputs[name], name == "picture_max")
     return own
@@ -246,11 +248,11 @@ def _pool_blocks(table: Tensor, fine: Blocks, coarse: Blocks, largest: bool) -> 
         places = [bisect_left(have, edge) for edge in want]
         inside = table.narrow(axis, places[0], places[-1] - places[0])
         parts = inside.split([stop - start for start, stop in pairwise(places)], dim=axis)
-        table = torch.stack([_largest(part, axis) if largest else part.sum(axis) for part in parts], dim=axis)
+        table = torch.stack([_largest_magnitude(part, axis) if largest else part.sum(axis) for part in parts], dim=axis)
     return table
 
 
-def _largest(x: Tensor, axis: int) -> Tensor:
+def _largest_magnitude(x: Tensor, axis: int) -> Tensor:
     """Return the number of largest absolute value along an axis, with its sign."""
     high, low = x.amax(axis), x.amin(axis)
     return torch.where(-low > high, low, high)

@@ -14,7 +14,9 @@ from attlas.engine.problem import Problem
 from attlas.foundation.tiles import Tile, cut
 from attlas.masks.base import BlockState, Mask
 
-_FINEST = 256  # a segment of columns is not divided below this width: asking the mask costs more than masking
+_LEAST_SEGMENT_WIDTH = (
+    256  # a segment of columns is not divided below this width: asking the mask costs more than masking
+)
 _ROOMY_ROWS = 32  # fewest rows for which a block as wide as the matrix still feeds the matrix product
 
 
@@ -125,7 +127,7 @@ def column_blocks(at: Tile, mask: Mask | None, width: int, *, whole_rows: bool =
     if not len(at.columns):
         return ()
     segments = [(at.columns, BlockState.FULL)] if mask is None else segments_of(at, mask)
-    runs = _runs(segments)
+    runs = _runs_of_columns(segments)
     if not runs:
         return (ColumnBlock(at.columns, ((at.columns, BlockState.EMPTY),)),) if whole_rows else ()
     hull = range(runs[0].start, runs[-1].stop)
@@ -162,7 +164,7 @@ def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
     while waiting:
         columns = waiting.pop()
         state = mask.coverage(at.narrow(columns))
-        if state is BlockState.PARTIAL and len(columns) > _FINEST:
+        if state is BlockState.PARTIAL and len(columns) > _LEAST_SEGMENT_WIDTH:
             middle = (columns.start + columns.stop) // 2
             waiting += [range(middle, columns.stop), range(columns.start, middle)]
         elif out and out[-1][1] is state:
@@ -172,7 +174,7 @@ def segments_of(at: Tile, mask: Mask) -> list[tuple[range, BlockState]]:
     return out
 
 
-def _runs(segments: list[tuple[range, BlockState]]) -> list[range]:
+def _runs_of_columns(segments: list[tuple[range, BlockState]]) -> list[range]:
     """Return the unbroken runs of columns in which something may attend."""
     groups = groupby(segments, lambda segment: segment[1] is BlockState.EMPTY)
     runs = [[columns for columns, _ in group] for empty, group in groups if not empty]

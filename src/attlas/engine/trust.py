@@ -41,8 +41,8 @@ Check: TypeAlias = Callable[[], str | None]
 #: Faults by backend and family; None for a family that agreed.
 Found: TypeAlias = dict[str, dict[str, str | None]]
 
-_SETTINGS = 16  # devices with their versions that the file has at most; the oldest go first
-_LONGEST = 300  # characters of an error that are kept
+_MOST_SETTINGS = 16  # devices with their versions that the file has at most; the oldest go first
+_LONGEST_ERROR_TEXT = 300  # characters of an error that are kept
 
 
 class Family(NamedTuple):
@@ -63,9 +63,9 @@ class Family(NamedTuple):
     kept: bool = True
 
 
-_lock = threading.RLock()
-_results: dict[tuple[str, Family], str | None] = {}  # of this process
-_unwritten: list[str] = []  # why the file could not be written; the last one counts
+_results_lock = threading.RLock()
+_faults_of_process: dict[tuple[str, Family], str | None] = {}  # of this process
+_write_errors: list[str] = []  # why the file could not be written; the last one counts
 
 
 def fault_of(family: Family, device: torch.device, check: Check, plan: Plan) -> str | None:
@@ -92,10 +92,10 @@ def fault_of(family: Family, device: torch.device, check: Check, plan: Plan) -> 
     The first time that a family fails there is one warning, which says how to report it. While a CUDA graph is captured
     nothing can be compared: a family that is not known is then left out. Where memory runs out, nothing is remembered.
     """
-    with _lock:
-        known, fault = _recall(family, device)
+    with _results_lock:
+        known, fault = _known_fault(family, device)
         if known:
-            return _told(family, device, fault, plan)
+            return _fault_as_sentence(family, device, fault, plan)
         if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return "its kernels were not compared with tiles before this CUDA graph; run the same once before it"
         try:
@@ -103,14 +103,14 @@ def fault_of(family: Family, device: torch.device, check: Check, plan: Plan) -> 
                 fault = check()
         except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver raises, tiles compute the product
             return failed(family, device, error, plan)
-        _remember(family, device, fault)
-        return _told(family, device, fault, plan, warn=True)
+        _store_result(family, device, fault)
+        return _fault_as_sentence(family, device, fault, plan, warn=True)
 
 
 def known_fault(family: Family, device: torch.device) -> str | None:
     """Return why a family is not used, as far as that is known; nothing is compared."""
-    fault = _recall(family, device)[1]
-    return None if fault is None else _sentence(family, device, fault)
+    fault = _known_fault(family, device)[1]
+    return None if fault is None else _fault_sentence(family, device, fault)
 
 
 def faults(backend: str, device: torch.device) -> dict[str, str]:
@@ -118,12 +118,18 @@ def faults(backend: str, device: torch.device) -> dict[str, str]:
 
     A family is kernels that are compared together, under one name.
     """
-    place, setting = _place(device), setting_of(device)
+    place, setting = _device_key(device), setting_of(device)
     known = {} if setting is None else dict(_known_checks().get(setting, {}).get(backend, {}))
     known |= {
-        family.name: fault for (where, family), fault in _results.items() if (where, family[0]) == (place, backend)
+        family.name: fault
+        for (where, family), fault in _faults_of_process.items()
+        if (where, family[0]) == (place, backend)
     }
-    return {name: _sentence(Family(backend, name), device, fault) for name, fault in known.items() if fault is not None}
+    return {
+        name: _fault_sentence(Family(backend, name), device, fault)
+        for name, fault in known.items()
+        if fault is not None
+    }
 
 
 def is_known(family: Family, device: torch.device) -> bool:
@@ -131,15 +137,15 @@ def is_known(family: Family, device: torch.device) -> bool:
 
     A family is kernels that are compared together, under one name.
     """
-    return _recall(family, device)[0]
+    return _known_fault(family, device)[0]
 
 
 def failed(family: Family, device: torch.device, error: Exception, plan: Plan) -> str | None:
     """Note that a family has raised, which is then used no more; returns and raises as `fault_of`."""
-    fault = in_one_line(error)[:_LONGEST]
+    fault = in_one_line(error)[:_LONGEST_ERROR_TEXT]
     if not isinstance(error, torch.OutOfMemoryError):
-        _remember(family, device, fault)
-    return _told(family, device, fault, plan, warn=True)
+        _store_result(family, device, fault)
+    return _fault_as_sentence(family, device, fault, plan, warn=True)
 
 
 def difference(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> str | None:
@@ -175,9 +181,9 @@ def results(device: torch.device) -> Found:
 
     A family is kernels that are compared together, under one name; with each goes its fault, or None.
     """
-    place = _place(device)
+    place = _device_key(device)
     found: Found = {}
-    for (where, family), fault in sorted(_results.items(), key=lambda item: item[0]):
+    for (where, family), fault in sorted(_faults_of_process.items(), key=lambda item: item[0]):
         if where == place:
             found.setdefault(family.backend, {})[family.name] = fault
     return found
@@ -188,11 +194,11 @@ def forget(device: torch.device) -> None:
 
     A family is kernels that are compared together, under one name.
     """
-    with _lock:
-        for key in [key for key in _results if key[0] == _place(device)]:
-            del _results[key]
+    with _results_lock:
+        for key in [key for key in _faults_of_process if key[0] == _device_key(device)]:
+            del _faults_of_process[key]
         if (setting := setting_of(device)) is not None and setting in _known_checks():
-            _change(lambda table: table.pop(setting, None))
+            _change_stored_table(lambda table: table.pop(setting, None))
 
 
 def file() -> Path:
@@ -208,7 +214,7 @@ def file() -> Path:
 
 def trouble() -> str | None:
     """Return in one sentence why nothing can be remembered in the file; None where it can."""
-    return _unwritten[-1] if _unwritten else _read()[1]
+    return _write_errors[-1] if _write_errors else _stored_table()[1]
 
 
 @cache
@@ -258,52 +264,54 @@ def version_of_triton() -> str | None:
 # -------------------------------------------------------------------------------------------------------- the results
 
 
-def _place(device: torch.device) -> str:
-    """Return the key of a device in `_results`.
+def _device_key(device: torch.device) -> str:
+    """Return the key of a device in `_faults_of_process`.
 
     Its name and versions, or ``str(device)`` where nobody can tell these.
     """
     return setting_of(device) or str(device)
 
 
-def _recall(family: Family, device: torch.device) -> tuple[bool, str | None]:
+def _known_fault(family: Family, device: torch.device) -> tuple[bool, str | None]:
     """Return whether a family is known, and its fault.
 
     It is known once it was compared, here or by another process; without a fault it is used.
     """
-    key = _place(device), family
-    if key in _results:
-        return True, _results[key]
+    key = _device_key(device), family
+    if key in _faults_of_process:
+        return True, _faults_of_process[key]
     if family.kept and (setting := setting_of(device)) is not None:
         known = _known_checks().get(setting, {}).get(family.backend, {})
         if family.name in known:
-            _results[key] = known[family.name]
-            return True, _results[key]
+            _faults_of_process[key] = known[family.name]
+            return True, _faults_of_process[key]
     return False, None
 
 
-def _remember(family: Family, device: torch.device, fault: str | None) -> None:
+def _store_result(family: Family, device: torch.device, fault: str | None) -> None:
     """Keep the result of a comparison, for this process and, if the family is kept, in the file."""
-    _results[_place(device), family] = fault
+    _faults_of_process[_device_key(device), family] = fault
     setting = setting_of(device)
     if family.kept and setting is not None:
-        _change(lambda table: _enter(table, setting, family, fault))
+        _change_stored_table(lambda table: _write_to_table(table, setting, family, fault))
 
 
-def _enter(table: dict[str, Found], setting: str, family: Family, fault: str | None) -> None:
+def _write_to_table(table: dict[str, Found], setting: str, family: Family, fault: str | None) -> None:
     """Write a result into the table of the file."""
     own = table.pop(setting, {})
     own.setdefault(family.backend, {})[family.name] = fault
     table[setting] = own  # the last one used is the last one to go
-    for old in list(table)[:-_SETTINGS]:
+    for old in list(table)[:-_MOST_SETTINGS]:
         del table[old]
 
 
-def _told(family: Family, device: torch.device, fault: str | None, plan: Plan, *, warn: bool = False) -> str | None:
+def _fault_as_sentence(
+    family: Family, device: torch.device, fault: str | None, plan: Plan, *, warn: bool = False
+) -> str | None:
     """Return a fault as a sentence, after a warning if asked for; raise where the plan names this backend."""
     if fault is None:
         return None
-    sentence = _sentence(family, device, fault)
+    sentence = _fault_sentence(family, device, fault)
     if plan.backend == family.backend:
         rule, fix = "the plan asks for a backend that fails here.", "leave the plan out, or Plan(backend='tiled')."
         raise BackendError(rule, sentence, fix, arguments={"plan": repr(plan)}, where="A @ v")
@@ -316,7 +324,7 @@ def _told(family: Family, device: torch.device, fault: str | None, plan: Plan, *
     return sentence
 
 
-def _sentence(family: Family, device: torch.device, fault: str) -> str:
+def _fault_sentence(family: Family, device: torch.device, fault: str) -> str:
     """Return a fault with its family and device, as one sentence."""
     return f"{family.backend} ({family.name}) failed on {device}: {fault}"
 
@@ -352,10 +360,10 @@ def _known_checks() -> dict[str, Found]:
 @cache
 def _table_of(path: Path) -> dict[str, Found]:
     """Return the table in a file; cached, so that each process reads it once."""
-    return _read()[0]
+    return _stored_table()[0]
 
 
-def _read() -> tuple[dict[str, Found], str | None]:
+def _stored_table() -> tuple[dict[str, Found], str | None]:
     """Return the table of the file, and why there is none although there should be one."""
     try:
         path = file()
@@ -381,18 +389,18 @@ def _is_table(table: object) -> bool:
     return all(part is None or isinstance(part, str) for part in level)
 
 
-def _change(change: Callable[[dict[str, Found]], object]) -> None:
+def _change_stored_table(change: Callable[[dict[str, Found]], object]) -> None:
     """Read the table of the file, apply `change` to it, and write it back.
 
     A file that cannot be written is no error.
     """
-    _unwritten.clear()
-    table = _read()[0]  # what other processes have found meanwhile
+    _write_errors.clear()
+    table = _stored_table()[0]  # what other processes have found meanwhile
     change(table)
     try:
         path = file()
         path.parent.mkdir(parents=True, exist_ok=True)
         save_text(json.dumps(table, indent=2) + "\n", path)
     except (AttlasError, OSError, RuntimeError) as error:
-        _unwritten.append(f"the results of the checks cannot be kept: {str(error).splitlines()[0]}")
+        _write_errors.append(f"the results of the checks cannot be kept: {str(error).splitlines()[0]}")
     _table_of.cache_clear()

@@ -17,7 +17,7 @@ from attlas.engine.tiling import column_blocks
 from attlas.foundation.tiles import cut
 from attlas.masks.base import BlockState
 
-_PANELS = 64  # parts of the rows in which a mask without intervals is asked
+_MASK_PANELS = 64  # parts of the rows in which a mask without intervals is asked
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,18 @@ class Work:
 
     def __repr__(self) -> str:
         sizes = (
-            f"{_amount(self.products)} products, {_amount(self.exponentials)} exponentials, {_amount(self.bytes)} bytes"
+            f"{_amount_in_words(self.products)} products, {_amount_in_words(self.exponentials)} exponentials, "
+            f"{_amount_in_words(self.bytes)} bytes"
         )
         lines = [f"work, with values of {self.size} numbers: {sizes}"]
         if self.limits is None:
             lines.append(f"  limit: {self.unknown}")
         else:
-            parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in self.limits.items())
-            lines.append(f"  limit on this processor: {_time(max(self.limits.values()))} ({parts})")
+            parts = ", ".join(f"{name} {_time_in_words(seconds)}" for name, seconds in self.limits.items())
+            lines.append(f"  limit on this processor: {_time_in_words(max(self.limits.values()))} ({parts})")
         if self.seconds is not None:
             share = "" if self.reached is None else f", {self.reached:.0%} of the limit's speed"
-            lines.append(f"  measured: {_time(self.seconds)}{share}")
+            lines.append(f"  measured: {_time_in_words(self.seconds)}{share}")
         return "\n".join(lines)
 
 
@@ -81,7 +82,7 @@ def count(problem: Problem, run: Callable[[torch.Tensor], Any] | None = None) ->
     """Count the work of ``A @ v``, and time it if `run` is given; None for tensors without numbers."""
     if problem.is_symbolic or problem.device.type == "meta":
         return None
-    size, pairs = problem.q.shape[-1], _pairs(problem)
+    size, pairs = problem.q.shape[-1], _allowed_pairs(problem)
     width = tree_flatten(problem.tokens[0])[0].shape[-1]
     # Numbers that are read and written: queries, an output of their size, keys, and values of the size of the queries.
     tensors = problem.q.numel() * 2 + problem.k.numel() // max(problem.k.shape[-1], 1) * (problem.k.shape[-1] + size)
@@ -96,7 +97,7 @@ def count(problem: Problem, run: Callable[[torch.Tensor], Any] | None = None) ->
     else:
         least = limits.seconds(problem.q.dtype, work.products, work.exponentials, work.bytes)
         work, unknown = replace(work, limits=least), ""
-    return replace(work, unknown=unknown, seconds=None if run is None else _seconds(problem, run))
+    return replace(work, unknown=unknown, seconds=None if run is None else _median_seconds(problem, run))
 
 
 def kernels() -> str:
@@ -109,7 +110,7 @@ def instruction_sets() -> tuple[tuple[str, ...], str | None]:
     return library.runnable(), library.current().why_not
 
 
-def _pairs(problem: Problem) -> int:
+def _allowed_pairs(problem: Problem) -> int:
     """Return how many pairs may attend; where the mask does not say, those of the tiles that it does not forbid.
 
     A mask whose rows see one run of keys each tells their lengths; others are asked for blocks.
@@ -123,14 +124,14 @@ def _pairs(problem: Problem) -> int:
         return int(lengths.expand(batch, heads, m).sum())
     pairs = 0
     for b in range(batch):
-        for rows in cut(m, max(-(-m // _PANELS), 1)):
+        for rows in cut(m, max(-(-m // _MASK_PANELS), 1)):
             at = problem.tile(range(b, b + 1), range(heads), rows, range(n))
             segments = (segment for block in column_blocks(at, problem.mask, n) for segment in block.segments)
             pairs += heads * len(rows) * sum(len(c) for c, amount in segments if amount is not BlockState.EMPTY)
     return pairs
 
 
-def _seconds(problem: Problem, run: Callable[[torch.Tensor], Any]) -> float:
+def _median_seconds(problem: Problem, run: Callable[[torch.Tensor], Any]) -> float:
     """Return the median time of five products, after one that is not counted."""
     values = torch.randn_like(problem.k[..., :1].expand(*problem.k.shape[:-1], problem.q.shape[-1]))
     times = []
@@ -143,7 +144,7 @@ def _seconds(problem: Problem, run: Callable[[torch.Tensor], Any]) -> float:
     return statistics.median(times[1:])
 
 
-def _amount(number: int) -> str:
+def _amount_in_words(number: int) -> str:
     """Return a number of things in words."""
     for name, unit in (("trillion", 10**12), ("billion", 10**9), ("million", 10**6)):
         if number >= unit:
@@ -151,7 +152,7 @@ def _amount(number: int) -> str:
     return f"{number:,}"
 
 
-def _time(seconds: float) -> str:
+def _time_in_words(seconds: float) -> str:
     """Return a time in the unit that suits it."""
     for name, unit in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= unit:

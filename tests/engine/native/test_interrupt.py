@@ -51,8 +51,8 @@ class Signals:
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
     found = Signals()
-    loaded = library._loaded(library._FILE)
-    assert isinstance(loaded, library._Library)
+    loaded = library._library_or_reason(library._LIBRARY_FILE)
+    assert isinstance(loaded, library._LoadedLibrary)
     run = loaded.run
     before = signal.signal(signal.SIGALRM, found.handle)
 

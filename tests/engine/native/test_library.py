@@ -139,7 +139,7 @@ def test_sets_are_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_no_set_runs_that_the_processor_lacks() -> None:
-    entry, _, kind, _ = library._loaded(library._FILE).function("elementary")
+    entry, _, kind, _ = library._library_or_reason(library._LIBRARY_FILE).function("elementary")
     for number in (-1, len(library.runnable()), 99):
         assert entry(ctypes.byref(kind()), number) == library.current().codes["UNSUPPORTED"]
 
@@ -161,7 +161,7 @@ def test_environment_names_a_set_or_raises(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
-    monkeypatch.setattr(library, "_FILE", tmp_path / "_kernels.so")
+    monkeypatch.setattr(library, "_LIBRARY_FILE", tmp_path / "_kernels.so")
     reason = "the kernels were not compiled when attlas was installed"
     assert library.current().why_not == reason
     assert library.runnable() == ()
@@ -174,7 +174,7 @@ def test_broken_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("ATTLAS_NATIVE", raising=False)
     broken = tmp_path / "_kernels.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(library, "_FILE", broken)
+    monkeypatch.setattr(library, "_LIBRARY_FILE", broken)
     assert re.match(r"the library of kernels cannot be loaded \(.*_kernels\.so: ", library.current().why_not)
     assert not library.available()
 

@@ -111,6 +111,6 @@ def test_kernels_are_compared_first(comparing: None, monkeypatch: pytest.MonkeyP
     of = operands_of(Request(A.problem, A.problem.tokens, TRITON))
     assert trusted.compare_gradients(of, ["lse", "column"], 0, None) is None
     monkeypatch.setattr(trusted, "gradients_of_dots", lambda *own: gradients(*own)._replace(q=torch.ones(1, 2, 20, 6)))
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     with pytest.raises(attlas.BackendError, match="the gradient in q differs"):
         run()

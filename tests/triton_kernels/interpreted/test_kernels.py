@@ -48,7 +48,7 @@ class Setting:
         return self.splits
 
 
-CALL = launch._call
+CALL = launch._launch_kernel
 
 
 def call(name: str, grid: tuple[int, int], shape: sizes.Shape, arguments: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     monkeypatch.setattr(launch, "shape_of", found.shape_of)
     monkeypatch.setattr(launch, "splits_of", found.splits_of)
     monkeypatch.setattr(launch, "CLASSES", 8)
-    monkeypatch.setattr(launch, "_call", call)
+    monkeypatch.setattr(launch, "_launch_kernel", call)
     monkeypatch.setattr(trust, "fault_of", lambda *_: None)
     for cache in (dispatch.backends_of, dispatch.allowed_backends):
         cache.cache_clear()
@@ -290,7 +290,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
     """Let kernels be compared when they are first used, on smaller problems."""
     for name, value in {"_M": 20, "_N": 36, "_HEADS": 2}.items():
         monkeypatch.setattr(trusted, name, value)
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     monkeypatch.setattr(trust, "fault_of", FAULT_OF)
 
 

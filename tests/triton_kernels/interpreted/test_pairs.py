@@ -153,6 +153,6 @@ def test_kernels_are_compared_first(name: str, comparing: None, monkeypatch: pyt
         return found._replace(k=2.0 * found.k)
 
     monkeypatch.setattr(trusted, "gradients", doubled)
-    monkeypatch.setattr(trust, "_results", {})
+    monkeypatch.setattr(trust, "_faults_of_process", {})
     with pytest.raises(attlas.BackendError, match="the gradient in k differs"):
         run()

@@ -20,7 +20,7 @@ from attlas.engine.statistic import Statistic
 from attlas.errors import public
 from attlas.foundation.trees import rebuilt, recorded_gradients, tensors_in
 
-_DEFINITION = "backward with create_graph=True"
+_CREATE_GRAPH = "backward with create_graph=True"
 
 # Gives results of statistics and the log-sum-exp.
 Collect: TypeAlias = Callable[[], tuple[list[Any], Tensor]]
@@ -28,7 +28,7 @@ Collect: TypeAlias = Callable[[], tuple[list[Any], Tensor]]
 
 def pool(request: Request, v: Tensor, backends: Iterable[Backend]) -> tuple[Tensor, Tensor]:
     """Return ``A @ v`` with its graph, and the log-sum-exp without."""
-    pooled: tuple[Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
+    pooled: tuple[Tensor, Tensor] = _PooledValues.apply(  # type: ignore[no-untyped-call]
         request, backends, v, request.problem.sink, *request.inputs()
     )
     return pooled
@@ -47,7 +47,7 @@ def collect(request: Request, statistics: Sequence[Statistic], compute: Collect)
     values = [statistic.v for statistic in statistics]
     # The forward fills it with the results, whose nesting the flat list of tensors does not have.
     forms: list[Any] = []
-    *found, lse = _Collected.apply(  # type: ignore[no-untyped-call]
+    *found, lse = _CollectedStatistics.apply(  # type: ignore[no-untyped-call]
         request, statistics, compute, forms, *values, request.problem.sink, *request.inputs()
     )
     return [rebuilt(form, found) for form in forms], lse
@@ -67,13 +67,13 @@ def transposed(request: Request, lse: Tensor, x: Tensor) -> Tensor:
 
 
 @full_precision
-def _backward(request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
+def _token_gradients(request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None) -> Gradients:
     """Return the gradients of a loss from its gradient in each cell."""
     backends = candidates(request, "backward")
     return next(found for one in backends if (found := one.backward(request, lse, gradient, out)) is not None)
 
 
-class _Pool(torch.autograd.Function):
+class _PooledValues(torch.autograd.Function):
     """Attention pooling: ``A @ v``."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class _Pool(torch.autograd.Function):
         problem = request.problem
         problem.check_unchanged()
         if torch.is_grad_enabled():
-            logits, _, weights = _definition(request)
+            logits, _, weights = _dense_with_graph(request)
             keep = 1.0 if request.dropout is None else request.dropout.keep(problem.tile(*map(range, problem.shape)))
             values = spread_heads(v, problem.shape[1]).to(problem.dtype)
             pooled = product(weights * keep, values, lambda: logits != -torch.inf).to(v.dtype)
@@ -153,7 +153,7 @@ def product_gradients(
         unrounded = forward(request, v.to(dtype), candidates(request, "output"))[0]
     delta = (grad.to(dtype) * unrounded.to(dtype)).sum(dim=-1)
     d_sink = None if sink is None else _sink_gradient(sink, lse, delta)
-    gradients = _backward(request, lse, CellGradient(grad, v, delta=delta), out)
+    gradients = _token_gradients(request, lse, CellGradient(grad, v, delta=delta), out)
     d_v = None if gradients.pooled is None else sum_heads(gradients.pooled, v.shape[1]).to(v.dtype)
     grads = [*gradients.q, *gradients.k, *gradients.parameters]
     return d_v, d_sink, [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
@@ -179,7 +179,7 @@ class _PoolTransposed(torch.autograd.Function):
         request: Request = ctx.request.with_inputs(inputs)
         request.problem.check_unchanged()
         if torch.is_grad_enabled():
-            exact = _definition(request)
+            exact = _dense_with_graph(request)
             # Where the matrix has only a part of the keys (`partial`): its rows, normalized alone, times their share of
             # all keys.
             rows = x.to(lse.dtype)
@@ -204,12 +204,12 @@ def transposed_gradients(
     if request.problem.partial:
         d_x = (d_x * share_of(own, lse).unsqueeze(-1)).to(d_x.dtype)
     delta = (x.to(d_x.dtype) * d_x).sum(dim=-1)
-    gradients = _backward(request, lse, CellGradient(x, grad, delta=delta))
+    gradients = _token_gradients(request, lse, CellGradient(x, grad, delta=delta))
     d_sink = None if sink is None else _sink_gradient(sink, lse, delta)
-    return d_x.to(x.dtype), d_sink, _cast(gradients, inputs)
+    return d_x.to(x.dtype), d_sink, _in_input_dtypes(gradients, inputs)
 
 
-class _Collected(torch.autograd.Function):
+class _CollectedStatistics(torch.autograd.Function):
     """Statistics: one pass back over the tiles serves them all."""
 
     @staticmethod
@@ -243,13 +243,13 @@ class _Collected(torch.autograd.Function):
         request: Request = ctx.request.with_inputs(inputs)
         request.problem.check_unchanged()
         if torch.is_grad_enabled():
-            with public(_DEFINITION):
+            with public(_CREATE_GRAPH):
                 exact = graph.collect(request.problem, statistics, request.tokens)
             pairs = [(t, g) for t, g in zip(tree_flatten(tuple(exact)), slopes, strict=False) if g is not None]
             results, grads = (list(some) for some in zip(*pairs, strict=True))
             return None, None, None, None, *recorded_gradients(results, given, grads)
-        cells, replays = _cells(request, statistics, ctx.forms, found, list(slopes))
-        gradients = _backward(request, lse, cells)
+        cells, replays = _cell_gradients(request, statistics, ctx.forms, found, list(slopes))
+        gradients = _token_gradients(request, lse, cells)
         d_sink = None
         if ctx.needs_input_grad[4 + len(statistics)]:  # the sink, after four arguments and the values
             d_sink = _sink_gradient(sink, lse, gradients.delta)
@@ -263,11 +263,11 @@ class _Collected(torch.autograd.Function):
                 v = values[i]
                 own = v.shape[:-2].numel() // request.problem.shape[0]
                 d_values[i] = sum_heads(pooled, own).reshape(v.shape).to(v.dtype)
-        return None, None, None, None, *d_values, d_sink, *_cast(gradients, inputs)
+        return None, None, None, None, *d_values, d_sink, *_in_input_dtypes(gradients, inputs)
 
 
 @full_precision
-def _cells(
+def _cell_gradients(
     request: Request, statistics: Sequence[Statistic], forms: list[Any], found: list[Tensor], slopes: list[Any]
 ) -> tuple[CellGradient, list[graph.Replay]]:
     """Return the gradient of a loss in each cell, from its gradients `slopes` in the results `found` of statistics.
@@ -290,8 +290,8 @@ def _cells(
     return reduce(CellGradient.__add__, every), replays
 
 
-@public(_DEFINITION)
-def _definition(request: Request) -> reference.Dense:
+@public(_CREATE_GRAPH)
+def _dense_with_graph(request: Request) -> reference.Dense:
     """Return the dense matrix with its graph, for a second derivative; refused above the limit of `graph.dense`."""
     return graph.dense(request.problem, tokens=request.tokens)
 
@@ -305,7 +305,7 @@ def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     return -(share * delta).sum(dim=(0, 2)).to(sink.dtype)
 
 
-def _cast(gradients: Gradients, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+def _in_input_dtypes(gradients: Gradients, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of tokens and parameters in the dtypes of the inputs."""
     grads: list[Tensor | None] = [*gradients.q, *gradients.k, *gradients.parameters]
     return [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]

@@ -55,7 +55,7 @@ def collect(
 ) -> list[Any]:
     """Return statistics of the whole matrix with their graph; refused as in `dense`."""
     logits = dense(problem, tokens=tokens).logits
-    return _collected(_part(problem, logits, range(problem.shape[2])), statistics)
+    return _statistics_of_part(_part_of_rows(problem, logits, range(problem.shape[2])), statistics)
 
 
 def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic]) -> list[Any]:
@@ -63,12 +63,12 @@ def collect_of(problem: Problem, weights: Tensor, statistics: Sequence[Statistic
     weights = weights.to(problem.dtype)
     logits = torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
     zeros = online.empty_lse(problem.shape[:3], problem.device).zero_()
-    part = _part(problem, logits, range(problem.shape[2]), lambda: zeros)
+    part = _part_of_rows(problem, logits, range(problem.shape[2]), lambda: zeros)
     vars(part)["_exp_shifted"] = weights  # they have a gradient also where they are 0, and their logarithm has none
-    return _collected(part, statistics)
+    return _statistics_of_part(part, statistics)
 
 
-def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
+def _part_of_rows(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], Tensor] | None = None) -> Part:
     """Return the part that is some whole rows with these logits; `row_lse` gives their log-sum-exp if it is known.
 
     A `Part` is a tile with its logits, mask and log-sum-exp, as a step of a statistic gets it.
@@ -81,12 +81,12 @@ def _part(problem: Problem, logits: Tensor, rows: range, row_lse: Callable[[], T
     return _RecordedPart(given, at, columns, lambda: logits, row_lse, Workspace(given.dtype, given.device))
 
 
-def _collected(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
+def _statistics_of_part(part: Part, statistics: Sequence[Statistic]) -> list[Any]:
     """Return the statistics of a matrix that is one part: start, one step, finish.
 
     A carry is the running state of a statistic, from `start` to `finish`.
     """
-    with _explained():
+    with _transform_errors_explained():
         carries = [statistic.start(part.problem) for statistic in statistics]
         if 0 not in part.problem.shape:
             carries = [s.step(carry, part, part.at) for s, carry in zip(statistics, carries, strict=True)]
@@ -141,18 +141,18 @@ class Replay:
         self._some = max(math.isqrt(self.index), 1)
         self._copies: list[Any] = []
         # No closed form of the tokens may stand in for the logits, through which the gradient flows.
-        carry = statistic.start(replace(problem, score=_Unknown()))
+        carry = statistic.start(replace(problem, score=_OpaqueScore()))
         for start in range(0, self.index, self._some):
             self._copies.append(_with_leaves(carry)[0])
-            carry = self._fed(carry, range(start, min(start + self._some, self.index)))[-1]
+            carry = self._carries_between_parts(carry, range(start, min(start + self._some, self.index)))[-1]
         self._carries: list[Any] = []
         with torch.enable_grad():
             live, leaves = _with_leaves(carry)
             results = [t for t in tensors_in(statistic.finish(live)) if t.is_floating_point()]
         # The gradient in the state after the last part; `__call__` takes it back, part by part.
-        self._grads = _vjp(results, tensors_in(grad), leaves)
+        self._grads = _vector_jacobian_product(results, tensors_in(grad), leaves)
 
-    def _fed(self, carry: Any, parts: range) -> list[Any]:
+    def _carries_between_parts(self, carry: Any, parts: range) -> list[Any]:
         """Return copies of the state of the statistic before each part, and the state after the last.
 
         A step writes into the state, so that only copies stay what they were.
@@ -170,7 +170,7 @@ class Replay:
         # States between two kept copies are computed again, those before each part of the group.
         if not self._carries:
             start = self.index // self._some * self._some
-            self._carries = self._fed(self._copies.pop(), range(start, self.index + 1))[:-1]
+            self._carries = self._carries_between_parts(self._copies.pop(), range(start, self.index + 1))[:-1]
         with torch.enable_grad():
             live, leaves = _with_leaves(self._carries.pop())
             logits = part.logits.requires_grad_()
@@ -178,7 +178,7 @@ class Replay:
             problem = replace(part.problem, score=TensorBias(logits), sink=sink)
             own = _RecordedPart(problem, part.at, part.block, lambda: logits, None, self._space)
             after = tensors_in(self.statistic.step(live, own, part.at))
-        *self._grads, found, of_sink = _vjp(after, self._grads, [*leaves, logits, sink])
+        *self._grads, found, of_sink = _vector_jacobian_product(after, self._grads, [*leaves, logits, sink])
         if of_sink is not None:
             self.sink = of_sink if self.sink is None else self.sink + of_sink
         return torch.zeros_like(logits) if found is None else found.masked_fill_(part.hidden, 0.0)
@@ -192,7 +192,9 @@ def _with_leaves(carry: Any) -> tuple[Any, list[Tensor]]:
     return copy.deepcopy(carry, copies), leaves
 
 
-def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _vector_jacobian_product(
+    results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Return the gradients in the tensors of `wanted`, given those in `results`; None for a tensor without one."""
     pairs = [(t, g) for t, g in zip(results, grads, strict=True) if g is not None and t.requires_grad]
     leaves = [t for t in wanted if t is not None and t.requires_grad]
@@ -203,7 +205,7 @@ def _vjp(results: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence
     return [next(found) if t is not None and t.requires_grad else None for t in wanted]
 
 
-class _Unknown(Score):
+class _OpaqueScore(Score):
     """A score of which nothing is known but the logits of each part."""
 
     def forward(self, q: Tensor, k: Tensor, at: Tile) -> Tensor:
@@ -211,7 +213,7 @@ class _Unknown(Score):
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _transform_errors_explained() -> Iterator[None]:
     """Turn the error of a torch transform (vmap, grad) that cannot follow writes in place into a BackendError."""
     try:
         yield
@@ -226,14 +228,14 @@ class _RecordedPart(Part):
     """A part that writes into no tensor that the graph needs again."""
 
     @cached_property
-    def _logits(self) -> Tensor:
+    def _masked_logits(self) -> Tensor:
         """The masked logits, -inf replaced by a finite number, in new memory."""
         return self.score().clamp(min=lowest(self.problem.dtype))
 
     @cached_property
     def shifted(self) -> Tensor:
         """Logits minus `shift`, in new memory."""
-        return self._logits - self.shift.unsqueeze(-1)
+        return self._masked_logits - self.shift.unsqueeze(-1)
 
     @cached_property
     def _exp_shifted(self) -> Tensor:

@@ -32,11 +32,13 @@ from attlas.masks.local import Causal
 from attlas.scores.base import Dot
 from attlas.scores.dot import ScaledDot
 
-_ROUNDED = 64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
+_LARGEST_ROUNDED_LSE = (
+    64.0  # the kernel takes the log-sum-exp in float32, and its weights are then wrong by 4e-6 of themselves
+)
 
 
 # Queries, keys and values of one size, and how many query heads share a key head.
-_Aligned: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
+_AlignedTokens: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
 
 
 class Piece(NamedTuple):
@@ -69,9 +71,9 @@ class Piece(NamedTuple):
 
     def folded(self, t: Tensor, fold: int) -> Tensor:
         """Return a tensor (batches, heads, ...) of the piece with its groups of heads folded into the batch."""
-        return _folded(t, min(fold, len(self.heads)))
+        return _fold_groups(t, min(fold, len(self.heads)))
 
-    def tokens(self, aligned: _Aligned, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def tokens(self, aligned: _AlignedTokens, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of the piece; `heads` counts all heads of the matrix."""
         q, k, v, fold = aligned
         b, h, rows, columns = self.place
@@ -142,14 +144,14 @@ class Sdpa(Backend):
             return None
         if v.dtype.itemsize > dot.q.dtype.itemsize:  # its output has the digits of the tokens
             return None
-        aligned, e = _aligned(dot, v), v.shape[-1]
+        aligned, e = _aligned_tokens(dot, v), v.shape[-1]
         fold = aligned[3]
-        pieces = _pieces(problem, dot, request.plan, fold)
+        pieces = _pieces_of_mask(problem, dot, request.plan, fold)
         first = list(islice(pieces, 2))
         if len(first) == 1 and tuple(map(len, first[0][:3])) == problem.shape[:3]:
-            out, lse = _call(problem, dot, aligned, first[0], e)
+            out, lse = _output_of_piece(problem, dot, aligned, first[0], e)
         else:
-            out, lse = _merged(problem, dot, aligned, chain(first, pieces), e)
+            out, lse = _output_of_pieces(problem, dot, aligned, chain(first, pieces), e)
             out = out.to(v.dtype)
         # A row that the kernel could not sum has 0 here, or a number that is not finite; the mask's own are -inf.
         if bool(((lse == 0) | ~(lse < math.inf)).any()):
@@ -166,24 +168,24 @@ class Sdpa(Backend):
         self, request: Request, lse: Tensor, gradient: CellGradient, out: Tensor | None = None
     ) -> Gradients | None:
         """Return the gradients by torch's flash backward for CPUs, piece by piece; None where it would be inexact."""
-        if out is None or exceeds(lse, _ROUNDED) or not gradient.is_product:
+        if out is None or exceeds(lse, _LARGEST_ROUNDED_LSE) or not gradient.is_product:
             return None
         left, right, delta = gradient.product
         problem, dot = request.problem, request.product
         if problem.mask is not None and not all_finite(right):
             return None
-        aligned = q, k, _, fold = _aligned(dot, right)
+        aligned = q, k, _, fold = _aligned_tokens(dot, right)
         width = q.shape[-1]
         batch, heads, m, n = problem.shape
         shape_q, shape_k = (batch, heads, m, width), (batch, k.shape[0] * k.shape[1] // (batch * fold), n, width)
-        out, left = _padded(out, width), _padded(left, width)
+        out, left = _zero_padded(out, width), _zero_padded(left, width)
         safe = finite_shift(lse).to(problem.dtype)
         d_q = torch.zeros(shape_q, dtype=problem.dtype, device=q.device)
         d_k, d_v = (torch.zeros(shape_k, dtype=problem.dtype, device=q.device) for _ in range(2))
-        for piece in _pieces(problem, dot, request.plan, fold):
+        for piece in _pieces_of_mask(problem, dot, request.plan, fold):
             b, h, rows, columns = piece.place
             tokens = piece.tokens(aligned, heads)
-            added = None if piece.added is None else _added(piece.added, piece, fold)
+            added = None if piece.added is None else _added_to_piece(piece.added, piece, fold)
             d_out, own, total = (piece.folded(t[b, h, rows], fold) for t in (left, out, safe))
             grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 d_out, *tokens, own, total, 0.0, piece.causal, attn_mask=added, scale=dot.scale
@@ -201,30 +203,30 @@ class Sdpa(Backend):
 BACKENDS = (Sdpa(),)
 
 
-def _aligned(dot: Dot, v: Tensor) -> _Aligned:
+def _aligned_tokens(dot: Dot, v: Tensor) -> _AlignedTokens:
     """Return q, k and v as the kernel wants them: one size, grouped heads folded into the batch."""
     width = max(dot.q.shape[-1], v.shape[-1])
     dtype = dot.q.dtype
-    q, k, values = _padded(dot.q, width), _padded(dot.k.to(dtype), width), _padded(v.to(dtype), width)
+    q, k, values = _zero_padded(dot.q, width), _zero_padded(dot.k.to(dtype), width), _zero_padded(v.to(dtype), width)
     k, values = match_heads(k, values, q.shape[1])
     fold = q.shape[1] // k.shape[1]
     if fold > 1:
         k, values = (t.flatten(0, 1).unsqueeze(1).expand(-1, fold, -1, -1) for t in (k, values))
-    return _folded(q, fold), k, values, fold
+    return _fold_groups(q, fold), k, values, fold
 
 
-def _padded(t: Tensor, width: int) -> Tensor:
+def _zero_padded(t: Tensor, width: int) -> Tensor:
     """Return vectors filled up with zeros to a size, their last axis without gaps."""
     t = t if t.shape[-1] == width else functional.pad(t, (0, width - t.shape[-1]))
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _folded(t: Tensor, fold: int) -> Tensor:
+def _fold_groups(t: Tensor, fold: int) -> Tensor:
     """Fold groups of query heads into the batch: (b, g·fold, ...) to (b·g, fold, ...)."""
     return t if fold == 1 else t.unflatten(1, (-1, fold)).flatten(0, 1)
 
 
-def _pieces(problem: Problem, dot: Dot, plan: Plan, fold: int) -> Iterator[Piece]:
+def _pieces_of_mask(problem: Problem, dot: Dot, plan: Plan, fold: int) -> Iterator[Piece]:
     """Yield the rectangles that the kernel is called on; together they cover what the mask allows."""
     batch, heads, m, n = problem.shape
     if dot.bias is None and problem.mask is None:
@@ -232,18 +234,18 @@ def _pieces(problem: Problem, dot: Dot, plan: Plan, fold: int) -> Iterator[Piece
         return
     if dot.bias is None and isinstance(problem.mask, Causal):
         offset = n - m if problem.mask.offset is None else problem.mask.offset
-        for rows, columns, causal in _causal(m, n, offset):
+        for rows, columns, causal in _causal_rectangles(m, n, offset):
             yield Piece(range(batch), range(heads), rows, columns, causal, None, None)
         return
-    b, h, i, j = _sizes(problem, dot, plan)
+    b, h, i, j = _piece_sizes(problem, dot, plan)
     for span, batches, own in product(cut(m, i), cut(batch, b), cut_heads(range(heads), h, fold)):
         at = problem.tile(batches, own, span, range(n))
         for block in column_blocks(at, problem.mask, j):
-            for part in _runs(block):
+            for part in _runs_by_need_of_mask(block):
                 yield Piece(batches, own, span, part.columns, False, *_added_to_cells(problem, dot, at, part))
 
 
-def _sizes(problem: Problem, dot: Dot, plan: Plan) -> tuple[int, int, int, int]:
+def _piece_sizes(problem: Problem, dot: Dot, plan: Plan) -> tuple[int, int, int, int]:
     """Return how many batches, heads, rows and columns a piece may have.
 
     What is added then takes little memory: for a bias at most 64 MiB, and so does what it is computed from.
@@ -261,7 +263,7 @@ def _sizes(problem: Problem, dot: Dot, plan: Plan) -> tuple[int, int, int, int]:
 
 def _added_to_cells(problem: Problem, dot: Dot, at: Tile, part: ColumnBlock) -> tuple[Tensor | None, Tensor | None]:
     """Return what is added to the logits of a block of columns, and which of its rows see none of its keys."""
-    added = _bias(problem, dot, at.narrow(part.columns))
+    added = _bias_of_tile(problem, dot, at.narrow(part.columns))
     allowed = allowed_cells(at, problem.mask, part)
     if allowed is None:
         return added, None
@@ -269,7 +271,7 @@ def _added_to_cells(problem: Problem, dot: Dot, at: Tile, part: ColumnBlock) -> 
     return torch.where(allowed, added, -math.inf), ~allowed.any(dim=-1)
 
 
-def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
+def _runs_by_need_of_mask(block: ColumnBlock) -> Iterator[ColumnBlock]:
     """Divide a block into runs that need the mask and runs that do not: a kernel without a mask is faster."""
     for _, group in groupby(block.segments, lambda segment: segment[1] is BlockState.FULL):
         segments = tuple(group)
@@ -279,7 +281,7 @@ def _runs(block: ColumnBlock) -> Iterator[ColumnBlock]:
             yield ColumnBlock(range(segments[0][0].start, segments[-1][0].stop), segments)
 
 
-def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
+def _bias_of_tile(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
     """Return the positional bias of the logits of a tile; None where there is none."""
     if dot.bias is None:
         return None
@@ -288,7 +290,7 @@ def _bias(problem: Problem, dot: Dot, at: Tile) -> Tensor | None:
         return dot.bias(none, none, at).to(problem.dtype)
 
 
-def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
+def _causal_rectangles(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
     """Cut a causal mask (key j <= query i + offset) into rectangles.
 
     Yields rows, columns, and True for the one square that needs the kernel's own causal mask.
@@ -308,7 +310,7 @@ def _causal(m: int, n: int, offset: int) -> Iterator[tuple[range, range, bool]]:
         yield range(first + side, m), range(n), False
 
 
-def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
+def _added_to_piece(added: Tensor, piece: Piece, fold: int) -> Tensor:
     """Return the tensor that is added to the logits of a piece, with four axes, in the layout of its queries.
 
     `fold` counts the query heads that share a key head: above 1 each such group stands in the batch, as its queries do.
@@ -319,13 +321,15 @@ def _added(added: Tensor, piece: Piece, fold: int) -> Tensor:
     return piece.folded(added.expand(len(piece.batches), len(piece.heads), -1, -1), fold)
 
 
-def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -> tuple[Tensor, Tensor]:
+def _output_of_piece(
+    problem: Problem, dot: Dot, aligned: _AlignedTokens, piece: Piece, e: int
+) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of one piece, a rectangle of the matrix.
 
     e is the size of a value.
     """
     tokens = piece.tokens(aligned, problem.shape[1])
-    added = None if piece.added is None else _added(piece.added, piece, aligned[3])
+    added = None if piece.added is None else _added_to_piece(piece.added, piece, aligned[3])
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *tokens, 0.0, piece.causal, attn_mask=added, scale=dot.scale
     )
@@ -336,7 +340,9 @@ def _call(problem: Problem, dot: Dot, aligned: _Aligned, piece: Piece, e: int) -
     return out, lse
 
 
-def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piece], e: int) -> tuple[Tensor, Tensor]:
+def _output_of_pieces(
+    problem: Problem, dot: Dot, aligned: _AlignedTokens, pieces: Iterable[Piece], e: int
+) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of all pieces, those of one row merged by their log-sum-exp.
 
     Of a row, ``lse = ln Σ_p exp(lse_p)`` and ``out = Σ_p exp(lse_p - lse) out_p`` over its pieces p.
@@ -344,7 +350,7 @@ def _merged(problem: Problem, dot: Dot, aligned: _Aligned, pieces: Iterable[Piec
     out = torch.zeros(*problem.shape[:3], e, dtype=problem.dtype, device=problem.device)
     lse = torch.full(problem.shape[:3], -math.inf, dtype=problem.dtype, device=problem.device)
     for piece in pieces:
-        part, part_lse = _call(problem, dot, aligned, piece, e)
+        part, part_lse = _output_of_piece(problem, dot, aligned, piece, e)
         place = piece.place[:3]
         lse[place], old, new = merge(lse[place], part_lse)
         out[place] = out[place] * old.unsqueeze(-1) + part * new.unsqueeze(-1)

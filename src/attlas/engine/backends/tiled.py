@@ -53,7 +53,7 @@ class Tiled(Backend):
         batch, heads, m, _ = problem.shape
         out = v.new_empty(batch, heads, m, v.shape[-1])
         lse = online.empty_lse((batch, heads, m), problem.device)
-        space, (v, codes) = _workspace(problem, tokens), _finite_and_special(v, problem.dtype)
+        space, (v, codes) = _dot_workspace(problem, tokens), _finite_and_special(v, problem.dtype)
         for row_block in row_blocks(problem, request.plan, wide=False):
             state = _initial_state(problem, row_block.at, v.shape[-1])
             special = torch.zeros((), dtype=problem.dtype, device=problem.device)
@@ -61,7 +61,7 @@ class Tiled(Backend):
                 at = row_block.at.narrow(block.columns)
                 values = _tokens_of_columns(v, problem, at).to(problem.dtype)
                 keep = None if dropout is None else dropout.keep(at)
-                logits = _logits(problem, tokens, at, block, space=space)
+                logits = _masked_logits(problem, tokens, at, block, space=space)
                 if codes is not None:  # NaN and infinity reach the rows that see their key and do not drop it
                     seen = logits != -math.inf if keep is None else (logits != -math.inf) & (keep > 0)
                     special = special + online.special_part(seen, _tokens_of_columns(codes, problem, at))
@@ -76,11 +76,11 @@ class Tiled(Backend):
         problem, tokens = request.problem, request.tokens
         batch, heads, _, n = problem.shape
         out = torch.zeros(batch, heads, n, x.shape[-1], dtype=problem.dtype, device=problem.device)
-        space, (x, codes) = _workspace(problem, tokens), _finite_and_special(x, problem.dtype)
-        for _, block, at in _tiles(problem, request.plan):
-            logits, rows = _logits(problem, tokens, at, block, space=space), x[at.place].to(problem.dtype)
+        space, (x, codes) = _dot_workspace(problem, tokens), _finite_and_special(x, problem.dtype)
+        for _, block, at in _tiles_and_blocks(problem, request.plan):
+            logits, rows = _masked_logits(problem, tokens, at, block, space=space), x[at.place].to(problem.dtype)
             seen = None if codes is None else logits.mT != -math.inf
-            weights = _weights(logits, lse[at.place]).mT
+            weights = _weights_in_place(logits, lse[at.place]).mT
             pooled = torch.matmul(weights, rows)
             if seen is not None and codes is not None:
                 pooled = pooled + online.special_part(seen, codes[at.place])
@@ -104,7 +104,9 @@ class Tiled(Backend):
         pooled = None if left is None else left.new_zeros((batch, heads, n, left.shape[-1]), dtype=dtype)
         space = Workspace(dtype, problem.device)
         finite = gradient.right is None or surely_finite(gradient.right)
-        for row_block, block, at in _tiles(problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows):
+        for row_block, block, at in _tiles_and_blocks(
+            problem, request.plan, whole_rows=whole_rows, wanted_rows=gradient.rows
+        ):
             b, h, rows = row_block.at.place
             columns = slice(at.columns.start, at.columns.stop)
             places = (b, h, rows), (b, _key_heads(problem, at, problem.k.shape[1]), columns)
@@ -113,7 +115,7 @@ class Tiled(Backend):
                 for place, flat in zip(places, (q_flat, k_flat), strict=True)
             )
             with torch.enable_grad():
-                logits = _score(problem, rebuilt(tokens, [*q_tile, *k_tile]), at)
+                logits = _score_of_tile(problem, rebuilt(tokens, [*q_tile, *k_tile]), at)
             # A part of whole rows knows its log-sum-exp, but where keys outside of the matrix count too (`partial`).
             row_lse = None if whole_rows and not problem.partial else lse[row_block.at.place]
             part = _part_of_logits(problem, at, block, logits.detach(), space, row_lse)
@@ -124,7 +126,7 @@ class Tiled(Backend):
             inputs = [*q_tile, *k_tile, *parameters]
             if not (inputs and logits.requires_grad):
                 continue
-            grads = _gradients(problem, logits, inputs, slope)
+            grads = _tile_gradients(problem, logits, inputs, slope)
             _add_gradients(grads_q, places[0], grads)
             _add_gradients(grads_k, places[1], grads)
             grads_p = [
@@ -162,7 +164,7 @@ class Tiled(Backend):
                 known = _lse_of(problem, tile, plan)
             logits = _logits_of_cells(problem, tile)
             if form == "weights":
-                out[place] = _weights(logits, known)
+                out[place] = _weights_in_place(logits, known)
             else:
                 shift = online.finite_shift(online.rounded(known))
                 out[place] = logits - shift.to(logits.dtype).unsqueeze(-1)
@@ -224,7 +226,7 @@ def parts(problem: Problem, row_block: RowBlock, lse: Tensor | None, space: Work
         row_lse = cache(partial(_row_lse, problem, tokens, row_block, space))
     for index, block in enumerate(row_block.column_blocks):
         at = row_block.at.narrow(block.columns)
-        score = partial(_logits, problem, tokens, at, block, fill, space)
+        score = partial(_masked_logits, problem, tokens, at, block, fill, space)
         yield Part(problem, at, block, score, row_lse, space, index == 0, index == len(row_block.column_blocks) - 1)
 
 
@@ -254,7 +256,7 @@ def _lse_is_cheap(problem: Problem, at: Tile, form: Form) -> bool:
 
 def _logits_of_cells(problem: Problem, at: Tile) -> Tensor:
     """Return the logits of a tile, -inf where masked, in memory that may be written to."""
-    logits = _writable(problem, _score(problem, _tokens_of_tile(problem, problem.tokens, at), at))
+    logits = _writable_logits(problem, _score_of_tile(problem, _tokens_of_tile(problem, problem.tokens, at), at))
     return logits if problem.mask is None else logits.masked_fill_(~problem.mask.allows(at), -math.inf)
 
 
@@ -270,7 +272,7 @@ def _row_lse(problem: Problem, tokens: tuple[Tokens, Tokens], rows: RowBlock, sp
     state = _initial_state(problem, rows.at, 0)
     for block in rows.column_blocks:
         at = rows.at.narrow(block.columns)
-        state = online.absorb(state, _logits(problem, tokens, at, block, space=space), None)
+        state = online.absorb(state, _masked_logits(problem, tokens, at, block, space=space), None)
     return online.finish(state)[1]
 
 
@@ -289,7 +291,7 @@ def _finite_and_special(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     return online.finite_part(values), online.special_codes(values.to(dtype))
 
 
-def _workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
+def _dot_workspace(problem: Problem, tokens: tuple[Tokens, Tokens]) -> Workspace | None:
     """Return a workspace if the tokens are those of the problem, whose plain dot product then applies; else None."""
     same = all(a is b for a, b in zip(tree_flatten(tokens), tree_flatten(problem.tokens), strict=True))
     return Workspace(problem.dtype, problem.device) if same else None
@@ -301,7 +303,7 @@ def _initial_state(problem: Problem, at: Tile, e: int) -> online.Running:
     return online.empty(at.shape[:3], e, like=torch.empty(0, dtype=problem.dtype, device=problem.device), sink=sink)
 
 
-def _tiles(
+def _tiles_and_blocks(
     problem: Problem, plan: Plan, *, whole_rows: bool = False, wanted_rows: Tensor | None = None
 ) -> Iterator[tuple[RowBlock, ColumnBlock, Tile]]:
     """Yield each tile and its blocks, except row blocks without a wanted row; whole rows come last rows first.
@@ -317,7 +319,7 @@ def _tiles(
             yield row_block, block, row_block.at.narrow(block.columns)
 
 
-def _gradients(problem: Problem, logits: Tensor, inputs: list[Tensor], slope: Tensor) -> Iterator[Tensor | None]:
+def _tile_gradients(problem: Problem, logits: Tensor, inputs: list[Tensor], slope: Tensor) -> Iterator[Tensor | None]:
     """Return the gradients of a tile's tokens and of the parameters, from that of its logits."""
     if problem.runs_own_code and not problem.detached:
         check_leaves(type(problem.score).__name__, logits, inputs)
@@ -342,7 +344,7 @@ def _part_of_logits(
 
     def score() -> Tensor:
         copy = space.take("logits", at.shape).copy_(logits)
-        return _masked(problem, copy.clamp_(min=lowest(copy.dtype)), at, block, lowest(copy.dtype))
+        return _fill_masked_cells(problem, copy.clamp_(min=lowest(copy.dtype)), at, block, lowest(copy.dtype))
 
     return Part(problem, at, block, score, None if lse is None else lambda: lse, space)
 
@@ -431,7 +433,7 @@ def _tokens_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -
     return q, k
 
 
-def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
+def _score_of_tile(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
     """Return the score of a tile in full shape, from its queries and its keys, which may have fewer heads."""
     (q, k), heads = tokens, len(at.heads)
     logits = problem.score(q, tree_map(lambda t: spread_heads(t, heads), k), at).to(problem.dtype)
@@ -446,7 +448,7 @@ def _score(problem: Problem, tokens: tuple[Tokens, Tokens], at: Tile) -> Tensor:
         raise ShapeError(rule, found, fix, returned=logits, where=f"{type(problem.score).__name__}()") from None
 
 
-def _writable(problem: Problem, logits: Tensor) -> Tensor:
+def _writable_logits(problem: Problem, logits: Tensor) -> Tensor:
     """Return logits that may be written to: a copy if they are expanded or share memory with another tensor."""
     storage = logits.untyped_storage()
     shared = storage.nbytes() != logits.nbytes or storage.data_ptr() in problem.protected_storages
@@ -454,7 +456,7 @@ def _writable(problem: Problem, logits: Tensor) -> Tensor:
     return logits.clone() if shared or problem.runs_own_code else logits
 
 
-def _logits(
+def _masked_logits(
     problem: Problem,
     tokens: tuple[Tokens, Tokens],
     at: Tile,
@@ -466,10 +468,10 @@ def _logits(
     if space is not None and not at.scattered and problem.plain_dot is not None:
         logits = _dot_logits(problem, problem.plain_dot, at, space)
     else:
-        logits = _writable(problem, _score(problem, _tokens_of_tile(problem, tokens, at), at))
+        logits = _writable_logits(problem, _score_of_tile(problem, _tokens_of_tile(problem, tokens, at), at))
     if fill != -math.inf and not problem.has_surely_finite_logits:
         logits.clamp_(min=fill)
-    return _masked(problem, logits, at, block, fill)
+    return _fill_masked_cells(problem, logits, at, block, fill)
 
 
 def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tensor:
@@ -483,7 +485,9 @@ def _dot_logits(problem: Problem, dot: Dot, at: Tile, space: Workspace) -> Tenso
     return logits
 
 
-def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf) -> Tensor:
+def _fill_masked_cells(
+    problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill: float = -math.inf
+) -> Tensor:
     """Write `fill` into the masked cells of a tile's logits, and return these."""
     if problem.mask is None or block.whole:
         return logits
@@ -496,7 +500,7 @@ def _masked(problem: Problem, logits: Tensor, at: Tile, block: ColumnBlock, fill
     return logits
 
 
-def _weights(logits: Tensor, lse: Tensor) -> Tensor:
+def _weights_in_place(logits: Tensor, lse: Tensor) -> Tensor:
     """Return exp(logits - lse), written over the logits; a row without keys has weights 0."""
     high, low = online.split_lse(lse, logits.dtype)
     logits.sub_(high.unsqueeze(-1))

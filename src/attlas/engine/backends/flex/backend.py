@@ -29,8 +29,8 @@ from attlas.foundation.checks import all_finite
 from attlas.masks.documents import Documents
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_LEAST = 16  # numbers of a token that the kernel wants
-_ALIGNED = 8  # and what their number is a multiple of
+_LEAST_TOKEN_SIZE = 16  # numbers of a token that the kernel wants
+_TOKEN_SIZE_MULTIPLE = 8  # and what their number is a multiple of
 
 
 class Flex(Backend):
@@ -54,12 +54,12 @@ class Flex(Backend):
         if reason := _reads_elsewhere(problem):
             return reason
         try:
-            translated = _translated(request)
+            translated = _translated_request(request)
         except Untranslatable as reason:
             return str(reason)
         # The two programs of this kind, for one size and for all, may have been found wrong before: see
         # `attlas.engine.trust`.
-        families = kinds.families_of(_kind(request, translated), _has_whole_blocks(problem))
+        families = kinds.families_of(_program_key(request, translated), _has_whole_blocks(problem))
         faults = (trust.known_fault(family, request.device) for family in families)
         return next((fault for fault in faults if fault is not None), None)
 
@@ -68,9 +68,9 @@ class Flex(Backend):
 
         Compare it with the definition when it is first used.
 
-        A kind is the key of a program: device, mask, score, dtypes and sizes (`_kind`).
+        A kind is the key of a program: device, mask, score, dtypes and sizes (`_program_key`).
         """
-        kind, device = _kind(request, _translated(request), v), request.device
+        kind, device = _program_key(request, _translated_request(request), v), request.device
         program = kinds.program_of(kind)
         sizes = (*request.problem.shape, v.shape[1])
         attention = program.attention_for(sizes)
@@ -123,7 +123,7 @@ def computed(request: Request, v: Tensor, attention: kinds.Attention) -> tuple[T
     """
     problem = request.problem
     block_mask = None if problem.mask is None else block_mask_of(problem)[1]
-    out, lse = attended(problem, _translated(request)[0], block_mask, v, attention)
+    out, lse = attended(problem, _translated_request(request)[0], block_mask, v, attention)
     return out, lse.detach()
 
 
@@ -147,7 +147,7 @@ def attended(
     """
     heads, dtype = problem.shape[1], torch.promote_types(values.q.dtype, v.dtype)
     k, own = match_heads(values.k.to(dtype), v.to(dtype), heads)
-    q, k, own = _padded(values.q.to(dtype)), _padded(k), _padded(own)
+    q, k, own = _zero_padded(values.q.to(dtype)), _zero_padded(k), _zero_padded(own)
     out, lse = attention(q, k, own, values.change, block_mask, values.scale, k.shape[1] != heads)
     out = out.narrow(-1, 0, v.shape[-1])
     if values.row is not None:
@@ -162,7 +162,7 @@ def attended(
     return out.to(v.dtype), lse
 
 
-def _translated(request: Request) -> tuple[Values, Kind]:
+def _translated_request(request: Request) -> tuple[Values, Kind]:
     """Return the score of a request as a function of one pair, and the kind of its mask; kept with the request.
 
     A kind is a key: programs are compiled once for each.
@@ -177,7 +177,7 @@ def _translated(request: Request) -> tuple[Values, Kind]:
     return found
 
 
-def _kind(request: Request, translated: tuple[Values, Kind], v: Tensor | None = None) -> Kind:
+def _program_key(request: Request, translated: tuple[Values, Kind], v: Tensor | None = None) -> Kind:
     """Return the key of a compiled program: device, mask, score, dtypes and sizes.
 
     Without v, as if values were like keys.
@@ -210,9 +210,9 @@ def _reads_elsewhere(problem: Problem) -> str | None:
     return None
 
 
-def _padded(t: Tensor) -> Tensor:
+def _zero_padded(t: Tensor) -> Tensor:
     """Return vectors filled up with zeros to a size that the kernel takes."""
     size = t.shape[-1]
-    width = max(-(-size // _ALIGNED) * _ALIGNED, _LEAST)
+    width = max(-(-size // _TOKEN_SIZE_MULTIPLE) * _TOKEN_SIZE_MULTIPLE, _LEAST_TOKEN_SIZE)
     t = t if width == size else functional.pad(t, (0, width - size))
     return t if t.stride(-1) == 1 else t.contiguous()

@@ -28,7 +28,9 @@ BLOCK = 128  # rows and columns of a block, the size that FlexAttention has by d
 EMPTY, PARTIAL, FULL = (state.value for state in (BlockState.EMPTY, BlockState.PARTIAL, BlockState.FULL))
 
 #: For each mask, the tensors that it was made of and how often they had changed, its function, and its blocks.
-_kept: WeakKeyDictionary[Mask, dict[Any, tuple[list[tuple[Tensor, int | None]], Pairs, Any]]] = WeakKeyDictionary()
+_blocks_of_masks: WeakKeyDictionary[Mask, dict[Any, tuple[list[tuple[Tensor, int | None]], Pairs, Any]]] = (
+    WeakKeyDictionary()
+)
 
 
 def block_mask_of(problem: Problem) -> tuple[Pairs, Any]:
@@ -44,26 +46,26 @@ def block_mask_of(problem: Problem) -> tuple[Pairs, Any]:
         raise TypeError("there is no mask")
     at = on_cpu(problem.tile(*map(range, problem.shape)))
     chosen = None if problem.ids is None else tuple(tuple(ids.tolist()) for ids in problem.ids)
-    key, tensors = (problem.shape, problem.device, chosen), _tensors(mask)
+    key, tensors = (problem.shape, problem.device, chosen), _tensors_of_mask(mask)
     # What was made for this mask before holds as long as its tensors are the same, unchanged.
     changes = [(t, changes_of(t)) for t in tensors]
-    found = _kept.get(mask, {}).get(key)
-    if found is not None and _same(found[0], changes):
+    found = _blocks_of_masks.get(mask, {}).get(key)
+    if found is not None and _are_unchanged(found[0], changes):
         return found[1:]
     pairs = pairs_of(mask, at, problem.device)
     made = _block_mask(states_of(mask, at), at, pairs, problem.device)
-    _kept.setdefault(mask, {})[key] = changes, pairs, made
+    _blocks_of_masks.setdefault(mask, {})[key] = changes, pairs, made
     return pairs, made
 
 
-def _tensors(mask: Mask) -> list[Tensor]:
+def _tensors_of_mask(mask: Mask) -> list[Tensor]:
     """Return the tensors that a mask and its parts are made of, by whose changes the kept blocks become outdated."""
     parts, tensors = parts_and_tensors(mask)
     of_documents = [part for part in parts if isinstance(part, documents.Documents)]
     return tensors + [ids.given for part in of_documents for ids in (part.keys, part.queries)]
 
 
-def _same(known: list[tuple[Tensor, int | None]], now: list[tuple[Tensor, int | None]]) -> bool:
+def _are_unchanged(known: list[tuple[Tensor, int | None]], now: list[tuple[Tensor, int | None]]) -> bool:
     """Return whether tensors are the same ones, unchanged; torch does not count the changes of all."""
     return len(known) == len(now) and all(
         a is b and before is not None and before == after
@@ -100,7 +102,7 @@ def states_of(mask: Mask, at: Tile) -> Tensor:
     if kind.coverage is not Mask.coverage:
         for b in range(sizes[0]):
             for h in range(sizes[1]):
-                _ask(mask, at, b, h, states[b, h])
+                _fill_block_states(mask, at, b, h, states[b, h])
     return states
 
 
@@ -117,7 +119,7 @@ def _of_heads(mask: Heads, at: Tile) -> Tensor:
     return found
 
 
-def _ask(mask: Mask, at: Tile, b: int, h: int, states: Tensor) -> None:
+def _fill_block_states(mask: Mask, at: Tile, b: int, h: int, states: Tensor) -> None:
     """Fill in the block states of one batch and head.
 
     Ask the mask about rectangles, and halve those that are partial.
@@ -125,14 +127,14 @@ def _ask(mask: Mask, at: Tile, b: int, h: int, states: Tensor) -> None:
     waiting = [(range(states.shape[0]), range(states.shape[1]))]
     while waiting:
         rows, columns = waiting.pop()
-        found = mask.coverage(_part(at, b, h, rows, columns))
+        found = mask.coverage(_tile_of_blocks(at, b, h, rows, columns))
         if found is not BlockState.PARTIAL:
             states[rows.start : rows.stop, columns.start : columns.stop] = found.value
         elif len(rows) > 1 or len(columns) > 1:
-            waiting += _halves(rows, columns)
+            waiting += _halved_rectangle(rows, columns)
 
 
-def _halves(rows: range, columns: range) -> list[tuple[range, range]]:
+def _halved_rectangle(rows: range, columns: range) -> list[tuple[range, range]]:
     """Divide a rectangle of blocks along its longer side."""
     if len(rows) >= len(columns):
         middle = (rows.start + rows.stop) // 2
@@ -141,7 +143,7 @@ def _halves(rows: range, columns: range) -> list[tuple[range, range]]:
     return [(rows, range(columns.start, middle)), (rows, range(middle, columns.stop))]
 
 
-def _part(at: Tile, b: int, h: int, rows: range, columns: range) -> Tile:
+def _tile_of_blocks(at: Tile, b: int, h: int, rows: range, columns: range) -> Tile:
     """Return the tile of one batch and head that some blocks cover."""
     i, j = (range(span.start * BLOCK, min(span.stop * BLOCK, size)) for span, size in ((rows, at.m), (columns, at.n)))
     ids = at.batch_ids[b : b + 1], at.head_ids[h : h + 1]
@@ -155,11 +157,11 @@ def varies(mask: Mask) -> tuple[bool, bool]:
     if isinstance(mask, Combined):
         parts = [varies(part) for part in mask.parts]
         return any(b for b, _ in parts), isinstance(mask, Heads) or any(h for _, h in parts)
-    shape = _SHAPES.get(type(mask), lambda _: (1, 1))(mask)
+    shape = _MASK_SIZES.get(type(mask), lambda _: (1, 1))(mask)
     return shape[0] != 1, shape[1] != 1
 
 
-_SHAPES: Mapping[type[Mask], Callable[[Any], tuple[int, ...]]] = {
+_MASK_SIZES: Mapping[type[Mask], Callable[[Any], tuple[int, ...]]] = {
     documents.Padding: lambda mask: (mask.lengths.numel(), 1),
     documents.Prefix: lambda mask: (mask.lengths.numel(), 1),
     documents.Documents: lambda mask: (max(len(t.given.reshape(-1, t.count)) for t in (mask.keys, mask.queries)), 1),
@@ -180,7 +182,7 @@ def _block_mask(states: Tensor, at: Tile, pairs: Pairs, device: torch.device) ->
         if size % BLOCK:
             edge = states.select(axis, states.shape[axis] - 1)
             edge[edge == FULL] = PARTIAL
-    (some, order), (full, of_full) = (_ordered(states == state) for state in (PARTIAL, FULL))
+    (some, order), (full, of_full) = (_true_columns_first(states == state) for state in (PARTIAL, FULL))
     made = BlockMask.from_kv_blocks(
         some, order, full, of_full, BLOCK_SIZE=BLOCK, mask_mod=pairs.allows, seq_lengths=(at.m, at.n)
     )
@@ -190,7 +192,7 @@ def _block_mask(states: Tensor, at: Tile, pairs: Pairs, device: torch.device) ->
     return made
 
 
-def _ordered(own: Tensor) -> tuple[Tensor, Tensor]:
+def _true_columns_first(own: Tensor) -> tuple[Tensor, Tensor]:
     """Return, per row of blocks, how many are True, and all column numbers with those of the True ones first."""
     order = torch.argsort(own.to(torch.int8), dim=-1, descending=True, stable=True)
     return own.sum(-1, dtype=torch.int32), order.to(torch.int32)

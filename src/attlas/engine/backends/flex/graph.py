@@ -18,18 +18,18 @@ from attlas.errors import public
 from attlas.foundation.trees import recorded_gradients
 
 #: An output with its graph, and the tensors to whose gradients it leads.
-_Kept: TypeAlias = tuple[Tensor, list[Tensor | None]]
+_OutputWithGraph: TypeAlias = tuple[Tensor, list[Tensor | None]]
 
 
 def recorded(request: Request, v: Tensor, run: Run) -> tuple[Tensor, Tensor]:
     """Return the output of a program with its graph, and the log-sum-exp without."""
-    apply: Callable[..., tuple[Tensor, Tensor]] = _Recorded.apply
+    apply: Callable[..., tuple[Tensor, Tensor]] = _FlexOutput.apply
     return apply(request, run, v, request.problem.sink, *request.inputs())
 
 
-def _computed(
+def _output_with_graph(
     request: Request, run: Run, v: Tensor, sink: Tensor | None, inputs: Sequence[Tensor]
-) -> tuple[_Kept, Tensor]:
+) -> tuple[_OutputWithGraph, Tensor]:
     """Return the output with a graph that begins at the tokens and values, and the log-sum-exp.
 
     The sink and the tensors of the score are read where they are held: the graph begins at them as well.
@@ -41,7 +41,7 @@ def _computed(
     return (out, [v, sink, *tokens, *inputs[count:]]), lse
 
 
-class _Recorded(torch.autograd.Function):
+class _FlexOutput(torch.autograd.Function):
     """``A @ v`` by FlexAttention."""
 
     @staticmethod
@@ -51,7 +51,7 @@ class _Recorded(torch.autograd.Function):
         # The program runs with a graph of its own, which is kept for the first backward (`ctx.kept`).
         ctx.request, ctx.run = request, run
         ctx.save_for_backward(v, sink, *inputs)
-        ctx.kept, lse = _computed(request, run, v, sink, inputs)
+        ctx.kept, lse = _output_with_graph(request, run, v, sink, inputs)
         out = ctx.kept[0].detach()
         out = out.data if out._is_view() else out  # so that who gets it can change it in place
         ctx.out, ctx.version = out.detach(), out._version
@@ -72,7 +72,7 @@ class _Recorded(torch.autograd.Function):
             return None, None, *recorded_gradients(pooled, (v, sink, *inputs), grad)
         kept, ctx.kept = ctx.kept, None
         if kept is None or ctx.out._version != ctx.version:  # the user has changed it in place
-            kept, _lse = _computed(request, ctx.run, v, sink, inputs)
+            kept, _lse = _output_with_graph(request, ctx.run, v, sink, inputs)
         out, leaves = kept
         wanted = [t for t, asked in zip(leaves, ctx.needs_input_grad[2:], strict=True) if asked]
         found = iter(torch.autograd.grad(out, wanted, grad, allow_unused=True))

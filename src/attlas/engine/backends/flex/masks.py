@@ -68,34 +68,34 @@ def pairs_of(mask: Mask, at: Tile, device: torch.device) -> Pairs:
     Untranslatable
         If a part of the mask has no such form.
     """
-    make = _FORMS.get(type(mask))
+    make = _TRANSLATORS.get(type(mask))
     if make is None:
         raise Untranslatable(f"a mask of the class {type(mask).__name__} is no function of one pair")
     return make(mask, at, device)
 
 
-def _and(mask: And, at: Tile, device: torch.device) -> Pairs:
+def _translate_and(mask: And, at: Tile, device: torch.device) -> Pairs:
     """Translate the conjunction of two masks."""
     left, right = pairs_of(mask.left, at, device), pairs_of(mask.right, at, device)
     f, g = left.allows, right.allows
     return Pairs(lambda b, h, i, j: f(b, h, i, j) & g(b, h, i, j), ("and", left.kind, right.kind))
 
 
-def _or(mask: Or, at: Tile, device: torch.device) -> Pairs:
+def _translate_or(mask: Or, at: Tile, device: torch.device) -> Pairs:
     """Translate the disjunction of two masks."""
     left, right = pairs_of(mask.left, at, device), pairs_of(mask.right, at, device)
     f, g = left.allows, right.allows
     return Pairs(lambda b, h, i, j: f(b, h, i, j) | g(b, h, i, j), ("or", left.kind, right.kind))
 
 
-def _not(mask: Not, at: Tile, device: torch.device) -> Pairs:
+def _translate_not(mask: Not, at: Tile, device: torch.device) -> Pairs:
     """Translate the complement of a mask."""
     inner = pairs_of(mask.inner, at, device)
     f = inner.allows
     return Pairs(lambda b, h, i, j: ~f(b, h, i, j), ("not", inner.kind))
 
 
-def _heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
+def _translate_heads(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask that differs between heads: a table holds which mask each head has."""
     if torch.compiler.is_compiling():  # no number of a head can be read
         return _heads_by_number(mask, at, device)
@@ -134,7 +134,7 @@ def _heads_by_number(mask: heads.Heads, at: Tile, device: torch.device) -> Pairs
     return Pairs(allows, ("heads by number",))
 
 
-def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:
+def _translate_band(mask: Any, at: Tile, device: torch.device) -> Pairs:
     """Translate a band along the diagonal: causal, window, or dilated."""
     shift, left, right, step = mask.first_query(at.m, at.n), mask.left, mask.right, getattr(mask, "step", 1)
 
@@ -152,7 +152,7 @@ def _local(mask: Any, at: Tile, device: torch.device) -> Pairs:
     return Pairs(allows, ("local", left is None, right is None, step > 1))
 
 
-def _counted(mask: Any, at: Tile, device: torch.device) -> Pairs:
+def _translate_padding_or_prefix(mask: Any, at: Tile, device: torch.device) -> Pairs:
     """Translate padding or a prefix: the first or the last keys of each sequence."""
     read, kind = reader(to_device(mask.of(at), device))
     if mask.side == "right":
@@ -161,7 +161,7 @@ def _counted(mask: Any, at: Tile, device: torch.device) -> Pairs:
     return Pairs(lambda b, h, i, j: j >= n - read(b), ("last keys", kind))
 
 
-def _documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pairs:
+def _translate_documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask of documents: a query sees the keys that have its document id."""
     rows, columns = (
         reader(to_device(of_ids(ids.given.reshape(-1, ids.count), 0, at.batch_ids), device))
@@ -172,13 +172,13 @@ def _documents(mask: documents.Documents, at: Tile, device: torch.device) -> Pai
     return Pairs(lambda b, h, i, j: query(b, i + first) == key(b, j), ("documents", kind, of_key))
 
 
-def _cells(mask: Any, at: Tile, device: torch.device) -> Pairs:
+def _translate_cells(mask: Any, at: Tile, device: torch.device) -> Pairs:
     """Translate a stored tensor of cells."""
     read, kind = reader(to_device(_of_both(mask.rule(mask.cells), at), device))
     return Pairs(read, ("cells", kind))
 
 
-def _function(mask: custom.FunctionMask, at: Tile, device: torch.device) -> Pairs:
+def _translate_mask_mod(mask: custom.FunctionMask, at: Tile, device: torch.device) -> Pairs:
     """Translate a ``mask_mod`` of the user."""
     f, numbers = mask.mask_mod, numbers_of(at, device)
 
@@ -193,7 +193,7 @@ def _function(mask: custom.FunctionMask, at: Tile, device: torch.device) -> Pair
     return Pairs(allows, ("function", code_of(f)))
 
 
-def _selected(mask: selected.Selected, at: Tile, device: torch.device) -> Pairs:
+def _translate_selected_blocks(mask: selected.Selected, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask that lists blocks of keys for each query: a binary search in its ascending list."""
     entries, block = of_ids(mask.entries, 0, at.batch_ids), mask.block
     count = entries.shape[-1]
@@ -214,7 +214,7 @@ def _selected(mask: selected.Selected, at: Tile, device: torch.device) -> Pairs:
     return Pairs(allows, ("selected", count.bit_length(), kind))
 
 
-def _runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
+def _translate_runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
     """Translate several runs of keys per query: a binary search for the last run that begins at the key or before."""
     total, most = len(mask.starts), int(mask.first.diff(dim=-1).max()) if mask.first.shape[-1] > 1 else 0
     if not total:
@@ -234,19 +234,19 @@ def _runs(mask: runs.Runs, at: Tile, device: torch.device) -> Pairs:
     return Pairs(allows, ("runs", most.bit_length(), kind))
 
 
-def _run(mask: runs.RunPerRow, at: Tile, device: torch.device) -> Pairs:
+def _translate_run(mask: runs.RunPerRow, at: Tile, device: torch.device) -> Pairs:
     """Translate one run of keys per query, from `first` up to `stop`."""
     (first, kind), (stop, of_stop) = (reader(to_device(_of_both(t, at), device)) for t in (mask.first, mask.stop))
     return Pairs(lambda b, h, i, j: (j >= first(b, h, i)) & (j < stop(b, h, i)), ("run", kind, of_stop))
 
 
-def _bits(mask: runs.Bits, at: Tile, device: torch.device) -> Pairs:
+def _translate_bits(mask: runs.Bits, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask that is stored as bits, eight keys in a byte."""
     read, kind = reader(to_device(_of_both(mask.packed, at), device))
     return Pairs(lambda b, h, i, j: ((read(b, h, i, j // 8).int() >> (j % 8)) & 1) > 0, ("bits", kind))
 
 
-def _placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
+def _translate_placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
     """Translate a mask at the positions of another matrix: its rows and columns are shifted."""
     if mask.device is not None:
         raise Untranslatable("a mask is bound to another device")
@@ -255,7 +255,7 @@ def _placed(mask: placed.Placed, at: Tile, device: torch.device) -> Pairs:
     return Pairs(lambda b, h, i, j: f(b, h, i - row, j - column), ("placed", inner.kind))
 
 
-def _outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> Pairs:
+def _translate_outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> Pairs:
     """Translate the complement of a rectangle of queries and keys, both given as runs of positions."""
     # Edges alternate: a run begins at each even one, and ends before the next. They are counted from this matrix's
     # first row and column; a last run without an end has no second edge.
@@ -280,26 +280,26 @@ def _outside(mask: placed.OutsideRectangle, at: Tile, device: torch.device) -> P
     return Pairs(lambda b, h, i, j: ~(inside(queries, i) & inside(keys, j)), kind)
 
 
-_FORMS: Mapping[type[Mask], Make] = {
-    And: _and,
-    Or: _or,
-    Not: _not,
-    heads.Heads: _heads,
-    local.Causal: _local,
-    local.Window: _local,
-    local.Dilated: _local,
-    documents.Padding: _counted,
-    documents.Prefix: _counted,
-    documents.Documents: _documents,
-    custom.TensorMask: _cells,
-    custom.AdditiveMask: _cells,
-    custom.FunctionMask: _function,
-    selected.Selected: _selected,
-    runs.Runs: _runs,
-    runs.RunPerRow: _run,
-    runs.Bits: _bits,
-    placed.Placed: _placed,
-    placed.OutsideRectangle: _outside,
+_TRANSLATORS: Mapping[type[Mask], Make] = {
+    And: _translate_and,
+    Or: _translate_or,
+    Not: _translate_not,
+    heads.Heads: _translate_heads,
+    local.Causal: _translate_band,
+    local.Window: _translate_band,
+    local.Dilated: _translate_band,
+    documents.Padding: _translate_padding_or_prefix,
+    documents.Prefix: _translate_padding_or_prefix,
+    documents.Documents: _translate_documents,
+    custom.TensorMask: _translate_cells,
+    custom.AdditiveMask: _translate_cells,
+    custom.FunctionMask: _translate_mask_mod,
+    selected.Selected: _translate_selected_blocks,
+    runs.Runs: _translate_runs,
+    runs.RunPerRow: _translate_run,
+    runs.Bits: _translate_bits,
+    placed.Placed: _translate_placed,
+    placed.OutsideRectangle: _translate_outside,
 }
 
 

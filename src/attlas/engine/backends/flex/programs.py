@@ -23,8 +23,8 @@ from attlas.engine.backends.flex.places import Kind
 from attlas.engine.problem import spread_heads, tree_flatten, tree_map
 from attlas.foundation.trees import rebuilt
 
-_CELLS = 1 << 22  # cells of a comparison
-_ROWS = 64  # most rows of one
+_COMPARED_CELLS = 1 << 22  # cells of a comparison
+_MOST_COMPARED_ROWS = 64  # most rows of one
 #: Computes output and log-sum-exp of tokens, values, a score_mod, a BlockMask, a scale, and whether heads share keys.
 Attention = Callable[[Tensor, Tensor, Tensor, Any, Any, float, bool], tuple[Tensor, Tensor]]
 
@@ -89,21 +89,21 @@ def families_of(kind: Kind, whole_blocks: bool) -> tuple[trust.Family, trust.Fam
             kept = kept and isinstance(part, str | int | float | torch.dtype | None)  # else code of the user
     number = hashlib.sha256(" ".join(text).encode()).hexdigest()[:8]
     sizes = "a size of whole blocks" if whole_blocks else "a size with parts of blocks", "all sizes"
-    first, others = (trust.Family("flex", f"{_words(kind)}, {size}, {number}", kept) for size in sizes)
+    first, others = (trust.Family("flex", f"{_kind_in_words(kind)}, {size}, {number}", kept) for size in sizes)
     return first, others
 
 
-def _words(kind: Kind) -> str:
+def _kind_in_words(kind: Kind) -> str:
     """Return a description of a kind for the user: mask, score, dtype, size of a token, gradients."""
     dtype, d, graph = (kind[3][part] for part in (0, 2, 3))  # type: ignore[index]
-    words = [f"mask: {_strings(kind[1]) or 'none'}", f"score: {_strings(kind[2]) or 'a dot product'}"]
+    words = [f"mask: {_joined_strings(kind[1]) or 'none'}", f"score: {_joined_strings(kind[2]) or 'a dot product'}"]
     return ", ".join([*words, str(dtype).removeprefix("torch."), f"d {d}", *["gradients"] * bool(graph)])
 
 
-def _strings(part: object) -> str:
+def _joined_strings(part: object) -> str:
     """Return the strings within nested tuples, joined by spaces, without the word "table" that each tensor has."""
     if isinstance(part, tuple):
-        return " ".join(filter(None, map(_strings, part)))
+        return " ".join(filter(None, map(_joined_strings, part)))
     return part if isinstance(part, str) and part != "table" else ""
 
 
@@ -152,11 +152,11 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
     flat = [t.detach().requires_grad_(graph and t.requires_grad) for t in tree_flatten(request.tokens)]
     v = v.detach().requires_grad_(graph and v.requires_grad)
     request = replace(request, tokens=rebuilt(request.tokens, list(flat)))
-    again = [replace(request) for _ in _bands(request.problem.shape)]  # each has a graph of its own
+    again = [replace(request) for _ in _compared_bands(request.problem.shape)]  # each has a graph of its own
     leaves = [t for t in (*flat, v, *(request.parameters() if graph else ())) if t.requires_grad]
     tolerance = trust.TOLERANCE[torch.promote_types(request.problem.q.dtype, v.dtype)]
     out, lse = run(request, v)
-    for rows, other in zip(_bands(request.problem.shape), again, strict=True):
+    for rows, other in zip(_compared_bands(request.problem.shape), again, strict=True):
         wanted, wanted_lse = defined(request, v, rows)
         some, some_lse = out[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         pairs = [("its output", some, wanted), ("its log-sum-exp", some_lse, wanted_lse)]
@@ -167,7 +167,7 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
                 torch.autograd.grad(part, leaves, slope.to(part.dtype), allow_unused=True)
                 for part in (wanted, run(other, v)[0][:, :, rows.start : rows.stop])
             ]
-            pairs += _paired(leaves, *both)
+            pairs += _gradient_pairs(leaves, *both)
         for name, found, true in pairs:
             fault = trust.difference(name, found, true, tolerance * (4 if name == "a gradient" else 1))
             if fault is not None:
@@ -175,7 +175,7 @@ def difference(run: Run, request: Request, v: Tensor) -> str | None:
     return None
 
 
-def _paired(
+def _gradient_pairs(
     leaves: Sequence[Tensor], wanted: Sequence[Tensor | None], found: Sequence[Tensor | None]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield the gradients of both ways; one that is missing is 0."""
@@ -183,10 +183,10 @@ def _paired(
         yield "a gradient", torch.zeros_like(leaf) if b is None else b, torch.zeros_like(leaf) if a is None else a
 
 
-def _bands(shape: tuple[int, int, int, int]) -> list[range]:
+def _compared_bands(shape: tuple[int, int, int, int]) -> list[range]:
     """Return the two bands of rows to compare: in the middle of the matrix and at its end."""
     batch, heads, m, n = shape
-    count = max(min(_CELLS // (batch * heads * n), _ROWS, m), 1)
+    count = max(min(_COMPARED_CELLS // (batch * heads * n), _MOST_COMPARED_ROWS, m), 1)
     return [range(start, start + count) for start in sorted({(m - count) // 2, m - count})]
 
 

@@ -97,11 +97,11 @@ def values_of(score: Score, q: Any, k: Any, problem: Problem) -> Values:
         return _of_dot(dot, problem)
     if type(score) is Sum and score.left.positional != score.right.positional:
         side, part, places = (1, score.right, score.left) if score.left.positional else (0, score.left, score.right)
-        return _biased(values_of(part, q[side], k[side], problem), places, problem)
-    if type(score) not in _FORMS:
+        return _values_plus_biases(values_of(part, q[side], k[side], problem), places, problem)
+    if type(score) not in _TRANSLATORS:
         raise Untranslatable(f"the score {type(score).__name__} is no function of a dot product of its tokens")
     inner: Score = score.inner  # type: ignore[assignment]  # each of them has one
-    f, kind = _FORMS[type(score)](score, problem)
+    f, kind = _TRANSLATORS[type(score)](score, problem)
     return values_of(inner, q, k, problem).then(f, (kind, inner.finite))
 
 
@@ -114,36 +114,36 @@ def _of_dot(dot: Dot, problem: Problem) -> Values:
     if dot.bias is None:
         return found
     row, found = found.row, replace(found, row=None)  # softmax does not see it: it need not be added to each pair
-    return replace(_biased(found, dot.bias, problem), row=row)
+    return replace(_values_plus_biases(found, dot.bias, problem), row=row)
 
 
-def _biased(values: Values, places: Score, problem: Problem) -> Values:
+def _values_plus_biases(values: Values, places: Score, problem: Problem) -> Values:
     """Add a positional score to a score, one table after the other."""
-    for bias in _biases(places, whole(problem)):
-        added, kind = _added(bias, problem)
-        values = values.then(_plus(added), kind)
+    for bias in _biases_of_score(places, whole(problem)):
+        added, kind = _bias_of_pair(bias, problem)
+        values = values.then(_value_plus(added), kind)
     return values
 
 
-def _plus(added: OfPair) -> OfValue:
+def _value_plus(added: OfPair) -> OfValue:
     """Return a function that adds the number of a pair to its value."""
     return lambda s, b, h, i, j: s + added(b, h, i, j)
 
 
-def _biases(score: Score, at: Tile) -> list[Bias]:
+def _biases_of_score(score: Score, at: Tile) -> list[Bias]:
     """Return a positional score as a list of tables that fused kernels read."""
     found = score.bias(at)
     if found is not None:
         return [found]
     if type(score) is Sum:
-        return _biases(score.left, at) + _biases(score.right, at)
+        return _biases_of_score(score.left, at) + _biases_of_score(score.right, at)
     if type(score) is Scaled:
-        terms = [scaled(term, score.factor) for term in _biases(score.inner, at)]
+        terms = [scaled(term, score.factor) for term in _biases_of_score(score.inner, at)]
         return [term for term in terms if term is not None]
     raise Untranslatable(f"{type(score).__name__} adds numbers of places that have no table")
 
 
-def _added(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
+def _bias_of_pair(bias: Bias, problem: Problem) -> tuple[OfPair, Kind]:
     """Return the function of a pair that reads all tables of a bias and adds them up."""
     terms: list[OfPair] = []
     kinds: list[object] = []
@@ -203,7 +203,7 @@ def _by_tensor(score: ScaledByTensor, problem: Problem) -> tuple[OfValue, Kind]:
     return _where_allowed(lambda s, h: s * read(h)), ("times tensor, allowed", kind)
 
 
-def _capped(score: SoftCap, problem: Problem) -> tuple[OfValue, Kind]:
+def _translate_soft_cap(score: SoftCap, problem: Problem) -> tuple[OfValue, Kind]:
     """Translate a soft cap, ``cap * tanh(s / cap)``; -inf stays -inf."""
     cap = score.cap
     if score.inner.finite:
@@ -233,9 +233,9 @@ def _by_function(score: ScoreMod, problem: Problem) -> tuple[OfValue, Kind]:
     return change, ("function", code_of(f))
 
 
-_FORMS: dict[type[Score], Callable[[Any, Problem], tuple[OfValue, Kind]]] = {
+_TRANSLATORS: dict[type[Score], Callable[[Any, Problem], tuple[OfValue, Kind]]] = {
     Scaled: _by_number,
     ScaledByTensor: _by_tensor,
-    SoftCap: _capped,
+    SoftCap: _translate_soft_cap,
     ScoreMod: _by_function,
 }

@@ -27,13 +27,13 @@ from attlas.masks.runs import Runs
 
 def product(problem: Problem, v: Tensor, plan: Plan) -> Tensor | None:
     """Return ``A @ v`` with its graph, shape (batch, heads, m, e); None where this is not FlexAttention's."""
-    found = _translated(problem, plan)
+    found = _translated_problem(problem, plan)
     return None if found is None else attended(problem, *found, v, flex_attention)[0]
 
 
 def log_sum_exp(problem: Problem, plan: Plan) -> Tensor | None:
     """Return the log-sum-exp of each row with its graph, shape (batch, heads, m); None as `product` does."""
-    found = _translated(problem, plan)
+    found = _translated_problem(problem, plan)
     if found is None:
         return None
     # The kernel wants values: one zero for each key.
@@ -41,7 +41,7 @@ def log_sum_exp(problem: Problem, plan: Plan) -> Tensor | None:
     return attended(problem, *found, v, flex_attention)[1]
 
 
-def _translated(problem: Problem, plan: Plan) -> tuple[Values, Any] | None:
+def _translated_problem(problem: Problem, plan: Plan) -> tuple[Values, Any] | None:
     """Return the score as a function of one pair, and the BlockMask of the mask; None where there are no such."""
     devices = BACKENDS[Flex.name] or ()
     if problem.device.type not in devices or problem.q.dtype not in DTYPES or plan.backend not in ("auto", Flex.name):
@@ -68,17 +68,17 @@ def _block_mask(mask: Mask, allows: OfPair, problem: Problem) -> Any:
 
     m, n = problem.shape[2:]
     rows, columns = (torch.arange(0, size, BLOCK, device=problem.device) for size in (m, n))
-    reached = _reached(mask, rows.unsqueeze(-1), columns, m, n)
+    reached = _reachable_blocks(mask, rows.unsqueeze(-1), columns, m, n)
     if reached is None:
         reached = torch.ones(len(rows), len(columns), dtype=torch.bool, device=problem.device)
-    of_rows, of_columns = (_ordered(some) for some in (reached, reached.mT))
+    of_rows, of_columns = (_reached_columns_first(some) for some in (reached, reached.mT))
     return BlockMask((m, n), *of_rows, None, None, *of_columns, None, None, (BLOCK, BLOCK), allows)
 
 
-def _reached(mask: Mask, rows: Tensor, columns: Tensor, m: int, n: int) -> Tensor | None:
+def _reachable_blocks(mask: Mask, rows: Tensor, columns: Tensor, m: int, n: int) -> Tensor | None:
     """Return which blocks may have an allowed pair, by their first rows and columns; None for all of them."""
     if isinstance(mask, (And, Or)) and type(mask) in (And, Or):
-        left, right = (_reached(part, rows, columns, m, n) for part in (mask.left, mask.right))
+        left, right = (_reachable_blocks(part, rows, columns, m, n) for part in (mask.left, mask.right))
         if type(mask) is Or:
             return None if left is None or right is None else left | right
         return right if left is None else left if right is None else left & right
@@ -94,7 +94,7 @@ def _reached(mask: Mask, rows: Tensor, columns: Tensor, m: int, n: int) -> Tenso
     return found
 
 
-def _ordered(reached: Tensor) -> tuple[Tensor, Tensor]:
+def _reached_columns_first(reached: Tensor) -> tuple[Tensor, Tensor]:
     """Return, per row of blocks, how many are reached, and all column numbers with those first.
 
     With axes for batch and head.

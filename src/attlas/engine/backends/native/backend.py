@@ -27,15 +27,18 @@ from attlas.scores.base import Score
 from attlas.scores.kernel import Gaussian
 
 # What a gradient may have beside its product, of each row.
-_TERMS = ("log", "square", "mean", "linear", "centre")
+_ROW_TERMS = ("log", "square", "mean", "linear", "centre")
 # The family of kernels of each score that is no dot product.
-_FAMILIES: dict[type, type[PairwiseFamily]] = {Additive: AdditiveKernels, **dict.fromkeys(KERNELS, DistanceKernels)}
+_FAMILY_OF_SCORE: dict[type, type[PairwiseFamily]] = {
+    Additive: AdditiveKernels,
+    **dict.fromkeys(KERNELS, DistanceKernels),
+}
 
 
 def _family_of(score: Score) -> type[PairwiseFamily] | None:
     """Return the family of kernels of a score, or of a number times it where that is a score of the same kind."""
     inner, factor = bias.unscaled(score)
-    return _FAMILIES.get(type(inner)) if factor == 1.0 or type(inner) is Additive else None
+    return _FAMILY_OF_SCORE.get(type(inner)) if factor == 1.0 or type(inner) is Additive else None
 
 
 class FusedKernels(Backend):
@@ -62,7 +65,7 @@ class FusedKernels(Backend):
             return "the sink needs the constant of each row"
         if product.bias is not None and (reason := bias.unsupported(problem)) is not None:
             return reason
-        return _unsupported(request, operation, fused=True)
+        return _why_unsupported(request, operation, fused=True)
 
     def prepare(self, request: Request) -> Request:
         return request.as_fused()
@@ -118,7 +121,7 @@ class FusedKernels(Backend):
         if gradient.row is not None and problem.sink is not None:
             row, share = gradient.row, torch.exp(problem.sink.detach().to(lse.dtype).view(1, -1, 1) - lse)
             delta = delta - row * torch.where(lse == -torch.inf, 0.0, share).to(dtype)
-        rows = {name: t for name in _TERMS if (t := getattr(gradient, name)) is not None}
+        rows = {name: t for name in _ROW_TERMS if (t := getattr(gradient, name)) is not None}
         if rows.keys() & {"log", "square"}:  # the kernel reads both or none
             rows = {"log": torch.zeros_like(delta), "square": torch.zeros_like(delta)} | rows
         # Where there is no product: one 0 for each row and key, expanded from a single number.
@@ -160,7 +163,7 @@ class PairwiseKernels(Backend):
             of_pairs = {id(t) for t in tensors_of(problem.score)}
             if operation == "backward" and any(id(t) not in of_pairs for t in request.parameters()):
                 return "it has no gradient of a score of places beside one of pairs"
-        return family.unsupported(problem) or _unsupported(request, operation, fused=False)
+        return family.unsupported(problem) or _why_unsupported(request, operation, fused=False)
 
     def prepare(self, request: Request) -> Request:
         # Differences are taken of the tokens themselves.
@@ -231,7 +234,7 @@ def _is_rounded(lse: Tensor) -> bool:
     return torch.equal(lse, lse.float().to(lse.dtype))
 
 
-def _unsupported(request: Request, operation: Operation, *, fused: bool) -> str | None:
+def _why_unsupported(request: Request, operation: Operation, *, fused: bool) -> str | None:
     """Return why the kernels do not compute an operation, whatever the score; None where they do."""
     if request.dropout is not None:
         return "dropout has to be the same when it is recomputed"

@@ -38,7 +38,7 @@ def of(problem: Problem) -> Bias | None:
 
 def without_places(problem: Problem) -> Problem:
     """Return the problem without the positional part of its score; `of` gives that part for the returned problem."""
-    kept, (score, places) = vars(problem), _split(problem.score)
+    kept, (score, places) = vars(problem), _without_positional_part(problem.score)
     if places is None:
         return problem
     if "without places" not in kept:
@@ -52,7 +52,7 @@ def without_places(problem: Problem) -> Problem:
 
 def tokens_of(score: Score, tokens: Tokens) -> Tokens:
     """Return the tokens of the part of a sum of scores that is not positional, from those of the sum."""
-    while (inner := _inner(score)) is not None:
+    while (inner := _score_inside(score)) is not None:
         if isinstance(score, Sum):
             tokens = tokens[int(score.left.positional)]
         score = inner
@@ -68,7 +68,7 @@ def unscaled(score: Score) -> tuple[Score, float]:
     return score, factor
 
 
-def _inner(score: Score) -> Score | None:
+def _score_inside(score: Score) -> Score | None:
     """Return the score inside a multiple, or the summand that is not positional; None for another score."""
     if type(score) is Scaled:
         return score.inner
@@ -77,13 +77,13 @@ def _inner(score: Score) -> Score | None:
     return None
 
 
-def _split(score: Score) -> tuple[Score, Score | None]:
+def _without_positional_part(score: Score) -> tuple[Score, Score | None]:
     """Return the part of a score that is not positional, and the sum of its positional parts; None without these.
 
     A multiple of a sum is the sum of the multiples.
     """
     places, factor = None, 1.0
-    while (inner := _inner(score)) is not None:
+    while (inner := _score_inside(score)) is not None:
         if isinstance(score, Scaled):
             factor *= score.factor
         elif isinstance(score, Sum):
@@ -132,17 +132,19 @@ def fields(kernels: library.Kernels, problem: Problem, rows: slice) -> tuple[dic
         table = bias.distance.to(problem.dtype).contiguous()
         # Number x belongs to j - i = x - (m - 1).
         start = problem.shape[2] - 1 - rows.start
-        found["by_distance"] = _strided(kernels, table, start, row=-1, column=1)
+        found["by_distance"] = _bias_struct(kernels, table, start, row=-1, column=1)
         buffers.append(table)
     if bias.cell is not None:
         row, column = (0 if bias.cell.shape[axis] == 1 else bias.cell.stride(axis) for axis in (2, 3))
         start = rows.start * row
-        found["by_cell"] = _strided(kernels, bias.cell, start, row=row, column=column, factor=bias.factor)
+        found["by_cell"] = _bias_struct(kernels, bias.cell, start, row=row, column=column, factor=bias.factor)
         buffers.append(bias.cell)
     for name, t, start in (("by_query", bias.query, rows.start), ("by_key", bias.key, 0)):
         if t is not None:
             t = t.to(torch.float64).contiguous()
-            found[name] = kernels.structures["TokenBias"](t.data_ptr() + 8 * start, *_heads(t))  # 8 bytes each
+            found[name] = kernels.structures["TokenBias"](
+                t.data_ptr() + 8 * start, *_batch_and_head_strides(t)
+            )  # 8 bytes each
             buffers.append(t)
     return found, buffers
 
@@ -187,7 +189,7 @@ class PlaceGradients:
         }
         found |= {f"{name}_head": self._sums[name].shape[2] for name in ("distance", "query") if name in self._sums}
         if "cell" in self._sums:
-            found["cell_batch"], found["cell_head"] = _heads(self._sums["cell"])
+            found["cell_batch"], found["cell_head"] = _batch_and_head_strides(self._sums["cell"])
         return kernels.structures["PlaceGradients"](**found)
 
     def of(self, parameters: Sequence[Tensor]) -> list[Tensor | None] | None:
@@ -240,12 +242,14 @@ def pairwise_fields(
     return {"places": ctypes.addressof(params)}, [params, *buffers]
 
 
-def _strided(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
+def _bias_struct(kernels: library.Kernels, t: Tensor, start: int, *, row: int, column: int, factor: float = 1.0) -> Any:
     """Return a tensor as the C structure ``Bias``, whose first row and column have number `start` of the tensor."""
     address = t.data_ptr() + start * t.element_size()
-    return kernels.structures["Bias"](address, *_heads(t), row, column, factor, kernels.codes[TYPES[t.dtype]])
+    return kernels.structures["Bias"](
+        address, *_batch_and_head_strides(t), row, column, factor, kernels.codes[TYPES[t.dtype]]
+    )
 
 
-def _heads(t: Tensor) -> tuple[int, int]:
+def _batch_and_head_strides(t: Tensor) -> tuple[int, int]:
     """Return the strides of the axes batch and heads; 0 for an axis of size 1, which stands for all."""
     return (0 if t.shape[0] == 1 else t.stride(0)), (0 if t.shape[1] == 1 else t.stride(1))

@@ -12,8 +12,8 @@ from attlas.engine.backends.native import library
 from attlas.engine.problem import Problem
 from attlas.foundation.tiles import Tile
 
-_TYPES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
-_SUMS = ("mass", "column_mass", "offsets", "picture_sum")
+_C_DTYPES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
+_SUMS_OF_KERNEL = ("mass", "column_mass", "offsets", "picture_sum")
 
 
 class CellSums:
@@ -59,7 +59,7 @@ class CellSums:
     @staticmethod
     def unsupported(problem: Problem) -> str | None:
         """Return why no kernel sums these weights; None where one does."""
-        if problem.device.type != "cpu" or problem.dtype not in _TYPES:
+        if problem.device.type != "cpu" or problem.dtype not in _C_DTYPES:
             return "there is no kernel for their device or dtype"
         return library.current().why_not
 
@@ -75,8 +75,8 @@ class CellSums:
             ``left @ right.mT``.
         """
         if isinstance(cells, Tensor):
-            return self._run(at, at.columns, cells=cells)
-        return self._run(at, at.columns, left=cells[0], right=cells[1])
+            return self._call_kernel(at, at.columns, cells=cells)
+        return self._call_kernel(at, at.columns, left=cells[0], right=cells[1])
 
     def end_rows(self, at: Tile, seen: Sequence[range]) -> None:
         """End some rows: the columns that no tile had, which are all but those that were seen, have weights 0."""
@@ -92,14 +92,14 @@ class CellSums:
             # Among the k largest of a row may be such zeros: the first k unseen keys are enough for that.
             keys = torch.cat([torch.arange(own.start, min(own.stop, own.start + self.k)) for own in unseen])
             empty = torch.empty(len(at.batches), len(at.heads), len(at.rows), 0, dtype=self.problem.dtype)
-            self._run(at, range(0), keys[: self.k].to(torch.int32), cells=empty)
+            self._call_kernel(at, range(0), keys[: self.k].to(torch.int32), cells=empty)
 
     def results(self) -> dict[str, Tensor]:
         """Return what was found of all tiles, by the names of results."""
-        found = {name: t.to(self.problem.dtype) if name in _SUMS else t for name, t in self.found.items()}
+        found = {name: t.to(self.problem.dtype) if name in _SUMS_OF_KERNEL else t for name, t in self.found.items()}
         return {name: t.to(torch.int64) if name == "top_keys" else t for name, t in found.items()}
 
-    def _run(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
+    def _call_kernel(self, at: Tile, columns: range, zero_keys: Tensor | None = None, **tensors: Tensor) -> bool:
         """Call the kernel on one tile; return False where a weight is NaN or infinite.
 
         `zero_keys` are keys that no tile had, whose weights are 0.
@@ -117,7 +117,7 @@ class CellSums:
             **places,
             batch=len(at.batches), heads=len(at.heads), rows=len(at.rows), columns=len(columns),
             d=tensors["left"].shape[-1] if "left" in tensors else 0,
-            type=self.kernels.codes[_TYPES[self.problem.dtype]], threads=torch.get_num_threads(),
+            type=self.kernels.codes[_C_DTYPES[self.problem.dtype]], threads=torch.get_num_threads(),
             all_heads=heads, m=m, n=n, first_row=at.rows.start, first_column=columns.start, k_largest=self.k,
             row_edges=self.edges[0].data_ptr(), column_edges=self.edges[1].data_ptr(),
             picture_rows=len(self.edges[0]) - 1, picture_columns=len(self.edges[1]) - 1,

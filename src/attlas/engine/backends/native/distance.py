@@ -40,9 +40,9 @@ class DistanceKernels(PairwiseFamily):
         self.score: Any = problem.score
         self.kernel = self.kernels.codes[KERNELS[type(problem.score)]]
         with torch.no_grad():
-            self.scale = self._scale().contiguous()
+            self.scale = self._inverse_bandwidth().contiguous()
 
-    def _scale(self) -> Tensor:
+    def _inverse_bandwidth(self) -> Tensor:
         """Return one over the bandwidth of each coordinate, shape (d,), as the score itself makes it."""
         ones, h = self.q.new_ones(self.q.shape[-1]), self.score.bandwidth
         scale: Tensor = ones / (h.to(ones) if h.ndim else h)
@@ -109,6 +109,6 @@ class DistanceKernels(PairwiseFamily):
         if d_scale is not None:
             d_scale *= -self.scale if gaussian else -self.scale.sign()
             with torch.enable_grad():  # the bandwidth, or what it is made from
-                scale = self._scale()
+                scale = self._inverse_bandwidth()
                 d_parameters += torch.autograd.grad(scale, list(parameters), d_scale, allow_unused=True)
         return Gradients([d_q * factor], [d_k * factor], d_parameters, d_values, delta)

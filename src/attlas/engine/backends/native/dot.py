@@ -50,7 +50,7 @@ def compute(
         None where tokens hold NaN, infinity or numbers so large that products overflow.
     """
     kernels = library.current()
-    q, k, v = _aligned(dot, v)
+    q, k, v = _aligned_tokens(dot, v)
     if lse is None and wanted.keys() & NEEDS_LSE:
         wanted = {**wanted, "lse": True}
 
@@ -83,7 +83,7 @@ def read(
     return found
 
 
-def _aligned(dot: Dot, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _aligned_tokens(dot: Dot, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return queries, keys and values of one dtype, whose last axis has no gaps; keys and values have as many heads."""
     q, k = dot.q, dot.k.to(dot.q.dtype)
     if v is None:
@@ -169,7 +169,7 @@ def backward(
         None where numbers are not finite or so large that products overflow.
     """
     kernels, dtype = library.current(), problem.dtype
-    q, k, values = _aligned(product, v)
+    q, k, values = _aligned_tokens(product, v)
     if values is None:
         return None
     # The tensors are in the dtype of the sums; the type of the tokens says how many of their digits count.

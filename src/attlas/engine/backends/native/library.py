@@ -27,11 +27,11 @@ from attlas.errors import BackendError, TooLargeError, listed
 #: Instruction sets that kernels are compiled for, from the plainest; on other processors than x86-64 only the first.
 SETS = ("baseline", "avx2", "avx512", "amx")
 
-_FILE = Path(__file__).with_name("_kernels.so")
+_LIBRARY_FILE = Path(__file__).with_name("_kernels.so")
 _WHERE, _REBUILD = "attlas.engine.backends.native", "build the kernels again: make native."
 # Structures that do not have the name of their function.
-_PARAMS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
-_NUMBERS: dict[str, Any] = {
+_PARAMS_STRUCTS = {"dot": "AttentionParams", "dot_backward": "AttentionBackwardParams"}
+_C_NUMBER_TYPES: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "uint8_t": ctypes.c_uint8,
@@ -40,7 +40,7 @@ _NUMBERS: dict[str, Any] = {
 }
 
 
-class _Function(NamedTuple):
+class _CFunction(NamedTuple):
     """A C function, its address, the structure that it takes, and the names of its fields."""
 
     call: Any
@@ -49,7 +49,7 @@ class _Function(NamedTuple):
     fields: frozenset[str]
 
 
-class _Library:
+class _LoadedLibrary:
     """The loaded library: its functions, its structures and the codes of its enumerations."""
 
     def __init__(self, file: Path) -> None:
@@ -67,12 +67,12 @@ class _Library:
         names = ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
         self._c.attlas_python(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names))
         self._c.attlas_look_every.argtypes, self._c.attlas_look_every.restype = [ctypes.c_int64], None
-        self.function = functools.cache(self._declared)  # each is looked up once
+        self.function = functools.cache(self._declared_function)  # each is looked up once
 
-    def _declared(self, name: str) -> _Function:
+    def _declared_function(self, name: str) -> _CFunction:
         """Return a C function, its address, the structure that it takes, and the names of its fields."""
         function = getattr(self._c, f"attlas_{name}")
-        kind = self.structures[_PARAMS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
+        kind = self.structures[_PARAMS_STRUCTS.get(name) or "".join(part.capitalize() for part in name.split("_"))]
         size = ctypes.c_int32.in_dll(self._c, f"attlas_{name}_size").value
         if size != ctypes.sizeof(kind):
             rule = f"{kind.__name__} must lie in memory as the compiler laid it out."
@@ -81,9 +81,9 @@ class _Library:
         function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         function.restype = ctypes.c_int32
         address = ctypes.cast(function, ctypes.c_void_p).value
-        return _Function(function, address, kind, frozenset(field for field, *_ in kind._fields_))
+        return _CFunction(function, address, kind, frozenset(field for field, *_ in kind._fields_))
 
-    def run(self, function: _Function, work: ctypes.Structure, number: int) -> int:
+    def run(self, function: _CFunction, work: ctypes.Structure, number: int) -> int:
         """Call a C function; `number` is that of the instruction set. A signal handler that raises ends the call."""
         # Python runs signal handlers on the main thread alone, so only a call from there looks at signals.
         if threading.get_ident() == threading.main_thread().ident:
@@ -106,7 +106,7 @@ def _read_declarations(text: str) -> tuple[dict[str, type[ctypes.Structure]], di
         fields: list[tuple[str, Any]] = []
         for line in filter(None, (part.strip() for part in body.split(";"))):
             base, pointer, names = re.fullmatch(r"(?:const )?(\w+)(\*?) (.+)", line, flags=re.DOTALL).groups()  # type: ignore[union-attr]
-            kind = ctypes.c_void_p if pointer else _NUMBERS.get(base) or structures[base]
+            kind = ctypes.c_void_p if pointer else _C_NUMBER_TYPES.get(base) or structures[base]
             fields += [(field.strip(), kind) for field in names.split(",")]
         # Without a __dict__, so that a misspelled field raises.
         structures[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
@@ -136,12 +136,12 @@ def _openmp_entry(maps: Path = Path("/proc/self/maps")) -> int | None:
 
 
 @functools.cache
-def _loaded(file: Path) -> _Library | str:
+def _library_or_reason(file: Path) -> _LoadedLibrary | str:
     """Load the library once, or say in one sentence why that cannot be."""
     if not file.exists():
         return "the kernels were not compiled when attlas was installed"
     try:
-        return _Library(file)
+        return _LoadedLibrary(file)
     except (OSError, AttributeError, KeyError) as error:
         return f"the library of kernels cannot be loaded ({error})"
 
@@ -176,7 +176,7 @@ class Kernels:
     True
     """
 
-    def __init__(self, library: _Library | None, instruction_set: str, why_not: str | None) -> None:
+    def __init__(self, library: _LoadedLibrary | None, instruction_set: str, why_not: str | None) -> None:
         self.why_not = why_not
         self.instruction_set = instruction_set
         self.fast = instruction_set in ("avx2", "avx512", "amx")
@@ -261,7 +261,7 @@ def current() -> Kernels:
     >>> current() is current()
     True
     """
-    return _configured(_FILE, os.environ.get("ATTLAS_NATIVE", ""))
+    return _kernels_for_setting(_LIBRARY_FILE, os.environ.get("ATTLAS_NATIVE", ""))
 
 
 def available() -> bool:
@@ -293,14 +293,14 @@ def runnable() -> tuple[str, ...]:
     >>> set(runnable()) <= set(SETS)
     True
     """
-    found = _loaded(_FILE)
+    found = _library_or_reason(_LIBRARY_FILE)
     return () if isinstance(found, str) else SETS[: found.best + 1]
 
 
 @functools.cache
-def _configured(file: Path, setting: str) -> Kernels:
+def _kernels_for_setting(file: Path, setting: str) -> Kernels:
     """Return the kernels of a library with the instruction set of a setting, the widest one if it is empty."""
-    found = _loaded(file)
+    found = _library_or_reason(file)
     library = None if isinstance(found, str) else found
     if setting == "none":
         return Kernels(library, "none", "ATTLAS_NATIVE=none turns the kernels off")

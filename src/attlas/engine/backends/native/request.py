@@ -57,12 +57,14 @@ def compute(
         m = len(block.rows)
         part = results if m == problem.shape[2] else outputs.zeros(problem, forms, m)
         rows = slice(block.rows.start, block.rows.stop)
-        fields, buffers = _fields(problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous())
+        fields, buffers = _mask_and_result_fields(
+            problem, block, wanted, part, None if lse is None else lse[:, :, rows].contiguous()
+        )
         if not run(rows, fields | further):
             return None
         del buffers  # the tensors behind the addresses in `fields`, alive until here
         if part is not results:
-            _join(results, part, rows)
+            _put_rows(results, part, rows)
     return results
 
 
@@ -95,10 +97,10 @@ def _blocks_of_cells(problem: Problem, mask: Mask) -> Iterator[RowBlock]:
     at = problem.tile(range(batch), range(heads), range(m), range(n))
     # As many rows as stay small even if each batch and head has cells of its own.
     for rows in cut(m, max(min(_MASK_BYTES // (batch * heads * n), _MASK_ROWS), 1)):
-        yield RowBlock(rows, *_cells(mask, replace(at, rows=rows)))
+        yield RowBlock(rows, *_mask_fields(mask, replace(at, rows=rows)))
 
 
-def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+def _mask_fields(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Return the mask of some rows in the fields of the kernels, cell by cell; none where all keys are allowed.
 
     The mask is asked for cells only in segments of keys of which it allows some.
@@ -107,7 +109,7 @@ def _cells(mask: Mask, at: Tile) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     return ({}, ()) if cells is None else _of_cells(cells, len(at.rows), len(at.columns))
 
 
-def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
+def _put_rows(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> None:
     """Put the results of some rows into those of all.
 
     Written into their rows, or added up where they are per column.
@@ -126,7 +128,7 @@ def _join(results: dict[str, Tensor], part: dict[str, Tensor], rows: slice) -> N
             into[:, :, rows] = found
 
 
-def _fields(
+def _mask_and_result_fields(
     problem: Problem, block: RowBlock, wanted: Mapping[str, Any], results: Mapping[str, Tensor], lse: Tensor | None
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Return mask, sink and results in the fields of the kernels, and the tensors that they point to."""
@@ -163,7 +165,7 @@ def _of_runs(first: Tensor, stop: Tensor) -> tuple[dict[str, Any], tuple[Tensor,
     """
     low, high = first.to(torch.int32).contiguous(), stop.to(torch.int32).contiguous()
     fields = {"low": low.data_ptr(), "high": high.data_ptr()}
-    return fields | _strides("span", low), (low, high)
+    return fields | _stride_fields("span", low), (low, high)
 
 
 def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
@@ -178,10 +180,10 @@ def _of_cells(cells: Tensor, rows: int, n: int) -> tuple[dict[str, Any], tuple[T
     """
     whole = cells[(None,) * (4 - cells.ndim)].expand(-1, -1, rows, n).contiguous()
     fields = {"allowed": whole.data_ptr(), "allowed_row": n}
-    return fields | _strides("allowed", whole), (whole,)
+    return fields | _stride_fields("allowed", whole), (whole,)
 
 
-def _strides(name: str, t: Tensor) -> dict[str, int]:
+def _stride_fields(name: str, t: Tensor) -> dict[str, int]:
     """Return the fields with the strides of batch and heads, 0 where one mask stands for all of them."""
     batch, head = (0 if t.shape[0] == 1 else t.stride(0)), (0 if t.shape[1] == 1 else t.stride(1))
     return {f"{name}_batch": batch, f"{name}_head": head}

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from attlas.engine.backends.native import library
 
-_TYPES = {
+_C_DTYPES = {
     torch.float32: "FLOAT32",
     torch.float64: "FLOAT64",
     torch.bfloat16: "BFLOAT16",
     torch.float16: "FLOAT16",
 }
-_GATES = ("decay", "write", "erase", "p", "r")
+_GATE_NAMES = ("decay", "write", "erase", "p", "r")
 
 
 def unsupported(tensors: Mapping[str, Tensor]) -> str | None:
     """Return why no kernel computes rows of these tokens; None where one does."""
-    if any(t.device.type != "cpu" for t in tensors.values()) or tensors["k"].dtype not in _TYPES:
+    if any(t.device.type != "cpu" for t in tensors.values()) or tensors["k"].dtype not in _C_DTYPES:
         return "there is no kernel for their device or dtype"
     return library.current().why_not
 
@@ -68,12 +68,12 @@ def rows(
         whole = kernels.structures["Tensor4"](t.data_ptr(), *strides)
         return kernels.structures["OfTokens"](whole, heads // t.shape[1], t.shape[3])
 
-    gates = {name: given(tensors[name].to(dtype)) for name in _GATES if name in tensors}
+    gates = {name: given(tensors[name].to(dtype)) for name in _GATE_NAMES if name in tensors}
     out = torch.zeros(batch, heads, len(places), len(columns), dtype=dtype)
     kernels.call(
         "transport_rows",
         k=given(k), **gates, queries=q.data_ptr(), rows=places.data_ptr(), out=out.data_ptr(),
         batch=batch, heads=heads, d=d, count=len(places), first=columns.start, stop=columns.stop,
-        type=kernels.codes[_TYPES[k.dtype]], threads=torch.get_num_threads(),
+        type=kernels.codes[_C_DTYPES[k.dtype]], threads=torch.get_num_threads(),
     )  # fmt: skip
     return out

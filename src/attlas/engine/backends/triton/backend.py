@@ -41,7 +41,7 @@ class Triton(Backend):
     def unsupported(self, request: Request, operation: Operation) -> str | None:
         if operation == "backward" and request.dot is not None:
             return "its gradients are those of scores that are no dot product"
-        return _unsupported(request) or trusted.known_fault(request)
+        return _why_unsupported(request) or trusted.known_fault(request)
 
     def forward(self, request: Request, v: Tensor) -> tuple[Tensor, Tensor] | None:
         if not operands_of(request).takes(v):
@@ -146,7 +146,7 @@ class DotGradients(Backend):
     measured = False
 
     def unsupported(self, request: Request, operation: Operation) -> str | None:
-        if (reason := _unsupported(request)) is not None:
+        if (reason := _why_unsupported(request)) is not None:
             return reason
         if operation != "backward" or request.fused is None:
             return "its gradients are those of the tokens of a dot product"
@@ -167,7 +167,7 @@ class DotGradients(Backend):
         return Gradients([found.q], [found.k], [], found.pooled, found.delta)
 
 
-def _unsupported(request: Request) -> str | None:
+def _why_unsupported(request: Request) -> str | None:
     """Return why no kernel reads a request, as a part of a sentence; None where one does."""
     if (reason := not_available()) is not None:
         return reason

@@ -16,7 +16,7 @@ from attlas.engine.backends.triton.operands import LN2, MOST, Operands, padded
 from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import sum_heads
 
-_ROWS = ("log", "square", "mean", "linear", "centre")
+_ROW_TERMS = ("log", "square", "mean", "linear", "centre")
 
 
 class Found(NamedTuple):
@@ -70,7 +70,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient) -> Found:
         share = torch.exp(of.sink.view(1, -1, 1) * LN2 - lse)
         share = torch.where(lse == -math.inf, 0.0, share).float()
         wanted, delta = delta + gradient.row.float() * (1.0 - share), delta - gradient.row.float() * share
-    arguments = _arguments(of, lse, gradient, delta)
+    arguments = _common_arguments(of, lse, gradient, delta)
     e = 0 if arguments["LEFT"] is None else arguments["VALUES"]
     size = of.size
     d_q = torch.empty(batch, heads, m, size, dtype=torch.float32, device=device)
@@ -86,9 +86,9 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient) -> Found:
     return Found(d_q, sum_heads(d_k, of.k.shape[1]), pooled, wanted)
 
 
-def _arguments(of: Operands, lse: Tensor, gradient: CellGradient, delta: Tensor) -> dict[str, Any]:
+def _common_arguments(of: Operands, lse: Tensor, gradient: CellGradient, delta: Tensor) -> dict[str, Any]:
     """Return what both kernels take besides the operands and their results."""
-    rows: dict[str, Tensor | None] = {name: getattr(gradient, name) for name in _ROWS}
+    rows: dict[str, Tensor | None] = {name: getattr(gradient, name) for name in _ROW_TERMS}
     if rows["centre"] is not None and of.row is not None:
         rows["centre"] = rows["centre"] - of.row
     given = {name.upper(): None if t is None else t.float().contiguous() for name, t in rows.items()}

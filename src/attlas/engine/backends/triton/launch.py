@@ -24,7 +24,7 @@ from attlas.foundation.devices import to_device
 ROW_NAMES = ("entropy", "squares", "mass", "max_logit", "mean", "variance")
 CLASSES = 32  # of keys, for the floor of the largest weights
 MOST_LARGEST = 32
-_UNITS = 128  # of a program that finds their gradients
+_UNITS_OF_GRADIENT_PROGRAM = 128  # of a program that finds their gradients
 #: What the kernel `weights` puts down for each strip, and the names that are made of it.
 _OF_COLUMNS = {
     "SUMS": {"column_mass", "picture_sum"},
@@ -38,12 +38,12 @@ def kernel(name: str) -> Any:
     return getattr(importlib.import_module(f"attlas.engine.backends.triton.kernels.{name}"), name)
 
 
-def _call(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
+def _launch_kernel(name: str, grid: tuple[int, int], shape: Shape, arguments: Mapping[str, Any]) -> None:
     """Launch a kernel on a grid, with the tile size and the settings of `shape`."""
     kernel(name)[grid](**arguments, ROWS=shape.rows, COLS=shape.columns, **shape.settings)
 
 
-def _shape(kernel: str, of: Operands, m: int, width: int = 0) -> Shape:
+def _launch_shape(kernel: str, of: Operands, m: int, width: int = 0) -> Shape:
     """Return the shape that a kernel runs in, for m queries and values of a width."""
     return shape_of(
         kernel,
@@ -83,7 +83,7 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
     batch, heads, m, n = of.shape
     pairs = batch * heads
     e = 0 if v is None else v.shape[-1]
-    shape = _shape("online", of, m, padded(e) if e else 0)
+    shape = _launch_shape("online", of, m, padded(e) if e else 0)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
 
@@ -106,14 +106,14 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
     results = {"OUT": out, "PEAK": peak, "TOTAL": total, "MOMENT": moment, "SQUARES": squares}
     results |= {"COUNT": count, "MEAN": mean, "SPREAD": spread, "FLOOR": floor}
     for number, own in enumerate(each):
-        _call(
+        _launch_kernel(
             "online",
             (strips * pairs, splits),
             shape,
             {
                 **own.arguments(),
                 "V": v,
-                **_part(results, number, splits),
+                **_results_of_split(results, number, splits),
                 **values,
                 "strips": strips,
                 "splits": splits,
@@ -123,15 +123,15 @@ def online(of: Operands, names: Sequence[str], v: Tensor | None, top: int) -> On
                 "TOP": top,
             },
         )
-    return _joined(of, names, peak, total, moment, squares, _moments(count, mean, spread), out, floor)
+    return _join_splits(of, names, peak, total, moment, squares, _mean_and_variance(count, mean, spread), out, floor)
 
 
-def _part(results: Mapping[str, Tensor | None], number: int, splits: int) -> dict[str, Tensor | None]:
+def _results_of_split(results: Mapping[str, Tensor | None], number: int, splits: int) -> dict[str, Tensor | None]:
     """Return where the programs of a run of keys put their results."""
     return {name: None if t is None else t[number * splits : (number + 1) * splits] for name, t in results.items()}
 
 
-def _joined(
+def _join_splits(
     of: Operands,
     names: Sequence[str],
     peak: Any,
@@ -202,7 +202,9 @@ def _with_row(of: Operands, found: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _moments(count: Tensor | None, mean: Tensor | None, spread: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _mean_and_variance(
+    count: Tensor | None, mean: Tensor | None, spread: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
     """Return mean and variance of each row's logits, from count, mean and squared deviations of its parts.
 
     Over the programs that share a row: ``mean = Σ n_p mean_p / Σ n_p``, and the variance is ``Σ (spread_p + n_p (mean_p
@@ -266,19 +268,19 @@ def weighed(of: Operands, wanted: Mapping[str, Any], lse: Tensor, top: int, budg
     results: dict[str, Tensor] = {}
     floor = None
     if rest or top:
-        first = _weighed(of, rest, high, low, top, budget, diagonals=False)
+        first = _weights_in_budget(of, rest, high, low, top, budget, diagonals=False)
         if first is None:
             return None
         results, floor = first
     if "offsets" in wanted:
-        second = _weighed(of, {"offsets": True}, high, low, 0, budget, diagonals=True)
+        second = _weights_in_budget(of, {"offsets": True}, high, low, 0, budget, diagonals=True)
         if second is None:
             return None
         results |= second.results
     return Weighed(_with_row(of, results), floor)
 
 
-def _weighed(
+def _weights_in_budget(
     of: Operands, wanted: Mapping[str, Any], high: Tensor, low: Tensor, top: int, budget: int, *, diagonals: bool
 ) -> Weighed | None:
     """Run the kernel `weights` for as many heads at a time as the budget allows, and join what it stored.
@@ -292,7 +294,7 @@ def _weighed(
     longest = m if picture is None else max(b - a for a, b in pairwise(picture[0]))
     moments = "mean" in wanted or "variance" in wanted
     kind = "diagonals" if diagonals else "moments" if moments else "weights"
-    shape = _shape(kind, of, longest)
+    shape = _launch_shape(kind, of, longest)
     edges = list(range(0, m, shape.rows)) if picture is None else _edges_of_strips(picture[0], shape.rows)
     table = None if picture is None else to_device(torch.tensor(edges, dtype=torch.int32, device="cpu"), device)
     strips = len(edges) - (picture is not None)
@@ -321,11 +323,11 @@ def _weighed(
             into = {kind: torch.zeros(some, strips, width, dtype=torch.float32, device=device) for kind in asked}
             rest = {
                 **read,
-                **_part({name.upper(): t for name, t in found.items()} | further, number, splits),
+                **_results_of_split({name.upper(): t for name, t in found.items()} | further, number, splits),
                 **dict.fromkeys(_OF_COLUMNS),
                 **into,
             }
-            _call("weights", (strips * some, splits), shape, own.arguments() | rest)
+            _launch_kernel("weights", (strips * some, splits), shape, own.arguments() | rest)
             scratch = into if not number else {kind: _of_both(kind, t, scratch[kind]) for kind, t in into.items()}
         for name, parts in columns.items():
             kind = next(k for k, names in _OF_COLUMNS.items() if name in names)
@@ -333,7 +335,7 @@ def _weighed(
     results = {name: t.sum(0).view(batch, heads, m) for name, t in found.items() if t is not None}
     if largest is not None:
         results["max_logit"] = largest.amax(0).view(batch, heads, m)
-    if (both := _moments(count, mean, spread)) is not None:
+    if (both := _mean_and_variance(count, mean, spread)) is not None:
         results |= {name: t.view(batch, heads, m) for name, t in zip(("mean", "variance"), both, strict=True)}
     results |= {name: torch.cat(parts).unflatten(0, (batch, heads)) for name, parts in columns.items()}
     return Weighed(results, None if floor is None else floor.amax(0))
@@ -368,11 +370,11 @@ def _of_strips(name: str, t: Tensor | None, picture: Blocks | None, edges: Seque
     largest = name in ("column_max", "picture_max")
     if name in ("column_mass", "column_max", "offsets") or picture is None:
         return t.amax(1) if largest else t.sum(1)
-    pooled = _pooled(t, picture[1], 2, largest=largest)
-    return _pooled(pooled, [edges.index(edge) for edge in picture[0]], 1, largest=largest)
+    pooled = _pooled_between_edges(t, picture[1], 2, largest=largest)
+    return _pooled_between_edges(pooled, [edges.index(edge) for edge in picture[0]], 1, largest=largest)
 
 
-def _pooled(t: Tensor, edges: Sequence[int], axis: int, *, largest: bool) -> Tensor:
+def _pooled_between_edges(t: Tensor, edges: Sequence[int], axis: int, *, largest: bool) -> Tensor:
     """Return the sums or maxima of the parts of an axis between edges."""
     reduced: Tensor
     sizes = {b - a for a, b in pairwise(edges)}
@@ -403,7 +405,7 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     """
     batch, heads, m, n = of.shape
     pairs, device = batch * heads, of.q.device
-    shape = _shape("select", of, m)
+    shape = _launch_shape("select", of, m)
     strips = -(-m // shape.rows)
     splits = splits_of(strips * pairs, n, of.q)
     each = of.each()
@@ -413,9 +415,9 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
     }
     slots = 1 << (k - 1).bit_length()
     for number, own in enumerate(each):
-        arguments = {**own.arguments(), "FLOOR": floor, **_part(found, number, splits)}
+        arguments = {**own.arguments(), "FLOOR": floor, **_results_of_split(found, number, splits)}
         arguments |= {"strips": strips, "splits": splits, "SLOTS": slots, "TOP": k}
-        _call("select", (strips * pairs, splits), shape, arguments)
+        _launch_kernel("select", (strips * pairs, splits), shape, arguments)
     logits, places = (t.movedim(0, 2).reshape(batch, heads, m, -1) for t in found.values() if t is not None)
     best = logits.topk(k, dim=-1)
     keys = places.gather(-1, best.indices).long()
@@ -428,23 +430,23 @@ def largest(of: Operands, k: int, lse: Tensor, floor: Tensor | None) -> tuple[Te
 def gradients(name: str, of: Operands, pairs: int, e: int, arguments: Mapping[str, Any]) -> None:
     """Call one of the two kernels of gradients of dot products, with vectors of e numbers."""
     _, _, m, n = of.shape
-    shape = _shape(name, of, m, padded(e) if e else 0)
+    shape = _launch_shape(name, of, m, padded(e) if e else 0)
     length, of_strip = (n, shape.columns) if name == "by_key" else (m, shape.rows)
     strips = -(-length // of_strip)
     read = {key: value for key, value in of.arguments().items() if key not in ("WEIGHTS", "KIND", "PTX")}
-    _call(name, (strips * pairs, 1), shape, {**read, **arguments, "strips": strips})
+    _launch_kernel(name, (strips * pairs, 1), shape, {**read, **arguments, "strips": strips})
 
 
 def units(own: Pairs, tokens: int, pairs: int, arguments: Mapping[str, Any]) -> None:
     """Call the kernel of hidden units and coordinates for some tokens of so many pairs of batch and head."""
-    width = min(padded(own.units), _UNITS)
+    width = min(padded(own.units), _UNITS_OF_GRADIENT_PROGRAM)
     shape = shape_of("units", torch.float32, width, tokens)
     strips = -(-tokens // shape.rows)
     further = {"strips": strips, "KIND": own.kind, "SIZE": own.units, "UNITS": width, "PTX": in_ptx(own.q)}
-    _call("units", (strips * pairs, -(-own.units // width)), shape, {**arguments, **further})
+    _launch_kernel("units", (strips * pairs, -(-own.units // width)), shape, {**arguments, **further})
 
 
-def _numbers(at: Tensor, device: torch.device) -> Tensor:
+def _positions_as_int32(at: Tensor, device: torch.device) -> Tensor:
     """Return positions as int32 on a device, as the kernels read them."""
     return to_device(at, device, torch.int32).contiguous()
 
@@ -472,7 +474,7 @@ def cells(
     """
     batch, heads, _, _ = of.shape
     device, pairs = of.q.device, batch * heads
-    shape = _shape("cells", of, len(rows))
+    shape = _launch_shape("cells", of, len(rows))
     high, low = (None, None) if lse is None else in_base_2(lse)
     out, *others = (
         torch.empty(batch, heads, len(rows), len(columns), dtype=torch.float32, device=device) for _ in of.each()
@@ -481,11 +483,13 @@ def cells(
     places: dict[str, Any] = {}
     for name, at in (("rows", rows), ("columns", columns)):
         places[f"{name}_first"] = at.start if isinstance(at, range) else 0
-        places[f"{name.upper()}_AT"] = None if isinstance(at, range) else _numbers(at, device)
+        places[f"{name.upper()}_AT"] = None if isinstance(at, range) else _positions_as_int32(at, device)
     further = {"LSE": high, "LOWS": low, "chosen": len(rows), "width": len(columns), "strips": strips, "LOG": log}
     for own, into in zip(of.each(), (out, *others), strict=True):
         if into.numel():
-            _call("cells", (strips * pairs, blocks), shape, {**own.arguments(), **places, **further, "OUT": into})
+            _launch_kernel(
+                "cells", (strips * pairs, blocks), shape, {**own.arguments(), **places, **further, "OUT": into}
+            )
         if into is not out:  # what one run hides is 0 or -inf
             torch.maximum(out, into, out=out)
     if of.row is not None and lse is None:

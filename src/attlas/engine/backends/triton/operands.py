@@ -190,7 +190,7 @@ def operands_of(request: Request) -> Operands:
     problem = request.problem
     kept = vars(problem)
     if "triton" not in kept or kept["triton"][0] is not request.dot:
-        kept["triton"] = request.dot, _made(request)
+        kept["triton"] = request.dot, _operands_of_request(request)
     found: Operands = kept["triton"][1]
     return found
 
@@ -216,10 +216,10 @@ def _has_query_terms(problem: Problem, dot: Dot) -> bool:
 
 
 @torch.no_grad()
-def _made(request: Request) -> Operands:
+def _operands_of_request(request: Request) -> Operands:
     """Make the operands of a request: scales in base 2, and the mask as one run of keys per query."""
     problem, dot = request.problem, request.dot
-    runs = _runs(problem)
+    runs = _runs_on_device(problem)
     first, stop = runs[0] if runs else (None, None)
     sink = None if problem.sink is None else problem.sink.detach().to(torch.float64) * LOG2E
     if dot is None:
@@ -259,7 +259,7 @@ def _made(request: Request) -> Operands:
     )
 
 
-def _runs(problem: Problem) -> list[Run]:
+def _runs_on_device(problem: Problem) -> list[Run]:
     """Return the runs of keys of each query on its device."""
     found = [
         (to_device(first, problem.device), to_device(stop, problem.device)) for first, stop in runs_of(problem) or []

@@ -24,8 +24,8 @@ KINDS: dict[type, int] = {Additive: 1, Gaussian: 2, Laplace: 3, Boxcar: 4, Epane
 ADDITIVE, GAUSSIAN, LAPLACE, BOXCAR, EPANECHNIKOV, TRIANGULAR = KINDS.values()
 
 ROOM = 128  # tokens beyond the last one that a tile may read
-_UNITS = 4  # of Additive that share a reciprocal
-_LOG2E = 1.4426950408889634
+_UNITS_PER_RECIPROCAL = 4  # of Additive that share a reciprocal
+_LOG2_OF_E = 1.4426950408889634
 
 
 class Pairs(NamedTuple):
@@ -89,9 +89,9 @@ def pairs_of(score: Score, q: Tensor, k: Tensor) -> Pairs:
 
 def additive(q: Tensor, k: Tensor, weights: Tensor) -> Pairs:
     """Return what the kernels read of an additive score with weights of the hidden units, shape (hidden,)."""
-    weights = functional.pad(weights, (0, -len(weights) % _UNITS))
+    weights = functional.pad(weights, (0, -len(weights) % _UNITS_PER_RECIPROCAL))
     numbers = torch.cat([-2.0 * weights, weights.sum().view(1)])
-    return Pairs(ADDITIVE, len(weights), _hidden(q), _hidden(k), numbers)
+    return Pairs(ADDITIVE, len(weights), _scaled_hidden_units(q), _scaled_hidden_units(k), numbers)
 
 
 def distance(kind: int, q: Tensor, k: Tensor, scale: Tensor) -> Pairs:
@@ -107,11 +107,11 @@ def scale_of(score: Any, q: Tensor) -> Tensor:
     return scale
 
 
-def _hidden(t: Tensor) -> Tensor:
+def _scaled_hidden_units(t: Tensor) -> Tensor:
     """Return hidden units in units of ``log(2) / 2``, their exponentials, and the largest of each token."""
     t = t.detach().float()
-    t = functional.pad(t, (0, -t.shape[-1] % _UNITS))
-    return _by_unit(torch.cat([t * (2.0 * _LOG2E), torch.exp(2.0 * t), t.abs().amax(-1, keepdim=True)], dim=-1))
+    t = functional.pad(t, (0, -t.shape[-1] % _UNITS_PER_RECIPROCAL))
+    return _by_unit(torch.cat([t * (2.0 * _LOG2_OF_E), torch.exp(2.0 * t), t.abs().amax(-1, keepdim=True)], dim=-1))
 
 
 def _by_unit(t: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def inputs_of(pairs: Pairs, m: int, n: int) -> list[Tensor]:
     q, k = (t[..., : pairs.units, :size].double().mT for t, size in ((pairs.q, m), (pairs.k, n)))
     if pairs.kind != ADDITIVE:
         return [q, k, pairs.weights.double()]
-    return [q / (2.0 * _LOG2E), k / (2.0 * _LOG2E), -0.5 * pairs.weights[: pairs.units].double()]
+    return [q / (2.0 * _LOG2_OF_E), k / (2.0 * _LOG2_OF_E), -0.5 * pairs.weights[: pairs.units].double()]
 
 
 def definition(kind: int, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:

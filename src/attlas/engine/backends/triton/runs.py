@@ -46,7 +46,7 @@ def _runs_of_mask(problem: Problem) -> list[Run] | None:
     if tracing() or not holds_all(mask):
         return None
     at = replace(problem.tile(*map(range, problem.shape)), device=torch.device("cpu"))
-    found = _runs(mask, at)
+    found = _disjoint_runs_of_mask(mask, at)
     if found is None or len(found) > MOST:
         return None
     clipped = [tuple(t.clamp(0, at.n) for t in torch.broadcast_tensors(*run)) for run in found]
@@ -57,23 +57,23 @@ def _of_rows(t: Tensor, at: Tile) -> Tensor:
     return t.expand((1,) * (3 - t.ndim) + t.shape[:-1] + (at.m,))
 
 
-def _runs(mask: Mask, at: Tile) -> list[Run] | None:
+def _disjoint_runs_of_mask(mask: Mask, at: Tile) -> list[Run] | None:
     """Return runs of a mask, of which no two share a key."""
     if (one := mask.allowed_runs(at)) is not None:
         return [one]
     if type(mask) is Runs:
-        return _stored(mask, at)
+        return _runs_in_table(mask, at)
     if not isinstance(mask, And | Or) or type(mask) not in (And, Or):
         return None
-    left, right = _runs(mask.left, at), _runs(mask.right, at)
+    left, right = _disjoint_runs_of_mask(mask.left, at), _disjoint_runs_of_mask(mask.right, at)
     if left is None or right is None:
         return None
     if type(mask) is And:
         return [(torch.maximum(a, c), torch.minimum(b, d)) for a, b in left for c, d in right]
-    return _apart([*left, *right])
+    return _disjoint_runs([*left, *right])
 
 
-def _apart(runs: list[Run]) -> list[Run]:
+def _disjoint_runs(runs: list[Run]) -> list[Run]:
     """Return runs that share no key, and have the keys of the given ones; some may be empty."""
     first, stop = (torch.stack(torch.broadcast_tensors(*ts)) for ts in zip(*runs, strict=True))
     order = first.argsort(0)
@@ -83,7 +83,7 @@ def _apart(runs: list[Run]) -> list[Run]:
     return list(zip(first, torch.maximum(first, stop), strict=True))
 
 
-def _stored(mask: Runs, at: Tile) -> list[Run] | None:
+def _runs_in_table(mask: Runs, at: Tile) -> list[Run] | None:
     """Return the runs that a mask has in a table."""
     batch, heads, ends = mask.first.shape
     counts = mask.first.diff(dim=-1)

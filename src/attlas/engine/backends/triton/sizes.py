@@ -10,7 +10,7 @@ from torch import Tensor
 
 #: Programs below which several share the keys of a row, for each multiprocessor; and fewest keys of a share.
 _PROGRAMS, _KEYS = 2, 512
-_MULTIPROCESSORS = 132  # where torch cannot tell how many there are
+_USUAL_MULTIPROCESSORS = 132  # where torch cannot tell how many there are
 
 
 class Shape(NamedTuple):
@@ -92,10 +92,10 @@ def _whole_shape(kernel: str, dtype: torch.dtype, width: int, *, changed: bool, 
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def _multiprocessor_count(device: torch.device) -> int:
     """Return how many multiprocessors a GPU has; a usual number where torch cannot tell."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        return _MULTIPROCESSORS
+        return _USUAL_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -109,5 +109,5 @@ def major_of(device: torch.device) -> int:
 
 def splits_of(programs: int, n: int, like: Tensor) -> int:
     """Return how many programs share the keys of a row: more than one where there are few rows and many keys."""
-    wanted = -(-_PROGRAMS * _multiprocessors(like.device) // max(programs, 1))
+    wanted = -(-_PROGRAMS * _multiprocessor_count(like.device) // max(programs, 1))
     return max(min(wanted, n // _KEYS), 1)

@@ -20,7 +20,7 @@ from attlas.engine.gradient import CellGradient
 from attlas.engine.problem import spread_heads, sum_heads
 
 #: Numbers of scratch memory for each cell of the rows: weights, their logarithms, slopes, and what torch needs.
-_EACH = 6
+_SCRATCH_PER_CELL = 6
 
 
 class Found(NamedTuple):
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     delta: Tensor
 
 
-class _Tokens(NamedTuple):
+class _JoinedTokens(NamedTuple):
     """Tokens with their numbers side by side, and the largest hidden unit of each."""
 
     numbers: Tensor
@@ -82,7 +82,7 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) ->
     delta = delta if gradient.lse is None else delta - gradient.lse.float()
     left, right = gradient.left, gradient.right
     pooled = None if left is None else torch.zeros(batch, heads, n, left.shape[-1], dtype=torch.float32, device=device)
-    some = max(budget // (_EACH * batch * heads * n), 1)
+    some = max(budget // (_SCRATCH_PER_CELL * batch * heads * n), 1)
     for start in range(0, m, some):
         rows = slice(start, min(start + some, m))
         log = launch.cells(of, range(rows.start, rows.stop), range(n), lse, log=True)
@@ -96,12 +96,12 @@ def gradients(of: Operands, lse: Tensor, gradient: CellGradient, budget: int) ->
         _turn_into_those_of_distances(of, rows, lse, log, slopes)
         slopes.masked_fill_(log == -torch.inf, 0.0)
         total += slopes.sum()
-        own_rows = _Tokens(q.numbers[:, :, rows], None if q.far is None else q.far[:, :, rows])
-        found, parts = _units(own, own_rows, k, slopes, by_query=True)
+        own_rows = _JoinedTokens(q.numbers[:, :, rows], None if q.far is None else q.far[:, :, rows])
+        found, parts = _sums_over_pairs(own, own_rows, k, slopes, by_query=True)
         d_q[:, :, rows] = found
         if parts is not None:
             shares += parts.double().sum((0, 1, 2))
-        d_k += _units(own, k, own_rows, slopes.mT, by_query=False)[0]
+        d_k += _sums_over_pairs(own, k, own_rows, slopes.mT, by_query=False)[0]
     d_k = sum_heads(d_k, own.k.shape[1])
     if own.kind == pairs.ADDITIVE:  # 1 - tanh² = 4 r (1 - r), and tanh = 1 - 2 r, where r is 1 / (1 + e)
         w = -2.0 * own.weights[:size]  # 4 times that of a unit
@@ -157,14 +157,16 @@ def _turn_into_those_of_distances(of: Operands, rows: slice, lse: Tensor, log: T
             slopes.mul_(torch.where(square > 0, 0.5 * square.rsqrt(), 0.0))
 
 
-def _side_by_side(own: Pairs, t: Tensor, tokens: int) -> _Tokens:
+def _side_by_side(own: Pairs, t: Tensor, tokens: int) -> _JoinedTokens:
     """Return the numbers of each token side by side; those that are not finite count as 0, and their slopes are not."""
     width = 2 * own.units if own.kind == pairs.ADDITIVE else own.units
     numbers = t[..., :width, :tokens].mT.contiguous().nan_to_num(0.0, 0.0, 0.0)
-    return _Tokens(numbers, t[..., -1, :tokens].contiguous() if own.kind == pairs.ADDITIVE else None)
+    return _JoinedTokens(numbers, t[..., -1, :tokens].contiguous() if own.kind == pairs.ADDITIVE else None)
 
 
-def _units(own: Pairs, of: _Tokens, other: _Tokens, slopes: Tensor, *, by_query: bool) -> tuple[Tensor, Tensor | None]:
+def _sums_over_pairs(
+    own: Pairs, of: _JoinedTokens, other: _JoinedTokens, slopes: Tensor, *, by_query: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return sums over the pairs of each token of `of`, shape (batch, heads, tokens, units), and shares of queries."""
     batch, heads, tokens, others = slopes.shape
     found = torch.empty(batch, heads, tokens, own.units, dtype=torch.float32, device=slopes.device)

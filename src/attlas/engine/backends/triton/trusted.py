@@ -27,14 +27,14 @@ from attlas.engine.problem import spread_heads
 
 # Sizes of the small problem: more than a tile, the last one not whole, and multiples of 16 as most sizes are.
 _BATCH, _HEADS, _M, _N = 1, 4, 144, 208
-_NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
-_TERMS = ("row", "log", "square", "column", "lse", "mean", "linear", "centre")
-_FORMS = ("weights", "logits", "log weights")
+_KIND_NAMES = {code: kind.__name__ for kind, code in pairs.KINDS.items()}
+_COMPARED_TERMS = ("row", "log", "square", "column", "lse", "mean", "linear", "centre")
+_COMPARED_FORMS = ("weights", "logits", "log weights")
 
 
 def known_fault(request: Request) -> str | None:
     """Return in one sentence why the kernels for these tokens are not used, as far as that is known."""
-    words = _words(operands_of(request))
+    words = _constants_in_words(operands_of(request))
     return next((f for kind, f in trust.faults("triton", request.device).items() if kind.endswith(f": {words}")), None)
 
 
@@ -51,7 +51,7 @@ def is_right(request: Request, wanted: Mapping[str, Any], v: Tensor | None = Non
     of_values = "" if dtype is of.q.dtype else f" of {str(dtype).removeprefix('torch.')}"
     names = [f"{name} {wanted[name]}" if name == "largest" else name for name in sorted(wanted)]
     also = [f"output of {padded(e)} numbers{of_values}"] * (v is not None) + ["lse known"] * lse_known
-    kind = f"{', '.join(names + also)}: {_words(of)}"
+    kind = f"{', '.join(names + also)}: {_constants_in_words(of)}"
     check = partial(compare, of, wanted, e, lse_known=lse_known, v_dtype=dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
@@ -65,11 +65,11 @@ def has_right_gradients(request: Request, gradient: CellGradient) -> bool:
         If they are not, and the plan asks for them.
     """
     of, left = operands_of(request), gradient.left
-    terms = [name for name in _TERMS if getattr(gradient, name) is not None]
+    terms = [name for name in _COMPARED_TERMS if getattr(gradient, name) is not None]
     dtype = None if left is None or gradient.right is None else (left.dtype, gradient.right.dtype)
     e = 0 if left is None else left.shape[-1]
     words = [f"{padded(e)} numbers of {' and '.join(str(t).removeprefix('torch.') for t in dtype)}"] if dtype else []
-    kind = f"gradients by {', '.join([*words, *terms])}: {_words(of)}"
+    kind = f"gradients by {', '.join([*words, *terms])}: {_constants_in_words(of)}"
     check = partial(compare_gradients, of, terms, e, dtype)
     return trust.fault_of(trust.Family("triton", kind), request.device, check, request.plan) is None
 
@@ -78,12 +78,12 @@ def compare_gradients(
     of: Operands, terms: Sequence[str], e: int, dtypes: tuple[torch.dtype, torch.dtype] | None
 ) -> str | None:
     """Return where gradients differ from the formulas of `CellGradient` for a small problem; None where nowhere."""
-    small = _small(of)
+    small = _small_problem(of)
     batch, heads, m, n = small.shape
     tolerance = 4 * trust.TOLERANCE[of.q.dtype]
 
     def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return _random(shape[:-1], shape[-1], dtype, of.q.device, seed)
+        return _random_numbers(shape[:-1], shape[-1], dtype, of.q.device, seed)
 
     own = {name: random(batch, heads, n if name == "column" else m, seed=5 + i) for i, name in enumerate(terms)}
     if dtypes is not None:
@@ -91,7 +91,7 @@ def compare_gradients(
         own["right"] = random(batch, small.k.shape[1], n, e, seed=4, dtype=dtypes[1])
     with torch.enable_grad():
         q, k = (t.double().requires_grad_() for t in (small.q, small.k))
-        logits, lse, weights = _weights(small, q @ spread_heads(k, heads).mT)
+        logits, lse, weights = _reference_weights(small, q @ spread_heads(k, heads).mT)
         seen, plain = logits > -math.inf, weights.detach()
         log = torch.where(seen, logits.detach() - finite(lse.detach()).unsqueeze(-1), 0.0)
         slope, delta = _slope_in_weights(own, plain, log)
@@ -127,11 +127,11 @@ def _slope_in_weights(own: Mapping[str, Tensor], weights: Tensor, log: Tensor) -
     return slope, delta
 
 
-def _words(of: Operands) -> str:
+def _constants_in_words(of: Operands) -> str:
     """Return the constants that the kernels are compiled for in words, without the names of what is wanted."""
     parts = {"masked": of.first, "numbers of keys": of.keys, "numbers of distances": of.distances, "sink": of.sink}
     also = [name for name, t in parts.items() if t is not None] + ["capped"] * of.cap
-    size = f"d {of.size}" if of.pairs is None else f"{_NAMES[of.kind]} of {of.size} numbers"
+    size = f"d {of.size}" if of.pairs is None else f"{_KIND_NAMES[of.kind]} of {of.size} numbers"
     return ", ".join([str(of.q.dtype).removeprefix("torch."), size, *also])
 
 
@@ -139,12 +139,12 @@ def compare(
     of: Operands, wanted: Mapping[str, Any], e: int, *, lse_known: bool, v_dtype: torch.dtype | None = None
 ) -> str | None:
     """Return where the kernels differ from the definition for a small problem of the same kind; None where nowhere."""
-    small, tolerance = _small(of), trust.TOLERANCE[v_dtype or of.q.dtype]
-    v = _random((*small.k.shape[:2], _N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
+    small, tolerance = _small_problem(of), trust.TOLERANCE[v_dtype or of.q.dtype]
+    v = _random_numbers((*small.k.shape[:2], _N), e, v_dtype or of.q.dtype, of.q.device, 3) if e else None
     logits, lse, weights = definition(small)
     if "gradient" in wanted:
         return _compare_gradients(small, lse, tolerance)
-    if wanted.keys() & set(_FORMS):
+    if wanted.keys() & set(_COMPARED_FORMS):
         (form,) = wanted
         found = {
             form: launch.cells(small, range(3, _M), range(5, _N), None if form == "logits" else lse, log=form[0] == "l")
@@ -170,10 +170,10 @@ def _compare_gradients(of: Operands, lse: Tensor, tolerance: float) -> str | Non
     if of.pairs is None:
         return None
     batch, heads, m, n = of.shape
-    left, right = (_random((batch, heads, size), 3, torch.float32, of.q.device, 5) for size in (m, n))
+    left, right = (_random_numbers((batch, heads, size), 3, torch.float32, of.q.device, 5) for size in (m, n))
     with torch.enable_grad():
         leaves = [t.requires_grad_() for t in pairs.inputs_of(of.pairs, m, n)]
-        weights = _weights(of, pairs.definition(of.kind, *leaves))[2]
+        weights = _reference_weights(of, pairs.definition(of.kind, *leaves))[2]
         out = weights @ right.double()
         wanted = torch.autograd.grad(out, leaves, left.double())
     delta = (left * out.detach()).sum(-1).float()
@@ -188,11 +188,11 @@ def definition(of: Operands) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights of all cells in float64, in torch's own operations."""
     _, heads, m, n = of.shape
     if of.pairs is not None:
-        return _weights(of, pairs.definition(of.kind, *pairs.inputs_of(of.pairs, m, n)))
-    return _weights(of, of.q.double() @ spread_heads(of.k, heads).double().mT)
+        return _reference_weights(of, pairs.definition(of.kind, *pairs.inputs_of(of.pairs, m, n)))
+    return _reference_weights(of, of.q.double() @ spread_heads(of.k, heads).double().mT)
 
 
-def _weights(of: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _reference_weights(of: Operands, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, log-sum-exp and weights from products."""
     n = of.shape[3]
     logits = (of.scale2 * torch.tanh(s * of.rate * (0.5 * LN2)) if of.cap else s * of.scale2) * LN2
@@ -256,7 +256,7 @@ def finite(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -math.inf, 0.0)
 
 
-def _small(of: Operands) -> Operands:
+def _small_problem(of: Operands) -> Operands:
     """Return a small problem for which the same kernels are compiled."""
     dtype, device, size = of.q.dtype, of.q.device, of.size
     group = 1 if of.q.shape[1] == of.k.shape[1] else 2
@@ -269,11 +269,11 @@ def _small(of: Operands) -> Operands:
     def table(like: Tensor | None, length: int) -> Tensor | None:
         return None if like is None else torch.linspace(-2, 1, length, device=device).view(1, 1, -1).contiguous()
 
-    q = _random((_BATCH, _HEADS, _M), size, dtype, device, 1)
-    k = _random((_BATCH, _HEADS // group, _N), size, dtype, device, 2)
+    q = _random_numbers((_BATCH, _HEADS, _M), size, dtype, device, 1)
+    k = _random_numbers((_BATCH, _HEADS // group, _N), size, dtype, device, 2)
     own = None
     if of.pairs is not None:
-        own = _pairs(of.kind, size, q, k)
+        own = _pairs_of_kind(of.kind, size, q, k)
         q, k = own.q, own.k
     return Operands(
         q,
@@ -293,7 +293,7 @@ def _small(of: Operands) -> Operands:
     )
 
 
-def _pairs(kind: int, size: int, q: Tensor, k: Tensor) -> pairs.Pairs:
+def _pairs_of_kind(kind: int, size: int, q: Tensor, k: Tensor) -> pairs.Pairs:
     """Return tokens for a kind of pairs: some hidden units far from 0, most weights of a bounded kind 0."""
     units = torch.linspace(-1.0, 1.5, size, device=q.device)
     if kind == pairs.ADDITIVE:
@@ -303,7 +303,7 @@ def _pairs(kind: int, size: int, q: Tensor, k: Tensor) -> pairs.Pairs:
     return pairs.distance(kind, q, k, scale * 0.5 if kind >= pairs.BOXCAR else scale)
 
 
-def _random(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+def _random_numbers(lead: tuple[int, ...], size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
     """Return the same random numbers on each device."""
     made = torch.randn(*lead, size, generator=torch.Generator().manual_seed(seed))
     return made.to(device).to(dtype)
